@@ -18,9 +18,9 @@ OUTPUTS = "outputs"
 LEAST_CHUNK_ROWS = 16
 CHUNKS_OF_A_TARGET = 8
 """Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
-POOLS = ("ray", "processes", "threads")
+POOLS = ("ray", "processes")
 REFUSE = "refuse"
-MIXED = (REFUSE, "allow")
+OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
 
@@ -119,7 +119,7 @@ class ClusterSettings:
     None of it is fingerprinted: a run gives the same bytes with any workers and without.
 
     Args:
-        pool: what starts workers: ray, processes (of this machine) or threads (of this process, for tests).
+        pool: what starts workers: ray or processes (of this machine).
         workers: how many; null: 2, with Ray as many as fit on the cluster when the run begins.
         address: of Ray: auto (the cluster of this machine, or RAY_ADDRESS), local (starts one here) or host:port.
         cpus: CPUs that Ray keeps for a worker; null: runtime.threads, else all of its node shared by its workers.
@@ -129,8 +129,6 @@ class ClusterSettings:
         piece_rows: rows that a worker is sent at a time; null: twice runtime.slots.
         in_flight: pieces that a worker has at a time. With too few its slots run empty between two.
         poison_after: workers that may end with a piece before it is computed alone, and before a row is given up.
-        copies: at the end of a run give the oldest pieces to idle workers a second time.
-        mixed: refuse (all workers have the same build, processor and model, so equal rows get equal bytes) or allow.
         start_timeout_s: seconds to wait for the first worker.
     """
 
@@ -144,8 +142,6 @@ class ClusterSettings:
     piece_rows: int | None = None
     in_flight: int = 3
     poison_after: int = 2
-    copies: bool = True
-    mixed: str = REFUSE
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -157,7 +153,6 @@ class ClusterSettings:
             value = getattr(self, key)
             _check(self, f"cluster.{key}", value is None or value > 0, "it is above 0")
         _check(self, "cluster.gpus", self.gpus >= 0, "it is 0 or more")
-        _check(self, "cluster.mixed", self.mixed in MIXED, f"it is one of {', '.join(MIXED)}")
         client = self.address.startswith("ray://")
         need = "the driver has to run on a node of the cluster: use `ray job submit`, or start it there"
         _check(self, "cluster.address", not client, need)
@@ -230,7 +225,7 @@ class JobSettings:
         _check(self, "chunk_rows", self.chunk_rows >= 1, "it is 1 or more")
         _check(self, "max_open_chunks", self.max_open_chunks >= 1, "it is 1 or more")
         _check(self, "max_error_rate", 0 <= self.max_error_rate <= 1, "it is a share, 0 to 1")
-        _check(self, "other_bits", self.other_bits in MIXED, f"it is one of {', '.join(MIXED)}")
+        _check(self, "other_bits", self.other_bits in OTHER_BITS, f"it is one of {', '.join(OTHER_BITS)}")
         _check(self, "metrics_interval_s", self.metrics_interval_s > 0, "it is above 0 seconds")
         _check(self, "progress", self.progress in PROGRESS, f"it is one of {', '.join(PROGRESS)}")
         _check(self, "dry_run", isinstance(self.dry_run, bool) or self.dry_run == PLAN, modes)

@@ -74,7 +74,6 @@ STARTS_THREADS = {
     "pipeline/cluster/process_pool.py",
     "pipeline/cluster/ray_pool.py",
     "pipeline/cluster/rpc.py",
-    "pipeline/cluster/thread_pool.py",
     "pipeline/dataflow/executor.py",
     "pipeline/publish/uploader.py",
     "pipeline/runs/on_finish.py",

@@ -26,6 +26,7 @@ from pipeline.config.jobs import JOBS
 from pipeline.results.reader import read_results
 from pipeline.results.report.page import page
 from tests.operators.endpoint.real_server import llama_cpp_server
+from tests.pipeline.cluster.thread_pool import workers_in_threads
 
 ROWS, SLOTS = 20, 4
 SMALL = (
@@ -139,10 +140,11 @@ def test_every_row_is_in_the_data_or_in_the_rejects(finished):
 @pytest.mark.laws
 def test_two_workers_give_the_same_bytes(finished, tmp_path):
     """Those jobs whose model is at a server, or that measure, have nothing that workers could do."""
-    workers = ("cluster=threads", "cluster.piece_rows=3", f"output_dir={tmp_path / 'out'}")
+    workers = ("cluster=processes", "cluster.piece_rows=3", f"output_dir={tmp_path / 'out'}")
     if main([*finished.arguments, *workers, "dry_run=plan"]) == ExitCode.CONFIG:
         pytest.skip("no node of it has a model that workers could share")
-    assert main([*finished.arguments, *workers]) == ExitCode.DONE
+    with workers_in_threads():
+        assert main([*finished.arguments, *workers]) == ExitCode.DONE
     assert contents(tmp_path / "out") == contents(finished.directory)
 
 

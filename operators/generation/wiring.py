@@ -26,7 +26,7 @@ from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import EXACT, SAME_BITS, MemoryNeed, Runtime
+from pipeline.api.protocols import MemoryNeed, Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
@@ -61,10 +61,7 @@ def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
 def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
     """Return what must be the same on every machine for equal rows to get equal bits."""
     threads = settings.exactness().get("threads", "any")
-    facts = {"the model": model.fingerprint(), "llama.cpp": model.kernels, "runtime.threads": str(threads)}
-    timed = None if settings.row_timeout_s is None else "runtime.row_timeout_s ends them by the clock"
-    asked = None if settings.deterministic else "runtime.deterministic is false"
-    return facts | {EXACT: asked or model.doubt or timed or SAME_BITS}
+    return {"the model": model.fingerprint(), "llama.cpp": model.kernels, "runtime.threads": str(threads)}
 
 
 def model_memory(

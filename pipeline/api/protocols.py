@@ -22,10 +22,8 @@ from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
 
-BITS, EXACT = "the bits of fixed texts", "rows in any company"
-"""Keys of `BaseOperator.identity`."""
-SAME_BITS = "get the same bits"
-"""The value of EXACT if a row's output depends on the row alone; else the reason why it may not."""
+BITS = "the bits of fixed texts"
+"""A key of `BaseOperator.identity`."""
 
 
 class Inbox(Protocol):
@@ -185,7 +183,7 @@ class BaseOperator:
 
     def identity(self) -> Mapping[str, str]:
         """Return what must be the same on every machine for equal rows to get equal bytes, by what it is: BITS for a
-        hash of what a model computes, EXACT for SAME_BITS or a reason. Called after `open`, before `run`."""
+        hash of what a model computes. Called after `open`, before `run`."""
         return {}
 
     def state(self, chunk: int) -> bytes:

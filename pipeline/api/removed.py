@@ -19,6 +19,10 @@ REMOVED: Mapping[str, str] = {
     "progress=full": "leave it out; `status DIR --nodes` has the rows of all nodes, and report.html their times",
     "progress=bar": "leave it out; auto shows a bar on a terminal and in a notebook, and log lines elsewhere",
     "PIPELINE_REPORT": "write report=false in the job or on the command line",
+    "cluster.copies": "leave it out; a piece is sent a second time only if the worker that had it ended",
+    "cluster.mixed": "leave it out; unlike workers are refused, so give a run those with one build and processor",
+    "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
+    "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
 }
 
 

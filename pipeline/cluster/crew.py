@@ -20,7 +20,6 @@ from pipeline.cluster.cut import Cut
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import NEWS_S, Event, Members
 from pipeline.cluster.pieces import Answer, Piece, Task, one_batch, to_ipc
-from pipeline.cluster.running_island import WorkerFailed
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class Crew:
         self._lock = threading.Lock()
         self._answers: dict[str, deque[tuple[Piece, Answer]]] = {name: deque() for name in self._islands}
         self._wake: dict[str, Event] = {}
-        self._ended: set[str] = set()
         self._counts = Counter[str]()
         self._failure: PipelineError | None = None
         self._closing = False
@@ -88,13 +86,6 @@ class Crew:
         """True if a worker has nothing to do."""
         return self._ledger.hungry
 
-    def end(self, island: str) -> None:
-        """Note that no more pieces of `island` come."""
-        if island not in self._ended:
-            self._ended.add(island)
-            if len(self._ended) == len(self._islands):
-                self._events.put(self._no_more)
-
     def close(self) -> None:
         """Stop all workers: they finish their step and store what is finished. Ends those that do not."""
         self._events.put(self._close)
@@ -103,9 +94,6 @@ class Crew:
 
     def _close(self) -> None:
         self._closing = True
-
-    def _no_more(self) -> None:
-        self._ledger.ending = True
 
     def _work(self) -> None:
         """Run the crew's thread."""
@@ -142,19 +130,10 @@ class Crew:
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
     def _answered(self, worker: str, piece: Piece, answer: Answer) -> None:
-        self._members.note_answer(worker)
-        repeated = piece.done
-        self._ledger.answered(worker, piece.number)
-        if not repeated:
-            if piece.workers and self._members.exact:
-                piece.first = worker, answer.digest
+        if self._ledger.answered(worker, piece.number):
+            self._members.note_answer(worker)
             self._members.add_lines(worker, answer.tables)
             self._deliver(piece, answer)
-        elif piece.first is not None and piece.first[1] != answer.digest:
-            raise WorkerFailed(
-                f"workers {piece.first[0]} and {worker} gave other bytes for the same {piece.num_rows} rows from row"
-                f" {piece.batch.data.column('row')[0].as_py()}: one of the machines is broken, or they are not alike"
-            )
 
     def _deliver(self, piece: Piece, answer: Answer) -> None:
         with self._lock:
@@ -182,7 +161,7 @@ class Crew:
         return Answer(to_ipc(one_batch(island.made.empty_table())), [(island.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
-        counts = {**self._counts, "pieces_redone": self._ledger.redone, "pieces_copied": self._ledger.copied}
+        counts = {**self._counts, "pieces_redone": self._ledger.redone}
         return {**self._members.totals(), **{f"cluster/{key}": float(value) for key, value in counts.items()}}
 
     def _status(self) -> str:

@@ -11,7 +11,7 @@ from importlib import metadata
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BITS, EXACT
+from pipeline.api.protocols import BITS
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 
@@ -29,9 +29,8 @@ def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
 
 
 def of_machine(identity: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an identity that every attempt of a run shares: of its nodes, without EXACT, which follows
-    from settings that a resume may change."""
-    return {what: v for what, v in identity.items() if OF_A_NODE in what and not what.startswith(EXACT)}
+    """Return the part of an identity that every attempt of a run shares: that of its nodes."""
+    return {what: value for what, value in identity.items() if OF_A_NODE in what}
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:

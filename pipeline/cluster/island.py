@@ -62,10 +62,8 @@ class Island(BaseOperator):
             while ends and not self._waiting[ends[0].chunk]:
                 del self._waiting[ends[0].chunk]
                 yield ends.popleft()
-            if inbox.exhausted:
-                crew.end(name)
-                if not ends:
-                    return
+            if inbox.exhausted and not ends:
+                return
             inbox.wait(idle=not self._waiting.total(), for_items=self._wants_rows())
 
     def _wants_rows(self) -> bool:

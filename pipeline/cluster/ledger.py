@@ -21,24 +21,17 @@ class Ledger:
     Args:
         in_flight: pieces that a worker may have at a time.
         poison_after: workers that may end with a piece before it is computed alone, and before a row is given up.
-        copies: give the oldest pieces to idle workers a second time when nothing else is left to do.
     """
 
-    def __init__(self, in_flight: int, poison_after: int = 2, *, copies: bool = True) -> None:
+    def __init__(self, in_flight: int, poison_after: int = 2) -> None:
         self._in_flight = in_flight
         self._poison_after = poison_after
-        self._copies = copies
         self._waiting: deque[Piece] = deque()
         self._held: dict[str, dict[int, Piece]] = {}
-        self._alone: set[str] = set()  # workers that compute a suspect
-        self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # the others, by what they have
+        self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # workers without a suspect
         self._numbers = count()
-        self.ending = False
-        """Set it when no more pieces come."""
         self.redone = 0
         """Pieces that were given out again since their worker ended."""
-        self.copied = 0
-        """Pieces that were given out a second time while another worker had them."""
 
     @property
     def numbers(self) -> Iterator[int]:
@@ -81,13 +74,9 @@ class Ledger:
         """
         self._take_out(worker)
         pieces = list(self._held.pop(worker, {}).values())
-        self._alone.discard(worker)
         again: list[Piece] = []
         poison: list[Piece] = []
         for piece in pieces:
-            piece.workers.discard(worker)
-            if piece.workers or piece.done:
-                continue  # another worker computes it too, or has
             piece.deaths += 1
             self.redone += 1
             if len(pieces) > 1 or not self._is_suspect(piece):
@@ -100,34 +89,27 @@ class Ledger:
         self._waiting.extendleft(reversed(again))
         return poison
 
-    def answered(self, worker: str, number: int) -> Piece | None:
-        """Note that `worker` has answered; return the piece, None if it is no longer the worker's."""
+    def answered(self, worker: str, number: int) -> bool:
+        """Note that `worker` has answered. Return False if the piece is no longer its own: the worker was taken for
+        dead, so the piece has been given to another, whose answer counts."""
         held = self._held.get(worker, {})
-        if (piece := held.get(number)) is not None:
-            piece.workers.discard(worker)
-            piece.done = True
-            self._take_out(worker)
-            del held[number]
-            self._alone.discard(worker)
-            self._by_pieces[len(held)][worker] = None
-        return piece
+        if number not in held:
+            return False
+        self._take_out(worker)
+        del held[number]
+        self._by_pieces[len(held)][worker] = None
+        return True
 
     def assign(self) -> Iterator[tuple[str, Piece]]:
         """Yield what is to be sent now: worker and piece."""
         while self._waiting and (worker := self._worker_for(self._waiting[0])) is not None:
             yield worker, self._give(worker, self._waiting.popleft())
-        while self._copies and self.ending and not self._waiting and (found := self._to_copy()) is not None:
-            self.copied += 1
-            yield found[0], self._give(*found)
 
     def _give(self, worker: str, piece: Piece) -> Piece:
-        piece.workers.add(worker)
         self._take_out(worker)
         held = self._held[worker]
         held[piece.number] = piece
-        if self._is_suspect(piece):
-            self._alone.add(worker)
-        else:
+        if not self._is_suspect(piece):
             self._by_pieces[len(held)][worker] = None
         return piece
 
@@ -139,13 +121,6 @@ class Ledger:
         worker of its own, so that one becomes free."""
         limit = 1 if self._is_suspect(piece) else self._in_flight
         return next((worker for workers in self._by_pieces[:limit] for worker in workers), None)
-
-    def _to_copy(self) -> tuple[str, Piece] | None:
-        """Return an idle worker and the oldest piece that one other worker has."""
-        idle = next(iter(self._by_pieces[0]), None)
-        alone = (p for held in self._held.values() for p in held.values() if len(p.workers) == 1 and not p.done)
-        oldest = min((p for p in alone if not self._is_suspect(p)), key=lambda p: p.number, default=None)
-        return None if idle is None or oldest is None else (idle, oldest)
 
     def _is_suspect(self, piece: Piece) -> bool:
         return piece.deaths >= self._poison_after

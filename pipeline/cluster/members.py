@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pipeline.api.protocols import EXACT, SAME_BITS
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import check_equal
 from pipeline.cluster.meters import RemoteMeter
@@ -19,7 +18,7 @@ from pipeline.cluster.pieces import News, TableRows, from_ipc
 from pipeline.cluster.pool import Handle, Pool, WorkerLost
 from pipeline.cluster.running_island import WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
-from pipeline.settings import REFUSE, ClusterSettings
+from pipeline.settings import ClusterSettings
 
 NEWS_S = 1.0
 """Seconds between two questions to a worker for its counters; longer with many workers."""
@@ -37,7 +36,7 @@ MOST_GIVEN_UP = 16
 """Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
 STACKS_S = 2.0
 """Seconds that a worker in which nothing moves has to say where its threads are."""
-ALIKE = "Make them alike, or set cluster.mixed=allow with runtime.deterministic=false"
+ALIKE = "Give a run machines with the same build and the same kind of processor"
 log = logging.getLogger(__name__)
 
 Event = Callable[[], None]
@@ -100,8 +99,6 @@ class Members:
         self._post = post
         self._members: dict[str, Member] = {}
         self._identity: tuple[str, Mapping[str, str]] | None = None
-        self.exact = True
-        """Two answers to one piece are equal to the byte, by what all workers say."""
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._deaths_in_a_row = self._given_up_in_a_row = 0
         self._counts = Counter[str]()
@@ -228,10 +225,8 @@ class Members:
         if first is None:
             self._identity = f"worker {member.name}", identity
             self._began_with(identity)
-        elif self._settings.mixed == REFUSE:
+        else:
             check_equal(*first, f"worker {member.name}", identity, ALIKE)
-        own = (value for what, value in identity.items() if what.startswith(EXACT))
-        self.exact = self.exact and all(value == SAME_BITS for value in own)
         member.opened, member.moved_at = True, self._context.clock()
         self._counts["workers"] += 1
         self._joined(member.name)

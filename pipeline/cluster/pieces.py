@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,9 +22,6 @@ class Piece:
         round_rows: source rows per round of a run under a target, None while they are unknown.
         deaths: workers that ended while they had it.
         deaths_alone: of these, those that had nothing else.
-        workers: that have it now: one, or two where it is computed a second time.
-        done: it has an answer.
-        first: the worker that gave it, and its digest, while another computes the piece too.
     """
 
     number: int
@@ -34,9 +30,6 @@ class Piece:
     round_rows: int | None = None
     deaths: int = 0
     deaths_alone: int = 0
-    workers: set[str] = field(default_factory=set)
-    done: bool = False
-    first: tuple[str, bytes] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -105,13 +98,6 @@ class Answer:
     rejects: Sequence[tuple[str, Sequence[Reject]]]
     counts: Mapping[str, RowCounts]
     tables: Sequence[TableRows] = ()
-
-    @property
-    def digest(self) -> bytes:
-        """Hash of the rows and rejects, to compare two answers to one piece."""
-        found = hashlib.blake2b(self.rows, digest_size=16)
-        found.update(repr(sorted((node, sorted(map(repr, rows))) for node, rows in self.rejects)).encode())
-        return found.digest()
 
 
 class Cutter:

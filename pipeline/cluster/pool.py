@@ -1,4 +1,4 @@
-"""The contract between the driver and whatever starts workers: threads of this process, processes, or Ray."""
+"""The contract between the driver and whatever starts workers: processes of this machine, or Ray."""
 
 from __future__ import annotations
 

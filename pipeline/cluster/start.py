@@ -20,7 +20,6 @@ from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
 from pipeline.cluster.process_pool import ProcessPool
 from pipeline.cluster.running_island import IslandPlan
-from pipeline.cluster.thread_pool import ThreadPool
 from pipeline.cluster.worker import WorkerPlan
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -49,25 +48,22 @@ def driver_graph(
     """
     cluster: ClusterSettings = settings.cluster
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
-    _check(settings)
     cuts = islands_of(graph)
-    content = contents_of(graph, (name for cut in cuts for name in cut.nodes))
-    content |= {CODE: program()[CODE]} if cluster.mixed == REFUSE else {}
+    content = contents_of(graph, (name for cut in cuts for name in cut.nodes)) | {CODE: program()[CODE]}
     islands = tuple(_island_plan(cut, settings) for cut in cuts)
     plan = WorkerPlan(islands, context.run_id, context.attempt, str(context.output_dir), content)
-    own_memory = _own_memory(graph, cuts)
-    pool = context.resources.get(("pool",), lambda: _pool(settings, plan, own_memory), lambda made: made.close())
+    make, own_memory = POOLS[cluster.pool], _own_memory(graph, cuts)
+    pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
-    kept = cluster.mixed == REFUSE and settings.other_bits == REFUSE
-    began_with = partial(_began_with, state) if kept else lambda identity: None
+    began_with = partial(_began_with, state) if settings.other_bits == REFUSE else lambda identity: None
     stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
 
     def members(post: Callable[[Event], None]) -> Members:
         return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)
 
     def crew() -> Crew:
-        ledger = Ledger(cluster.in_flight, cluster.poison_after, copies=cluster.copies)
+        ledger = Ledger(cluster.in_flight, cluster.poison_after)
         made = Crew(members, ledger, size.workers, context, cuts)
         made.start()
         return made
@@ -90,24 +86,12 @@ def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
         state.note_identity(own)
 
 
-def _check(settings: JobSettings) -> None:
-    if settings.cluster.mixed == "allow" and _deterministic(settings):
-        raise ConfigError(
-            "cluster.mixed=allow cannot keep runtime.deterministic=true: unlike machines give equal rows other bytes;"
-            " set runtime.deterministic=false, or leave cluster.mixed out"
-        )
-
-
 def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
     """Return the size of a job's cluster, with the values that follow from other settings and from the machines."""
     cluster: ClusterSettings = settings.cluster
     slots = getattr(settings.runtime, "slots", 0)
     rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
     return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
-
-
-def _deterministic(settings: JobSettings) -> bool:
-    return bool(getattr(settings.runtime, "deterministic", True))
 
 
 def _island_plan(cut: Cut, settings: JobSettings) -> IslandPlan:
@@ -136,15 +120,30 @@ def _own_memory(graph: Graph, cuts: tuple[Cut, ...]) -> int:
     return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
 
 
-def _pool(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
+def calls_at_a_time(cluster: ClusterSettings) -> int:
+    """Return how many calls a worker answers at a time: all its pieces, and the questions of the driver."""
+    return cluster.in_flight + MORE_CALLS
+
+
+def _processes(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     cluster: ClusterSettings = settings.cluster
-    calls, threads = cluster.in_flight + MORE_CALLS, getattr(settings.runtime, "threads", None)
-    if cluster.pool == "threads":
-        return ThreadPool(plan, calls)
-    if cluster.pool == "processes":
-        return ProcessPool(cluster, plan, calls, threads, on_cpu=not getattr(settings.model, "gpu_layers", 0))
+    on_cpu = not getattr(settings.model, "gpu_layers", 0)
+    return ProcessPool(cluster, plan, calls_at_a_time(cluster), _threads(settings), on_cpu=on_cpu)
+
+
+def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
     from pipeline.cluster.ray_pool import RayPool
 
-    return RayPool(cluster, plan, calls, threads, cluster.memory or own_memory)
+    cluster: ClusterSettings = settings.cluster
+    return RayPool(cluster, plan, calls_at_a_time(cluster), _threads(settings), cluster.memory or own_memory)
+
+
+def _threads(settings: JobSettings) -> int | None:
+    return getattr(settings.runtime, "threads", None)
+
+
+POOLS: dict[str, Callable[[JobSettings, WorkerPlan, int], Pool]] = {"processes": _processes, "ray": _ray}
+"""What makes the pool, by `cluster.pool`; given the settings, what each worker begins with, and the bytes that it needs
+for itself."""

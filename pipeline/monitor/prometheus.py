@@ -41,7 +41,6 @@ WORKERS = {
     "workers_stalled": "Workers that were ended since nothing moved in them.",
     "pieces": "Pieces that were sent to workers.",
     "pieces_redone": "Pieces that were sent again since their worker ended.",
-    "pieces_copied": "Pieces that were sent a second time at the end.",
     "rows_given_up": "Rows that ended every worker that computed them.",
 }
 """Help text by key of the counts of workers in status.json; the metric is called cluster_KEY."""

@@ -23,7 +23,6 @@ WORKERS = {
     "workers_lost": "ended before the run",
     "pieces": "pieces",
     "pieces_redone": "sent again",
-    "pieces_copied": "sent twice",
     "rows_given_up": "rows given up",
 }
 """Texts by key of the run's totals on workers."""

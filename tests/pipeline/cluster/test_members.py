@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import PipelineError
-from pipeline.api.protocols import EXACT, SAME_BITS
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
 from pipeline.cluster.pieces import News
@@ -75,7 +74,7 @@ class Run:
             self._events.get()()
 
     def open(self, name: str, **identity: str) -> None:
-        self.answer(name, "open", {f"{EXACT} of node 'generate'": SAME_BITS} | identity)
+        self.answer(name, "open", identity)
 
     def end(self, name: str, why: str = "its process ended by signal SIGKILL") -> None:
         self.answer(name, "open" if name not in self.joined else "news", WorkerLost(why))
@@ -152,15 +151,6 @@ def test_workers_that_end_on_everything_end_the_run(tmp_path: Path) -> None:
     run.look()
     with pytest.raises(PipelineError, match="18 workers in a row ended without an answer"):
         run.end("1.18")
-
-
-@pytest.mark.parametrize("reason", [None, "it runs on a GPU"])
-def test_answers_are_compared_where_rows_are_exact(reason, tmp_path: Path) -> None:
-    run = Run(tmp_path, workers=2)
-    each = {} if reason is None else {f"{EXACT} of node 'judge'": reason}
-    for name in ("1", "2"):
-        run.open(name, **each)
-    assert run.members.exact == (reason is None)
 
 
 def test_counters_are_asked_for_once_at_a_time(tmp_path: Path) -> None:

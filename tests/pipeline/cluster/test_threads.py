@@ -1,4 +1,4 @@
-"""Workers change no byte: jobs that ship give with workers in threads what they give without."""
+"""Workers change no byte: jobs that ship give with workers, in threads here, what they give without."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from operators.generate import Generate
@@ -29,7 +29,7 @@ from pipeline.results.reader import read_results
 from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ROUNDS, assert_a_line_for_each_row, bytes_of, run, stages
-from tests.pipeline.cluster.processes import job_with
+from tests.pipeline.cluster.thread_pool import workers_in_threads
 
 JOBS = {
     "quickstart": ("chunk_rows=16",),
@@ -40,6 +40,12 @@ JOBS = {
 }
 CLUSTERS = ((1, 7), (2, 64), (3, 1), (8, 7))
 """Workers and rows of a piece; a chunk has as many rows or more."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_threads() -> Iterator[None]:
+    with workers_in_threads():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,7 @@ def local(tmp_path_factory):
 @pytest.mark.parametrize("job", JOBS)
 def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(job, out, *JOBS[job], "cluster=threads", "cluster.piece_rows=5") == ExitCode.DONE
+    assert run(job, out, *JOBS[job], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
     assert bytes_of(out) == bytes_of(local(job))
     assert accounts(out) == accounts(local(job))
 
@@ -68,7 +74,7 @@ def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> Non
 def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, local, tmp_path: Path) -> None:
     sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}")
     of_chunk = ("chunk_rows=16",) if rows <= 16 else (f"chunk_rows={rows}", f"data.limit={rows + 6}")
-    assert run("quickstart", tmp_path / "out", *of_chunk, "cluster=threads", *sizes) == ExitCode.DONE
+    assert run("quickstart", tmp_path / "out", *of_chunk, "cluster=processes", *sizes) == ExitCode.DONE
     if rows > 16:
         assert run("quickstart", tmp_path / "alone", *of_chunk) == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(local("quickstart") if rows <= 16 else tmp_path / "alone")
@@ -76,7 +82,7 @@ def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, local
 
 def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run("quickstart", out, *JOBS["quickstart"], "cluster=threads", "cluster.piece_rows=5") == ExitCode.DONE
+    assert run("quickstart", out, *JOBS["quickstart"], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
     clocks: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -102,6 +108,8 @@ def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> 
     assert status["workers"]["workers"] == 2
     assert f'llama_batch_cluster_pieces{{job="quickstart"}} {pieces:g}\n' in exposition(status)
     assert ("workers", f"2 began, {pieces:g} pieces") in totals(read_results(out))
+    older = status | {"workers": status["workers"] | {"pieces_copied": 1.0}}
+    assert exposition(older) == exposition(status)
 
 
 def test_without_ray_the_remedy_is_said(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -111,18 +119,6 @@ def test_without_ray_the_remedy_is_said(tmp_path: Path, capsys, monkeypatch) -> 
     said = capsys.readouterr().err
     assert "cluster=ray needs the package ray; " in said
     assert "pip install" in said
-
-
-@pytest.mark.parametrize("deterministic", ["true", "false"])
-def test_a_copied_piece_counts_once(deterministic: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    slow = job_with(tmp_path, "slow")  # so that pieces are left when a worker has no more
-    cluster = ("cluster=threads", "cluster.copies=true", "cluster.workers=3", "cluster.piece_rows=4")
-    assert run(slow, out, *cluster, "chunk_rows=16", f"runtime.deterministic={deterministic}") == ExitCode.DONE
-    totals = json.loads(pq.read_table(out / "metrics/run.parquet")["totals"][-1].as_py())
-    assert totals["cluster/pieces_copied"] > 0
-    assert sorted(pq.read_table(out / "data")["row"].to_pylist()) == list(range(40))
-    assert_a_line_for_each_row(out, 16)
 
 
 def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monkeypatch) -> None:
@@ -136,15 +132,15 @@ def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunState, "commit", stopping)
-    patient = ("cluster=threads", "cluster.workers=3", "runtime.row_timeout_s=600")  # no machine is another for that
-    for chunks, cluster in ((1, ("cluster=threads",)), (2, ()), (None, patient)):
+    patient = ("cluster=processes", "cluster.workers=3", "runtime.row_timeout_s=600")  # no machine is another for that
+    for chunks, cluster in ((1, ("cluster=processes",)), (2, ()), (None, patient)):
         stop_after[0] = chunks
         code = run("quickstart", out, *JOBS["quickstart"], *cluster)
     assert code == ExitCode.DONE
     assert bytes_of(out) == bytes_of(local("quickstart"))
 
 
-@pytest.mark.parametrize("begun", [(), ("cluster=threads",)], ids=["here", "by workers"])
+@pytest.mark.parametrize("begun", [(), ("cluster=processes",)], ids=["here", "by workers"])
 def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys, monkeypatch) -> None:
     """The run is refused with other bits, unless they are allowed; another build with the same bits is said."""
     out, commit = tmp_path / "out", RunState.commit
@@ -158,7 +154,7 @@ def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys,
         run("quickstart", out, "chunk_rows=8", *begun)
     found = Generate.identity
     monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {BITS: "0123456789abcdef"})
-    for cluster in ((), ("cluster=threads",)):
+    for cluster in ((), ("cluster=processes",)):
         capsys.readouterr()
         assert run("quickstart", out, "chunk_rows=8", *cluster) == ExitCode.CONFIG
         said = capsys.readouterr().err
@@ -166,7 +162,7 @@ def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys,
         assert "0123456789abcdef" in said
         assert "other_bits=allow" in said
     monkeypatch.setattr(RunState, "commit", stopping)
-    for cluster in ((), ("cluster=threads",)):
+    for cluster in ((), ("cluster=processes",)):
         run("quickstart", out, "chunk_rows=8", *cluster, "other_bits=allow")
     assert len(list((out / "data").glob("*.parquet"))) == 3
     monkeypatch.undo()
@@ -179,7 +175,7 @@ def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys,
 @pytest.mark.parametrize("name", ["score_perplexity", "embed", "label", "rerank", "classify_head"])
 def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkeypatch) -> None:
     """One flipped bit of what a worker computes is refused, before a row is given out."""
-    few = ("cluster=threads", "cluster.workers=2", "data.limit=4")
+    few = ("cluster=processes", "cluster.workers=2", "data.limit=4")
     assert run(name, tmp_path / "out", *few) == ExitCode.DONE
     made, count = ReadsTexts._new_reader, itertools.count()
 
@@ -203,7 +199,7 @@ def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkey
 
 
 def test_what_nodes_in_workers_report_is_there(tmp_path: Path, capsys) -> None:
-    assert run("classify", tmp_path / "out", "cluster=threads", "data.limit=4") == ExitCode.DONE
+    assert run("classify", tmp_path / "out", "cluster=processes", "data.limit=4") == ExitCode.DONE
     said = capsys.readouterr()
     assert "generate: structured output:" in said.err + said.out
     assert "cannot report" not in said.err + said.out
@@ -212,12 +208,13 @@ def test_what_nodes_in_workers_report_is_there(tmp_path: Path, capsys) -> None:
 def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch) -> None:
     found, seen = Generate.identity, iter("abcdefgh")
     monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {"llama.cpp": next(seen)})
-    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads") == ExitCode.CONFIG
+    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=processes") == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert "worker " in said
     assert "differ in llama.cpp of node 'generate'" in said
-    allowed = ("cluster.mixed=allow", "runtime.deterministic=false")
-    assert run("quickstart", tmp_path / "any", *JOBS["quickstart"], "cluster=threads", *allowed) == ExitCode.DONE
+    any_bits = ("runtime.deterministic=false", "other_bits=allow")  # of one machine, not of several at a time
+    assert run("quickstart", tmp_path / "any", *JOBS["quickstart"], "cluster=processes", *any_bits) == ExitCode.CONFIG
+    assert "differ in llama.cpp of node 'generate'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["nodes.generate.model", "the program's code"])
@@ -226,7 +223,7 @@ def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: P
     found, loads = RunningIsland.content, []
     monkeypatch.setattr(RunningIsland, "content", lambda self: found(self) | {what: "another"})
     monkeypatch.setattr(Generate, "open", lambda self, runtime: loads.append(self))
-    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=threads") == ExitCode.CONFIG
+    assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=processes") == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert f"the driver and a worker differ in {what}: " in said
     assert "the same model file at this path" in said
@@ -259,14 +256,13 @@ def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("cluster.mixed=allow",), "set runtime.deterministic=false"),
         (("cluster.workers=0",), "cluster.workers=0 cannot work"),
         (("cluster.address=ray://host:1",), "the driver has to run on a node of the cluster"),
         (("runtime=auto",), "cannot be left open with a cluster"),
     ],
 )
 def test_what_cannot_work_is_said(arguments, says, tmp_path: Path, capsys) -> None:
-    assert run("quickstart", tmp_path / "out", "cluster=threads", *arguments) == ExitCode.CONFIG
+    assert run("quickstart", tmp_path / "out", "cluster=processes", *arguments) == ExitCode.CONFIG
     assert says in capsys.readouterr().err
 
 
@@ -278,18 +274,18 @@ nodes:
   read: {op: {_target_: operators.sources.read_prompts.ReadPrompts}}
   write: {inputs: read, op: {_target_: operators.sinks.write_rows.WriteRows}}
 """)
-    assert run(str(job), tmp_path / "out", "cluster=threads") == ExitCode.CONFIG
+    assert run(str(job), tmp_path / "out", "cluster=processes") == ExitCode.CONFIG
     assert "no node of this graph has a model" in capsys.readouterr().err
 
 
 def test_the_plan_and_the_graph_say_where_each_node_runs(tmp_path: Path, capsys) -> None:
-    assert run("self_instruct", tmp_path / "out", "cluster=threads", "dry_run=plan") == ExitCode.DONE
+    assert run("self_instruct", tmp_path / "out", "cluster=processes", "dry_run=plan") == ExitCode.DONE
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
     assert lines["answer"].endswith("(in the workers)")
     assert lines["dataset"].endswith("(in the workers)")  # its rows go to the sink without passing another chain
     assert lines["distinct"].endswith("(in the driver: it does not say that its rows are independent)")
     assert lines["read"].endswith("(in the driver: it is the source)")
-    assert run("self_instruct", tmp_path / "out", "cluster=threads", "show=graph") == ExitCode.DONE
+    assert run("self_instruct", tmp_path / "out", "cluster=processes", "show=graph") == ExitCode.DONE
     assert "<i>in the driver: it writes files</i>" in capsys.readouterr().out
 
 

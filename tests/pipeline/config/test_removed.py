@@ -46,7 +46,8 @@ def test_a_key_on_the_command_line_and_in_a_job_file(key, tmp_path, capsys):
 
 @pytest.mark.parametrize("setting", VALUES)
 def test_a_value_or_an_option(setting, capsys):
-    assert removed(setting) in refused(capsys, *job(setting))
+    options = GROUP_OF_KEY.get(setting.partition(".")[0], [])
+    assert removed(setting) in refused(capsys, *job(*options, setting))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

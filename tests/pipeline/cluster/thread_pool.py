@@ -1,16 +1,31 @@
-"""Workers as threads of this process (`cluster=threads`): everything that a cluster does, without another process.
-
-Nothing is faster this way, since the workers share the cores; tests and trials of a graph use it.
-"""
+"""Workers as threads of this process, which begin at once: everything that a cluster does, without another process."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
+from pipeline.cluster.start import POOLS, calls_at_a_time
 from pipeline.cluster.worker import Worker, WorkerPlan
+from pipeline.settings import JobSettings
+
+
+@contextmanager
+def workers_in_threads() -> Iterator[None]:
+    """Make the workers of cluster=processes threads of this process."""
+
+    def threads(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> ThreadPool:
+        return ThreadPool(plan, calls_at_a_time(settings.cluster))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(POOLS, "processes", threads)
+        yield
 
 
 class ThreadPool:

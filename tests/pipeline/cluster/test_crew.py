@@ -1,0 +1,119 @@
+"""An answer counts once: what a worker says that was taken for dead is not taken, since another has its pieces."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.api.meter import RowCounts
+from pipeline.api.records import Batch
+from pipeline.api.runtime import Resources, RunContext
+from pipeline.cluster.crew import Crew
+from pipeline.cluster.cut import Cut
+from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.members import Members
+from pipeline.cluster.pieces import Answer, News
+from pipeline.cluster.pool import WorkerLost
+from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.settings import ClusterSettings
+
+SCHEMA = pa.schema([("row", pa.int64())])
+CHAIN = Cut("workers_1", ("generate",), SCHEMA, SCHEMA)
+LIMIT_S = 30.0
+
+
+class Handle:
+    """A worker that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, queue.SimpleQueue[Future[Any]]] = {m: queue.SimpleQueue() for m in ("open", "compute")}
+
+    def call(self, method: str, *args: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        if method == "stop":
+            future.set_result(News())
+        else:
+            self._calls[method].put(future)
+        return future
+
+    def next(self, method: str) -> Future[Any]:
+        """Wait for the next call of `method`."""
+        return self._calls[method].get(timeout=LIMIT_S)
+
+    def kill(self) -> None:
+        pass
+
+
+class Run:
+    """A crew of one worker, and the pool that starts it."""
+
+    fits, lost = 1, None
+
+    def __init__(self, folder: Path) -> None:
+        self._hired: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+        self._woken = threading.Semaphore(0)
+        settings, tables = ClusterSettings(), MetricsTables(folder)
+        self.context = RunContext(folder, Resources(), tables.get, clock=lambda: 0.0)
+        members = partial(Members, settings, 1, self, self.context, tables, {}, lambda identity: None, None)
+        self.crew = Crew(members, Ledger(2), 1, self.context, [CHAIN])
+        self.crew.connect(CHAIN.name, self._woken.release)
+        self.crew.start()
+
+    def hire(self, name: str) -> Handle:
+        handle = Handle()
+        self._hired.put(handle)
+        return handle
+
+    def missing(self) -> str:
+        return "no room"
+
+    def close(self) -> None:
+        pass
+
+    def opened(self) -> Handle:
+        """Wait for the next worker, and let it open."""
+        handle = self._hired.get(timeout=LIMIT_S)
+        handle.next("open").set_result({})
+        return handle
+
+    def answers(self, count: int) -> list[tuple[int, bytes]]:
+        """Wait for so many answers; return the numbers of their pieces, and their rows."""
+        for _ in range(count):
+            assert self._woken.acquire(timeout=LIMIT_S)
+        return [(piece.number, answer.rows) for piece, answer in self.crew.take(CHAIN.name)]
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Run]:
+    run = Run(folder)
+    try:
+        yield run
+    finally:
+        run.crew.close()
+
+
+def test_a_late_answer_of_a_worker_that_was_taken_for_dead_is_not_taken(tmp_path: Path) -> None:
+    counts = {"generate": RowCounts(rows_in=1, rows_out=1)}
+    with running(tmp_path) as run:
+        for row in range(2):
+            run.crew.submit(CHAIN.name, Batch(0, pa.record_batch([[row]], schema=SCHEMA)))
+        first = run.opened()
+        lost, late = first.next("compute"), first.next("compute")
+        lost.set_exception(WorkerLost("its node does not answer"))
+        second = run.opened()
+        again = [second.next("compute"), second.next("compute")]
+        late.set_result(Answer(b"late", [], counts))
+        for number, future in enumerate(again):
+            future.set_result(Answer(b"again %d" % number, [], counts))
+        assert run.answers(2) == [(0, b"again 0"), (1, b"again 1")]
+        assert not run.crew.take(CHAIN.name)
+    found = {key: value for each in run.context.totals for key, value in each().items()}
+    assert (found["cluster/pieces"], found["cluster/pieces_redone"]) == (4, 2)
