@@ -107,7 +107,9 @@ class Result:
         """Return a table of metrics, lazily. `name`: steps, stages, rows, run ... (docs/metrics.md)."""
         found = self._read().metrics(name)
         if found is None:
-            there = sorted(path.stem for path in (self.directory / "metrics").glob("*.parquet"))
+            there = sorted(
+                {path.stem for path in (self.directory / "metrics").glob("*") if path.suffix in ("", ".parquet")}
+            )
             raise ConfigError(f"{self.directory} has no metrics '{name}'; there are {', '.join(there) or 'none'}")
         return found
 

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
+from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest, read_manifest
-from pipeline.run_dir.metrics_table import merged_parts
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunState
 from pipeline.system.result_files import scan
@@ -73,12 +71,8 @@ class Results:
         return scan([path for path, _ in self.shards(REJECTS)])
 
     def metrics(self, name: str) -> pl.LazyFrame | None:
-        """Return the metrics table `name` of all attempts, unmerged part files included; None if it is empty."""
-        merged = self.directory / METRICS / f"{name}.parquet"
-        known = merged_parts(merged) if _is_whole(merged) else frozenset()
-        parts = [part for part in sorted(merged.with_suffix("").glob("*.parquet")) if part.name not in known]
-        readable = [pl.scan_parquet(file) for file in (merged, *parts) if _is_whole(file)]
-        return pl.concat(readable) if readable else None
+        """Return the metrics table `name` of all attempts, of one that works too; None if it is empty."""
+        return metrics_files.scan(self.directory / METRICS, name)
 
     def _shards(self, folder: str) -> list[dict[str, Any]]:
         return [s for s in self.manifest.get("shards", []) if s["path"].startswith(f"{folder}/")]
@@ -112,13 +106,3 @@ def _config(directory: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_whole(file: Path) -> bool:
-    """Return False for a file without a footer (for example after a power failure), and for one just removed by a
-    merge."""
-    try:
-        pq.read_schema(file)
-    except (pa.ArrowException, OSError):
-        return False
-    return True

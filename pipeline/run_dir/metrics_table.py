@@ -1,13 +1,26 @@
-"""Metrics tables: small part files while a job runs, merged into one Parquet file at its end.
+"""Metrics tables: a stream for each attempt while it runs, one Parquet file of all attempts at its end.
 
-A Parquet file has no footer before it is closed, so an open one would be lost with the process. The next attempt merges
-the parts of a killed one; the column `attempt` tells them apart.
+The life of the table NAME:
+
+1. `flush` appends new rows, as a record batch, to the Arrow IPC stream metrics/NAME/part-ATTEMPT-ID.arrows. That of a
+   killed process ends there, perhaps within a batch.
+2. `merge`, at the end of an attempt, writes metrics/NAME.parquet anew: the rows of the older Parquet file and those of
+   all streams, also of killed attempts, each up to its last whole batch. Only when the new file is durable under its
+   name are the streams removed.
+3. A process that dies in between leaves streams whose rows are in the Parquet file. Its metadata names them, so they
+   are neither merged again nor read.
+4. `metrics_files.scan` reads the Parquet file and the streams that it does not name, at any time.
+
+Earlier versions wrote small Parquet files (part-ATTEMPT-NUMBER.parquet) instead of streams: they are taken as such.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,17 +30,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.api.meter import CLOCKS, StageMeter
-from pipeline.run_dir.names import METRICS
-from pipeline.system.atomic_files import TEMPORARY_SUFFIX, removed_on_failure
+from pipeline.run_dir import metrics_files
+from pipeline.run_dir.names import METRICS, set_aside
+from pipeline.system.atomic_files import replacing, sync_directory
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 
 log = logging.getLogger(__name__)
-ATTEMPT = pa.field("attempt", pa.int32(), nullable=False)
+ATTEMPT = pa.field("attempt", pa.int32())
 WORKER = pa.field("worker", pa.string())
 """The worker of a cluster that the row is about; null for the driver and in runs without one."""
-MERGED_PARTS = b"merged_parts"
-"""Metadata key of a merged file: JSON list of the part files of its last merge."""
 
 _COUNTS = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out", "queue_rows")
 HISTOGRAMS_SCHEMA = pa.schema(
@@ -53,22 +65,29 @@ class MetricsTable:
 
     Args:
         directory: the metrics directory of the run.
-        name: of the table; parts go to <directory>/<name>/, the merged file to <directory>/<name>.parquet.
+        name: of the table.
         schema: without `attempt` and `worker`, which are put first.
         attempt: number of this attempt, from 1.
     """
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema, attempt: int) -> None:
         self.name = name
-        self._parts = directory / name
-        self._merged = directory / f"{name}.parquet"
-        self._own = schema
+        self._directory = directory
         self._schema = pa.schema([ATTEMPT, WORKER, *schema])
+        pq.ParquetWriter(io.BytesIO(), self._schema).close()  # refuses a type that the Parquet file could not have
         self._attempt = attempt
         self._lock = threading.Lock()
         self._rows: list[tuple[object, ...]] = []
-        self._batches: list[tuple[Sequence[str | None], pa.RecordBatch]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        # A name that no other has: where state.sqlite was lost attempts count from 1 again.
+        self._stream = self._directory / self.name / f"part-{self._attempt:04d}-{secrets.token_hex(4)}.arrows"
         self._written = 0
+        self._unwritten = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._encoder = pa.ipc.new_stream(self._unwritten, self._schema, options=options)
 
     def append(self, *values: object) -> None:
         """Add one row, values in the order of the schema."""
@@ -81,108 +100,88 @@ class MetricsTable:
 
     def extend(self, columns: Sequence[Sequence[object]]) -> None:
         """Add several rows at once, as columns of equal length in the order of the schema."""
-        self.add(None, self._batch(columns))
+        self._add([[None] * len(columns[0]), *columns])
 
     def add(self, worker: str | None, rows: pa.RecordBatch) -> None:
         """Add rows of `worker`, under the table's own schema."""
+        self._add([[worker] * len(rows), *rows.columns])
+
+    def _add(self, columns: Sequence[Sequence[object] | pa.Array]) -> None:
+        batch = self._batch(columns)
         with self._lock:
-            self._batches.append(([worker] * len(rows), rows))
+            self._batches.append(batch)
+
+    def _batch(self, columns: Sequence[Sequence[object] | pa.Array]) -> pa.RecordBatch:
+        """Return a batch of all columns but the first, `attempt`."""
+        given = zip(([self._attempt] * len(columns[0]), *columns), self._schema, strict=True)
+        arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type) for column, field in given]
+        return pa.record_batch(arrays, schema=self._schema)
 
     def flush(self) -> None:
-        """Write the rows since the last flush as a part file.
+        """Append the rows since the last flush to the stream.
 
         Raises:
-            StorageError: the file cannot be written; these rows are lost.
+            StorageError: the stream cannot be written; the next flush tries again.
         """
         with self._lock:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
         if rows:
-            workers, *columns = zip(*rows, strict=True)
-            batches.append((workers, self._batch(columns)))
-        if not batches:
-            return
-        table = pa.Table.from_batches([batch for _, batch in batches])
-        each = pa.array([worker for workers, _ in batches for worker in workers], WORKER.type)
-        attempt = pa.repeat(pa.scalar(self._attempt, ATTEMPT.type), len(table))
-        table = table.add_column(0, WORKER, each).add_column(0, ATTEMPT, attempt)
-        path = self._parts / f"part-{self._attempt:04d}-{self._written:06d}.parquet"
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-        with writing(path), removed_on_failure(temporary):
-            self._parts.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:  # given a path, Arrow keeps the file, and its space, open after an error
-                pq.write_table(table, file)
-            reached(Failpoint.METRICS_PART_WRITTEN)
-            temporary.replace(path)
-        reached(Failpoint.METRICS_PART_RENAMED)
-        self._written += 1
+            batches.append(self._batch(list(zip(*rows, strict=True))))
+        if batches:
+            self._encoder.write_table(pa.Table.from_batches(batches).combine_chunks())
+        if content := self._unwritten.getvalue():
+            with writing(self._stream):
+                self._write(content)
+            self._unwritten.seek(0)
+            self._unwritten.truncate()
+
+    def _write(self, content: bytes) -> None:
+        self._stream.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._stream.open("ab") as file:
+                file.truncate(self._written)
+                file.write(content)
+        except OSError:
+            with suppress(OSError):  # a full disk gets its space back
+                os.truncate(self._stream, self._written)
+            raise
+        self._written += len(content)
 
     def merge(self) -> None:
-        """Flush, then merge the parts of this and of earlier attempts into one file, streaming.
+        """Flush, then make one Parquet file of the streams and the older one, streaming.
 
-        A file that cannot be read, for example after a power failure, is left out with a warning.
+        What cannot be read, for example after a power failure, is left out with a warning.
 
         Raises:
-            StorageError: the disk is full; the parts stay for the next attempt.
+            StorageError: the disk is full; the streams stay for the next attempt.
         """
         self.flush()
-        parts = sorted(self._parts.glob("*.parquet"))
-        temporary = self._merged.with_name(self._merged.name + TEMPORARY_SUFFIX)
-        with writing(self._merged), removed_on_failure(temporary):
-            if parts:
-                self._write_merged(parts, temporary)
-                reached(Failpoint.METRICS_MERGED)
-                temporary.replace(self._merged)
+        streams = metrics_files.streams(self._directory, self.name)
+        files = metrics_files.without_repeats(self._directory, self.name)
+        merged = self._directory / f"{self.name}.parquet"
+        with writing(merged):
+            if set(streams) & set(files):
+                names = {metrics_files.MERGED: json.dumps([stream.name for stream in streams])}
+                schema = metrics_files.union(files, self._schema).with_metadata(names)
+                with replacing(merged) as file, pq.ParquetWriter(file, schema) as writer:
+                    for table in metrics_files.read(files, schema, self._warn):
+                        writer.write_table(table)
+                sync_directory(self._directory)
                 reached(Failpoint.METRICS_MERGE_RENAMED)
-            for part in parts:
-                part.unlink()
-                reached(Failpoint.METRICS_PART_REMOVED)
-            for leftover in self._parts.glob(f"*{TEMPORARY_SUFFIX}"):
+            for leftover in merged.with_suffix("").glob("part-*"):
                 leftover.unlink()
             with suppress(OSError):  # it was never made, or something else lies there
-                self._parts.rmdir()
+                merged.with_suffix("").rmdir()
+        self._begin_stream()
 
-    def _write_merged(self, parts: Sequence[Path], to: Path) -> None:
-        # A process that dies between the rename and the removal of the parts leaves both: the file names its parts.
-        merged = self._last_merged()
-        schema = self._schema.with_metadata({MERGED_PARTS: json.dumps([part.name for part in parts])})
-        with to.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
-            if self._merged.exists():
-                for batch in self._read(self._merged):
-                    writer.write_batch(batch)
-            for part in (part for part in parts if part.name not in merged):
-                try:
-                    table = pa.Table.from_batches(self._read(part), self._schema)
-                except (pa.ArrowException, OSError) as error:
-                    log.warning("%s cannot be read (%s): its rows are missing from the metrics", part, error)
-                else:
-                    writer.write_table(table)
-
-    def _last_merged(self) -> frozenset[str]:
-        """Return the parts that the merged file contains. A damaged file is moved aside."""
-        try:
-            return merged_parts(self._merged)
-        except FileNotFoundError:
-            return frozenset()
-        except (pa.ArrowException, OSError) as error:
-            log.warning("%s cannot be read (%s): it is begun anew", self._merged, error)
-            self._merged.replace(self._merged.with_name(f"{self._merged.name}.damaged"))
-            return frozenset()
-
-    def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Iterate over the batches of a file; columns that it does not have are null."""
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                there = {name: batch.column(name) for name in batch.schema.names}
-                columns = [
-                    there[f.name].cast(f.type) if f.name in there else pa.nulls(len(batch), f.type)
-                    for f in self._schema
-                ]
-                yield pa.record_batch(columns, schema=self._schema)
-
-    def _batch(self, columns: Sequence[Sequence[object]]) -> pa.RecordBatch:
-        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, self._own, strict=True)]
-        return pa.record_batch(arrays, schema=self._own)
+    def _warn(self, file: Path, error: Exception) -> None:
+        """Say that a file ends early. A damaged Parquet file is moved aside."""
+        if isinstance(error, OSError) and error.errno:  # the disk's: the next attempt may be able to read it
+            raise error
+        log.warning("%s is cut or damaged (%s): what follows is missing from the metrics", file, error)
+        if file.parent == self._directory:
+            set_aside(file)
 
 
 class MetricsTables:
@@ -201,15 +200,11 @@ class MetricsTables:
     def __iter__(self) -> Iterator[MetricsTable]:
         return iter(list(self._made.values()))
 
-
-def merged_parts(merged: Path) -> frozenset[str]:
-    """Return the names of the parts that a merged file contains: a run killed during a merge leaves them beside it.
-
-    Raises:
-        ArrowException, OSError: the file cannot be read.
-    """
-    metadata = pq.read_schema(merged).metadata or {}
-    return frozenset(json.loads(metadata.get(MERGED_PARTS, b"[]")))
+    def to_merge(self) -> Iterator[MetricsTable]:
+        """Iterate over the tables, and over those of which only killed attempts have left streams."""
+        yield from self
+        for name in sorted({path.name for path in self._directory.glob("*") if path.is_dir()} - self._made.keys()):
+            yield MetricsTable(self._directory, name, pa.schema([]), self._attempt)
 
 
 class HistogramRecorder:
@@ -223,13 +218,12 @@ class HistogramRecorder:
         """Append the increase of each bucket since the last call. `now_s`: seconds since the attempt began."""
         for meter in meters:
             for what, histogram in list(meter.times.items()):
-                # Also without a new duration: parts that a killed attempt left are merged with the tables of this one.
-                table = self._tables.get("histograms", HISTOGRAMS_SCHEMA)
                 for bound, (count, sum_s) in histogram.buckets().items():
                     key = (meter.name, what, bound)
                     count_before, sum_before = self._last.get(key, (0, 0.0))
                     if (count, sum_s) != (count_before, sum_before):
-                        table.append(now_s, *key, count - count_before, sum_s - sum_before)
+                        gained = (count - count_before, sum_s - sum_before)
+                        self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(now_s, *key, *gained)
                         self._last[key] = (count, sum_s)
 
 

@@ -137,7 +137,7 @@ class Attempt:
         self._tables.get("run", RUN_SCHEMA).append(*run_row(outcome, self._job.fingerprint))
         outcome = recorded(
             outcome,
-            *(partial(_merge, table) for table in self._tables),
+            *(partial(_merge, table) for table in self._tables.to_merge()),
             lambda o: write_manifest(self._directory, state, o.status),
             lambda o: self._recorder.write_status(snapshot, o.status, o.exit_code),
             lambda o: state.end_attempt(self._context.attempt, o.status),

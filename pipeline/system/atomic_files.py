@@ -68,21 +68,32 @@ def rename_shards(shards: Sequence[Shard]) -> None:
         reached(Failpoint.SHARD_RENAMED)
     for directory in {shard.path.parent for shard in shards}:
         with writing(directory):
-            handle = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_directory(directory)
         reached(Failpoint.DIRECTORY_FSYNCED)
 
 
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Replace the content of `path` by `text`, or by its concatenated pieces, atomically: after a StorageError it is
-    unchanged."""
+    """Replace the content of `path` by `text`, or by its concatenated pieces; see `replacing`."""
+    with replacing(path) as file:
+        file.writelines(piece.encode() for piece in ([text] if isinstance(text, str) else text))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Replace the content of `path` by what the block writes, atomically: after a StorageError it is unchanged."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         reached(Failpoint.FILE_WRITTEN)

@@ -78,6 +78,6 @@ def says_that_all_is_whole(directory: Path) -> bool:
 
 
 def nothing_is_left_over(directory: Path) -> bool:
-    """Whether no temporary file and no part of a metrics table outlived the run."""
-    parts = [p for p in (directory / "metrics").iterdir() if p.is_dir()]
-    return not parts and not list(directory.rglob("*.tmp"))
+    """Whether no temporary file and no stream of a metrics table outlived the run."""
+    streams = [p for p in (directory / "metrics").iterdir() if p.is_dir()]
+    return not streams and not list(directory.rglob("*.tmp"))

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline import PROJECT
+from pipeline.run_dir.metrics_files import scan
 from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults import toy
 from tests.faults.results import (
@@ -82,6 +82,7 @@ def resumes(forks, matrix, whole, tmp_path):
 
     def run() -> None:
         directory = tmp_path / "out"
+        before = metrics(directory)
         ended = forks.run(RUN, str(directory))
         assert ended.code == 0, ended.output
         lost, doubled = lost_and_doubled(directory, toy.ROWS)
@@ -92,7 +93,9 @@ def resumes(forks, matrix, whole, tmp_path):
         assert committed_shards_are_whole(directory) == len(files(whole))
         assert nothing_is_left_over(directory)
         assert says_that_all_is_whole(directory)
-        assert no_metric_is_there_twice(directory)
+        after = metrics(directory)
+        assert {name: after[name][: len(rows)] for name, rows in before.items()} == before
+        assert no_metric_is_there_twice(after)
 
     return run
 
@@ -101,13 +104,20 @@ def manifest(directory: Path) -> object:
     return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
 
 
-def no_metric_is_there_twice(directory: Path) -> bool:
-    """Whether metrics that a kill left in parts were merged once. Attempt and times make every row another one."""
-    for path in (directory / "metrics").glob("*.parquet"):
-        rows = [tuple(row.items()) for row in pq.read_table(path).to_pylist()]
-        if len(rows) != len(set(rows)):
-            return False
-    return True
+def metrics(directory: Path) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of each metrics table, by attempt, as readers find them."""
+    names = sorted({path.stem for path in (directory / "metrics").glob("*") if path.suffix != ".tmp"})
+    tables = {name: scan(directory / "metrics", name) for name in names}
+    return {
+        name: table.sort("attempt", maintain_order=True).collect().rows()
+        for name, table in tables.items()
+        if table is not None
+    }
+
+
+def no_metric_is_there_twice(tables: dict[str, list[tuple[object, ...]]]) -> bool:
+    """Whether metrics that a kill left in streams were merged once. Attempt and times make every row another one."""
+    return all(len(rows) == len(set(rows)) for rows in tables.values())
 
 
 @pytest.mark.parametrize("point", [p if p in BRIEF else pytest.param(p, marks=pytest.mark.faults) for p in POINTS])

@@ -1,64 +1,182 @@
-"""Metrics survive the death of the process and end as one file."""
+"""The life of a metrics table: no kill, cut, full disk or other version loses or doubles a row that was written."""
 
 from __future__ import annotations
 
+import json
+import random
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.api.errors import StorageError
 from pipeline.api.meter import StageMeter
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable, StageRecorder
+from pipeline.run_dir import metrics_files, metrics_table
+from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable, MetricsTables, StageRecorder
 from tests.pipeline.api.test_meter import FakeClock
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
+OF_AN_EARLIER_VERSION = pa.schema(
+    [pa.field("attempt", pa.int32(), nullable=False), pa.field("worker", pa.string()), *SCHEMA]
+)
 
 
-def values(path) -> list[tuple[int, int]]:
-    return [(r["attempt"], r["n"]) for r in pq.read_table(path).to_pylist()]
+def table_of(directory: Path, attempt: int, *rows: int, schema: pa.Schema = SCHEMA) -> MetricsTable:
+    """The table `steps` of an attempt that has written `rows`, each in a batch of its own."""
+    table = MetricsTable(directory, "steps", schema, attempt)
+    for row in rows:
+        table.append(row)
+        table.flush()
+    return table
 
 
-def test_parts_are_merged_in_order_and_removed(tmp_path):
-    table = MetricsTable(tmp_path, "steps", SCHEMA, 1)
-    for n in range(5):
+def merged(directory: Path) -> list[tuple[int, int]]:
+    """The rows of the Parquet file, which is the only file."""
+    assert [path.name for path in directory.iterdir()] == ["steps.parquet"]
+    return [(row["attempt"], row["n"]) for row in pq.read_table(directory / "steps.parquet").to_pylist()]
+
+
+def read(directory: Path) -> list[tuple[int, int]]:
+    """The rows that a reader finds."""
+    found = metrics_files.scan(directory, "steps")
+    return [] if found is None else found.select("attempt", "n").collect().rows()
+
+
+def stream(directory: Path) -> Path:
+    (path,) = (directory / "steps").iterdir()
+    return path
+
+
+def test_rows_go_to_one_stream_and_become_one_file(tmp_path):
+    table = table_of(tmp_path, 1, 0, 1, 2)
+    table.extend([[3, 4]])
+    table.add("worker", pa.record_batch([[5]], schema=SCHEMA))
+    table.append_of("worker", [6])
+    assert read(tmp_path) == [(1, 0), (1, 1), (1, 2)]
+    assert stream(tmp_path).suffix == ".arrows"
+    table.merge()
+    assert sorted(merged(tmp_path)) == [(1, n) for n in range(7)]
+    workers = pl.read_parquet(tmp_path / "steps.parquet").filter(pl.col("worker") == "worker")
+    assert sorted(workers["n"]) == [5, 6]
+
+
+def test_a_table_goes_on_after_a_merge(tmp_path):
+    table = table_of(tmp_path, 1)
+    for n in range(3):
+        table.append(n)
+        table.merge()
+    assert merged(tmp_path) == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_a_reader_finds_each_row_once_at_any_time(tmp_path):
+    table, expected = table_of(tmp_path, 1), []
+    for n in range(4):
         table.append(n)
         table.flush()
-    table.append(5)
-    assert len(list((tmp_path / "steps").iterdir())) == 5
+        expected.append((1, n))
+        assert read(tmp_path) == expected
+    late = metrics_files.scan(tmp_path, "steps")
     table.merge()
-    assert values(tmp_path / "steps.parquet") == [(1, n) for n in range(6)]
-    assert [p.name for p in tmp_path.iterdir()] == ["steps.parquet"]
+    assert late.select("attempt", "n").collect().rows() == read(tmp_path) == expected
 
 
-def test_parts_that_outlived_their_merge_are_not_merged_again(tmp_path):
-    table = MetricsTable(tmp_path, "steps", SCHEMA, 1)
-    table.append(1)
-    table.flush()
-    (part,) = (tmp_path / "steps").iterdir()
-    kept = part.read_bytes()
-    table.merge()
-    part.parent.mkdir()
-    part.write_bytes(kept)  # the process died after the rename
-    later = MetricsTable(tmp_path, "steps", SCHEMA, 2)
-    later.append(2)
-    later.merge()
-    assert pq.read_table(tmp_path / "steps.parquet").column("attempt").to_pylist() == [1, 2]
-    assert not part.exists()
+@pytest.mark.parametrize("rows", [0, 1, 3, None])
+def test_a_reader_can_choose_columns_and_rows(tmp_path, rows):
+    table_of(tmp_path, 1, 1).merge()
+    table_of(tmp_path, 2, 2, 3, 4)
+    found = metrics_files.scan(tmp_path, "steps")
+    assert found.select("n").head(9 if rows is None else rows).collect()["n"].to_list() == [1, 2, 3, 4][:rows]
+    assert found.filter(pl.col("attempt") == 2, n=3).select("n").collect()["n"].to_list() == [3]
 
 
-def test_the_parts_of_a_killed_attempt_are_merged_by_the_next(tmp_path):
-    done = MetricsTable(tmp_path, "steps", SCHEMA, 1)
-    done.append(1)
-    done.merge()
-    killed = MetricsTable(tmp_path, "steps", SCHEMA, 2)
-    killed.append(2)
-    killed.flush()
-    killed.append(999)  # was in memory when the process died
-    (tmp_path / "steps/part-0002-000001.parquet.tmp").write_bytes(b"half a file")
-    last = MetricsTable(tmp_path, "steps", SCHEMA, 3)
-    last.append(3)
-    last.merge()
-    assert values(tmp_path / "steps.parquet") == [(1, 1), (2, 2), (3, 3)]
-    assert [p.name for p in tmp_path.iterdir()] == ["steps.parquet"]
+def test_a_stream_that_is_cut_anywhere_has_its_whole_batches(tmp_path):
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("kind", pa.dictionary(pa.int32(), pa.string()))])
+    table, ends = MetricsTable(tmp_path / "whole", "steps", schema, 1), {0: 0}
+    for n in range(5):
+        table.extend([range(10 * n, 10 * n + 10), [f"text {n}"] * 10, [f"kind {k % (n + 1)}" for k in range(10)]])
+        table.flush()
+        ends[stream(tmp_path / "whole").stat().st_size] = 10 * (n + 1)
+    content = stream(tmp_path / "whole").read_bytes()
+    cuts = {cut + by for cut in ends for by in (-1, 0, 1)} | set(random.Random(7).sample(range(len(content)), 60))
+    for cut in sorted(cut for cut in cuts if 0 <= cut <= len(content)):
+        expected = [(1, n) for n in range(max(rows for end, rows in ends.items() if end <= cut))]
+        (tmp_path / f"{cut}/steps").mkdir(parents=True)
+        (tmp_path / f"{cut}/steps/part-0001-0a1b2c3d.arrows").write_bytes(content[:cut])
+        assert read(tmp_path / f"{cut}") == expected
+        table_of(tmp_path / f"{cut}", 2, 99).merge()
+        assert merged(tmp_path / f"{cut}") == [*expected, (2, 99)]
+
+
+def test_what_was_lost_of_a_cut_stream_is_said(tmp_path, caplog):
+    table_of(tmp_path, 1, 1, 2)
+    with stream(tmp_path).open("r+b") as file:
+        file.truncate(stream(tmp_path).stat().st_size - 1)
+    name = stream(tmp_path).name
+    table_of(tmp_path, 2).merge()
+    assert merged(tmp_path) == [(1, 1)]
+    assert f"{name} is cut or damaged (" in caplog.text
+
+
+def test_the_stream_of_a_killed_attempt_is_merged_by_the_next(tmp_path):
+    table_of(tmp_path, 1, 1).merge()
+    table_of(tmp_path, 2, 2).append(999)  # was in memory when the process died
+    assert read(tmp_path) == [(1, 1), (2, 2)]
+    table_of(tmp_path, 3, 3).merge()
+    assert merged(tmp_path) == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("rows", [(), (3,)])
+def test_streams_that_outlived_their_merge_are_neither_read_nor_merged_again(tmp_path, monkeypatch, rows):
+    """Killed between the rename and the removal; the attempt before had been killed, too."""
+    table_of(tmp_path, 1, 1)
+    killed = table_of(tmp_path, 2, 2)
+    monkeypatch.setattr(metrics_table, "reached", die)
+    with pytest.raises(KeyboardInterrupt):
+        killed.merge()
+    monkeypatch.undo()
+    assert len(list((tmp_path / "steps").iterdir())) == 2
+    assert read(tmp_path) == [(1, 1), (2, 2)]
+    table_of(tmp_path, 3, *rows).merge()
+    assert merged(tmp_path) == [(1, 1), (2, 2), *((3, n) for n in rows)]
+
+
+def die(point: object) -> None:
+    raise KeyboardInterrupt(point)
+
+
+def test_streams_stay_until_the_file_that_has_their_rows_is_durable(tmp_path, monkeypatch):
+    table = table_of(tmp_path, 1, 1)
+    monkeypatch.setattr(metrics_table, "sync_directory", lambda _: (tmp_path / "missing").stat())
+    with pytest.raises(StorageError):
+        table.merge()
+    assert stream(tmp_path).exists()
+    monkeypatch.undo()
+    table_of(tmp_path, 2, 2).merge()
+    assert merged(tmp_path) == [(1, 1), (2, 2)]
+
+
+def test_an_attempt_with_the_number_of_an_earlier_one_loses_nothing(tmp_path):
+    """state.sqlite was lost, so attempts count from 1 again."""
+    table_of(tmp_path, 1, 1).merge()
+    table_of(tmp_path, 1, 2)
+    table_of(tmp_path, 1, 3)
+    assert read(tmp_path)[0] == (1, 1)
+    assert sorted(read(tmp_path)) == [(1, 1), (1, 2), (1, 3)]
+    table_of(tmp_path, 2).merge()
+    assert sorted(merged(tmp_path)) == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_table_that_only_a_killed_attempt_wrote_is_merged_too(tmp_path):
+    killed = MetricsTables(tmp_path, 1)
+    killed.get("steps", SCHEMA).append(1)
+    killed.get("steps", SCHEMA).flush()
+    for table in MetricsTables(tmp_path, 2).to_merge():
+        table.merge()
+    assert merged(tmp_path / "metrics") == [(1, 1)]
 
 
 @pytest.mark.parametrize("left", [[], ["part-0001-000000.parquet.tmp"]])
@@ -66,24 +184,157 @@ def test_what_a_killed_merge_left_goes_also_where_nothing_was_appended_since(tmp
     (tmp_path / "steps").mkdir()
     for name in left:
         (tmp_path / "steps" / name).touch()
-    MetricsTable(tmp_path, "steps", SCHEMA, 2).merge()
+    table_of(tmp_path, 2).merge()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_column_that_an_older_attempt_did_not_have_is_null_there(tmp_path):
-    MetricsTable(tmp_path, "steps", pa.schema([]), 1).merge()
-    old = MetricsTable(tmp_path, "steps", SCHEMA, 1)
-    old.append(1)
-    old.merge()
-    new = MetricsTable(tmp_path, "steps", pa.schema([*SCHEMA, pa.field("m", pa.string())]), 2)
-    new.append(2, "two")
-    new.merge()
-    assert pq.read_table(tmp_path / "steps.parquet")["m"].to_pylist() == [None, "two"]
+def test_a_type_that_the_parquet_file_could_not_have_is_refused_at_once(tmp_path):
+    with pytest.raises(NotImplementedError, match="month_day_nano"):
+        MetricsTable(tmp_path, "steps", pa.schema([("n", pa.month_day_nano_interval())]), 1)
 
 
 def test_nothing_appended_is_no_file(tmp_path):
-    MetricsTable(tmp_path, "steps", SCHEMA, 1).merge()
+    table_of(tmp_path, 1).flush()
+    table_of(tmp_path, 1).merge()
     assert list(tmp_path.iterdir()) == []
+
+
+def of_an_earlier_version(path: Path, rows: dict[int, int], metadata: dict[bytes, bytes] | None = None) -> None:
+    """Write a file of `rows`, attempt by n, as versions did that had no streams."""
+    path.parent.mkdir(exist_ok=True)
+    columns = [list(rows.values()), [None] * len(rows), list(rows)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, OF_AN_EARLIER_VERSION, strict=True)]
+    pq.write_table(pa.table(arrays, schema=OF_AN_EARLIER_VERSION.with_metadata(metadata)), path)
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+    """Its second attempt died in a merge, when the first part was in the Parquet file; its third while it worked."""
+    names = json.dumps(["part-0001-000000.parquet", "part-0002-000000.parquet"]).encode()
+    of_an_earlier_version(tmp_path / "steps.parquet", {1: 1, 2: 2}, {b"merged_parts": names})
+    of_an_earlier_version(tmp_path / "steps/part-0002-000000.parquet", {2: 2})
+    of_an_earlier_version(tmp_path / "steps/part-0003-000000.parquet", {3: 3})
+    of_an_earlier_version(tmp_path / "steps/part-0003-000001.parquet", {4: 3, 5: 3})
+    (tmp_path / "steps/part-0003-000002.parquet.tmp").write_bytes(b"half a file")
+    old = [(1, 1), (2, 2), (3, 3), (3, 4), (3, 5)]
+    assert read(tmp_path) == old
+    table = table_of(tmp_path, 4, 6)
+    assert read(tmp_path) == [*old, (4, 6)]
+    table.merge()
+    assert read(tmp_path) == merged(tmp_path) == [*old, (4, 6)]
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "killed"])
+def test_columns_of_other_versions_are_kept(tmp_path, ended):
+    old = MetricsTable(tmp_path, "steps", pa.schema([("gone", pa.string()), ("n", pa.int64())]), 1)
+    old.append("one", 1)
+    old.merge() if ended else old.flush()
+    new = MetricsTable(tmp_path, "steps", pa.schema([("n", pa.int64()), ("new", pa.string())]), 2)
+    new.append(2, "two")
+    new.flush()
+    expected = [(1, 1, None, "one"), (2, 2, "two", None)]
+    assert metrics_files.scan(tmp_path, "steps").select("attempt", "n", "new", "gone").collect().rows() == expected
+    new.merge()
+    whole = pl.read_parquet(tmp_path / "steps.parquet")
+    assert whole.columns == ["attempt", "worker", "n", "new", "gone"]
+    assert whole.select("attempt", "n", "new", "gone").rows() == expected
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "killed"])
+@pytest.mark.parametrize(
+    ("was", "value", "becomes", "new", "found"),
+    [
+        (pa.int32(), 1, pa.float64(), 2.5, 1.0),
+        (pa.int64(), 1, pa.string(), "2", "1"),
+        (pa.string(), "one", pa.int64(), 2, None),
+        (pa.list_(pa.int64()), [1], pa.bool_(), True, None),
+    ],
+    ids=str,
+)
+def test_a_column_may_change_its_type(tmp_path, ended, was, value, becomes, new, found):
+    old = MetricsTable(tmp_path, "steps", pa.schema([("n", was)]), 1)
+    old.append(value)
+    old.merge() if ended else old.flush()
+    table = MetricsTable(tmp_path, "steps", pa.schema([("n", becomes)]), 2)
+    table.append(new)
+    table.flush()
+    assert read(tmp_path) == [(1, found), (2, new)]
+    table.merge()
+    assert merged(tmp_path) == [(1, found), (2, new)]
+
+
+def test_a_damaged_file_is_moved_aside_and_what_can_be_read_of_it_stays(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(metrics_files, "GROUP_ROWS", 100)
+    table = table_of(tmp_path, 1)
+    for n in range(3):
+        table.extend([range(100 * n, 100 * n + 100)])
+        table.flush()
+    table.merge()
+    content = bytearray((tmp_path / "steps.parquet").read_bytes())
+    column = pq.read_metadata(tmp_path / "steps.parquet").row_group(2).column(2)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    content[begin : begin + column.total_compressed_size] = bytes(column.total_compressed_size)
+    (tmp_path / "steps.parquet").write_bytes(content)
+    table_of(tmp_path, 2, 999).merge()
+    assert [row["n"] for row in pq.read_table(tmp_path / "steps.parquet").to_pylist()] == [*range(200), 999]
+    assert (tmp_path / "steps.parquet.damaged").read_bytes() == content
+    assert "steps.parquet is cut or damaged (" in caplog.text
+    (tmp_path / "steps.parquet").write_bytes(content[:-9])
+    assert metrics_files.scan(tmp_path, "steps") is None
+    table_of(tmp_path, 3, 3).merge()
+    assert [row["n"] for row in pq.read_table(tmp_path / "steps.parquet").to_pylist()] == [3]
+
+
+@contextmanager
+def no_file_longer_than(size: int):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_that_do_not_fit_on_the_disk_are_written_when_there_is_room(tmp_path):
+    """A limit on the size of files stops a write in its middle, as a full disk does."""
+    table = table_of(tmp_path, 1, 1)
+    before = stream(tmp_path).read_bytes()
+    for n in (2, 3):
+        table.append(n)
+        with no_file_longer_than(len(before) + 50), pytest.raises(StorageError, match=r"\.arrows cannot be written: "):
+            table.flush()
+        assert stream(tmp_path).read_bytes() == before
+        assert read(tmp_path) == [(1, 1)]
+    with no_file_longer_than(len(before) + 50), pytest.raises(StorageError):
+        table.merge()
+    table.append(4)
+    table.flush()
+    assert read(tmp_path) == [(1, n) for n in (1, 2, 3, 4)]
+    with no_file_longer_than(100), pytest.raises(StorageError, match=r"steps\.parquet cannot be written: "):
+        table.merge()
+    assert [path.name for path in tmp_path.iterdir()] == ["steps"]
+    table.merge()
+    assert merged(tmp_path) == [(1, n) for n in (1, 2, 3, 4)]
+
+
+def test_memory_does_not_grow_with_rows_and_small_batches_become_large_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_files, "GROUP_ROWS", 1000)
+
+    def most_held(directory: Path, batches: int) -> int:
+        table = table_of(directory, 1)
+        for _ in range(batches):
+            table.extend([range(100)])
+            table.flush()
+        before = pa.total_allocated_bytes()
+        files = metrics_files.without_repeats(directory, "steps")
+        held = [pa.total_allocated_bytes() for _ in metrics_files.read(files, metrics_files.union(files))]
+        table.merge()
+        rows = pq.read_metadata(directory / "steps.parquet")
+        groups = [rows.row_group(k).num_rows for k in range(rows.num_row_groups)]
+        assert groups == [1000] * (batches // 10)
+        return max(held) - before
+
+    few, many = most_held(tmp_path / "few", 20), most_held(tmp_path / "many", 400)
+    assert many < 2 * few
 
 
 def test_a_stage_has_one_row_an_interval_with_what_it_gained(tmp_path):

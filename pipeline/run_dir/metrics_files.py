@@ -1,0 +1,116 @@
+"""Files of metrics tables (metrics_table.py has their life): which of them have each row once, and what is in them.
+
+Versions of this program have different columns: a column that a file does not have is null, and where a type has
+changed the newest one counts; values that cannot be converted are null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from polars.io.plugins import register_io_source
+
+MERGED = b"merged_parts"
+"""Metadata key of a Parquet file: JSON list of the streams that it was made of and that may still be there."""
+GROUP_ROWS = 1 << 16
+"""Rows that are read, and written as one row group, at once."""
+
+
+def streams(directory: Path, name: str) -> list[Path]:
+    """Return the streams of a table in the metrics directory `directory`, oldest first. Earlier versions wrote Parquet
+    files instead."""
+    return sorted(path for path in (directory / name).glob("part-*") if path.suffix in (".arrows", ".parquet"))
+
+
+def without_repeats(directory: Path, name: str) -> list[Path]:
+    """Return the files that have each row of a table once, oldest first."""
+    found = streams(directory, name)  # first: when they are removed the Parquet file has their rows
+    merged = directory / f"{name}.parquet"
+    if not merged.exists():
+        return found
+    schema = _schema(merged)
+    taken = json.loads(schema.metadata.get(MERGED, b"[]")) if schema is not None and schema.metadata else ()
+    return [merged, *(stream for stream in found if stream.name not in taken)]
+
+
+def scan(directory: Path, name: str) -> pl.LazyFrame | None:
+    """Return all rows of a table, also while a run works; None if there are none."""
+    files = [file for file in without_repeats(directory, name) if _schema(file) is not None]
+    if not files or files == [directory / f"{name}.parquet"]:
+        return pl.scan_parquet(files) if files else None
+    schema = union(files)
+
+    def frames(
+        columns: list[str] | None, where: pl.Expr | None, limit: int | None, _: int | None
+    ) -> Iterator[pl.DataFrame]:
+        for table in read(without_repeats(directory, name), schema):
+            frame = pl.DataFrame(table)[:limit]
+            limit = None if limit is None else limit - len(frame)
+            frame = frame if where is None else frame.filter(where)
+            yield frame if columns is None else frame.select(columns)
+
+    return register_io_source(frames, schema=pl.DataFrame(schema.empty_table()).schema)
+
+
+def union(files: Sequence[Path], newest: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return a schema with the columns of `newest` and of all files."""
+    types: dict[str, pa.DataType] = {}
+    for schema in (newest, *(_schema(file) or () for file in reversed(files))):
+        for field in schema:
+            types.setdefault(field.name, field.type)
+    return pa.schema(types)
+
+
+def read(
+    files: Iterable[Path], schema: pa.Schema, ends_early: Callable[[Path, Exception], None] = lambda file, error: None
+) -> Iterator[pa.Table]:
+    """Iterate over the rows of `files` under `schema`, in few tables, each file up to the first batch that is cut or
+    damaged. `ends_early`: called with a file of which the rest cannot be read."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for file in files:
+        try:
+            for batch in _batches(file):
+                held.append(_under(schema, batch))
+                rows += len(batch)
+                if rows >= GROUP_ROWS:
+                    yield pa.Table.from_batches(held)
+                    held, rows = [], 0
+        except (pa.ArrowException, OSError) as error:
+            ends_early(file, error)
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(file)) as source:
+        is_stream = file.suffix != ".parquet"
+        for batch in pa.ipc.open_stream(source) if is_stream else pq.ParquetFile(source).iter_batches(GROUP_ROWS):
+            batch.validate(full=True)
+            yield batch
+
+
+def _schema(file: Path) -> pa.Schema | None:
+    """Return the schema of a file; None if it cannot be read, or if a merge has just removed the file."""
+    try:
+        with pa.OSFile(str(file)) as source:
+            return pq.read_schema(source) if file.suffix == ".parquet" else pa.ipc.open_stream(source).schema
+    except (pa.ArrowException, OSError):
+        return None
+
+
+def _under(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of `batch` with the columns of `schema`."""
+    there = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = []
+    for field in schema:
+        try:
+            columns.append(there[field.name].cast(field.type))
+        except (KeyError, pa.ArrowException):
+            columns.append(pa.nulls(len(batch), field.type))
+    return pa.record_batch(columns, schema=schema)
