@@ -36,12 +36,11 @@ class Unreachable(Again):
 
 
 def require_client() -> None:
-    """Raise ConfigError with the remedy unless the packages of the extra are installed."""
+    """Raise ConfigError with the remedy unless the package of the extra is installed."""
     try:
         import aiohttp  # noqa: F401 - an extra
-        import tenacity  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"model=endpoint needs aiohttp and tenacity ({error}); {install('endpoint')}") from error
+        raise ConfigError(f"model=endpoint needs aiohttp ({error}); {install('endpoint')}") from error
 
 
 class Http:

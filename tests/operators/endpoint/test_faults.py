@@ -52,6 +52,7 @@ NEVER = {
     ),
     "types": (Fault(200, {"choices": [{"finish_reason": 3, "message": []}]}), "message"),
     "always 500": (Fault(500, {"error": "oops"}), "in 3 tries"),
+    "500 for a day": (Fault(500, {"error": "oops"}, {"Retry-After": "86400"}), "patience_s=20 leaves, in 1 tries"),
     "a slow byte": (Fault(200, {"choices": []}, slow_s=0.5), "gave no answer within"),
 }
 
@@ -118,6 +119,20 @@ def test_a_server_that_is_not_there_ends_the_run_after_the_patience(tmp_path):
     with pytest.raises(NodeFailed, match=r"cannot be reached.*patience_s=1") as error:
         asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=1)
     assert error.value.exit_code == ExitCode.FAILED
+
+
+def test_a_wait_that_the_patience_does_not_cover_ends_the_run_at_once_and_the_same_call_goes_on(tmp_path, expected):
+    day = Fault(429, {"error": {"message": "quota"}}, {"Retry-After": "86400"})
+    with FaultServer(lambda number, body: day if number >= 9 else None) as server:
+        began = time.monotonic()
+        with pytest.raises(NodeFailed, match=r"quota; it asks for 86400 s .* more than model.patience_s=20") as error:
+            asked(server, tmp_path / "out", model__concurrency=2)
+        assert error.value.exit_code == ExitCode.FAILED
+        assert time.monotonic() - began < 15
+        server.faults = None
+        result = asked(server, tmp_path / "out", model__concurrency=2)
+        assert max(server.served.values()) == 1
+    assert texts(result) == expected
 
 
 def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expected):
