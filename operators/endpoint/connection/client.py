@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from operators.endpoint.api.answers import Unusable
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.connection.http import Http, Unreachable, require_client
+from operators.endpoint.connection.http import Http, NoAnswer, Unreachable, require_client
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.retrying import retrying
 from operators.endpoint.connection.routes import Routes
@@ -286,8 +286,9 @@ class Endpoint:
         except Again as failed:
             if isinstance(failed, Unreachable):
                 self._routes.failed(route)
-            if failed.busy:
+            if failed.busy or isinstance(failed, NoAnswer) or not self._routes.has_one:
                 self._limit.refused()
+            if failed.busy:
                 hold_s = min(failed.after_s or 0.0, self._settings.patience_s)
                 self._hold_until = max(self._hold_until, time.monotonic() + hold_s)
             raise

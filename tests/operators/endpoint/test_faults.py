@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from operators.endpoint.connection.concurrency import Adaptive
 from pipeline.api.errors import ExitCode, NodeFailed
 from tests.operators.endpoint.asking import ROWS, asked, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, at
@@ -139,6 +140,33 @@ def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expec
     with FaultServer(delay_s=0.05, limit=3) as server:
         result = asked(server, tmp_path / "out", model__retries=0)
     assert texts(result) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "dead", "halves"),
+    [
+        (Fault(429, {}), (), True),
+        (Fault(503, {}), (), True),
+        (Fault(hang_s=3.0), (), True),
+        (Fault(500, {}), (), False),
+        (None, ("http://127.0.0.1:9/v1",), False),
+    ],
+    ids=["429", "503", "no answer in time", "500", "one of two URLs"],
+)
+def test_what_halves_the_concurrency(tmp_path, monkeypatch, fault, dead, halves):
+    refused: list[int] = []
+    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
+    with FaultServer(at([3], fault) if fault else None) as server:
+        asked(server, tmp_path / "out", model__timeout_s=1, model__url=[*dead, server.url])
+    assert bool(refused) == halves
+
+
+def test_nobody_who_listens_halves_the_concurrency(tmp_path, monkeypatch):
+    refused: list[int] = []
+    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
+    with pytest.raises(NodeFailed):
+        asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=0)
+    assert refused
 
 
 def test_the_longest_wait_that_a_server_asks_for_holds_for_all(tmp_path):
