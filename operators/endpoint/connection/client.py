@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from operators.endpoint.api.answers import Unusable
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.connection.http import Http, Unreachable, require_client
+from operators.endpoint.connection.http import Http, NoAnswer, Unreachable, require_client
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.retrying import retrying
 from operators.endpoint.connection.routes import Routes
@@ -31,6 +32,7 @@ T = TypeVar("T")
 _SAID_AFTER_S = 2.0
 _TICK_S = 0.1
 STOPPED = "the run was stopped"
+_TOO_LONG = "it asks for %g s (Retry-After), more than model.patience_s=%g leaves"
 _GRACE_S = 1.0
 """How long requests under way may still be answered when the run is stopped."""
 
@@ -192,10 +194,7 @@ class Endpoint:
         """Send `request` until it is answered or given up."""
         error: str | None = None
         try:
-            try:
-                await self._try(request)
-            except Again as failed:
-                await retrying(failed, lambda: self._try(request), self._may_go_on(request))
+            await retrying(lambda: self._try(request), self._time_left(request))
         except (Refused, Unusable) as refused:
             error = without(str(refused), self._hidden(request))
         except Again as failed:
@@ -213,32 +212,51 @@ class Endpoint:
             self._log.debug("a request failed", exc_info=True)
         self._finish(request, error)
 
-    def _may_go_on(self, request: Request) -> Callable[[Again], bool]:
-        """Return the rule that says, after a failure of `request`, whether it is sent again."""
+    def _time_left(self, request: Request) -> Callable[[Again], float]:
+        """Return the rule that says, after a failure of `request`, in how many seconds its next try must have begun.
+
+        The rule raises Again where the request has no try left, and EndpointError where the server has no time left.
+        """
         answers = self._answers
 
-        def rule(failed: Again) -> bool:
+        def rule(failed: Again) -> float:
             nonlocal answers
-            now = time.monotonic()
+            now, patience = time.monotonic(), self._settings.patience_s
             request.failing_since = request.failing_since or now
-            patience = self._settings.patience_s
             if self._failure is not None or self._leaving:
-                return False
-            if failed.of_server:
-                self._down_since = self._down_since or now
-                self._say_waiting(now - self._down_since, without(failed.reason, self._hidden(request)))
-                if now - self._down_since > patience:
-                    raise EndpointError(
-                        f"{failed.reason}; no request was answered for model.patience_s={patience:g} s. What is"
-                        " answered is kept, and the same command goes on"
-                    )
-                if failed.busy or answers == self._answers:
-                    return now - request.failing_since <= max(patience, self._settings.timeout_s)
-                answers = self._answers  # others are answered, so this request may be at fault
+                raise failed
+            if failed.of_server and (failed.busy or answers == self._answers):
+                left_s = self._patience_left(failed, now, self._hidden(request))
+                if now - request.failing_since > max(patience, self._settings.timeout_s):
+                    raise failed
+                return left_s
+            if failed.of_server:  # others are answered, so this request may be at fault
+                answers = self._answers
             request.failures += 1
-            return request.failures <= self._settings.retries
+            if request.failures > self._settings.retries:
+                raise failed
+            if failed.asks_longer_than(request.failing_since + patience - now):
+                raise Again(f"{failed.reason}; {_TOO_LONG % (failed.after_s, patience)}")
+            return math.inf
 
         return rule
+
+    def _patience_left(self, failed: Again, now: float, hidden: list[str]) -> float:
+        """Return the seconds that the servers have until one of them must have answered.
+
+        Raises:
+            EndpointError: they have passed, or are fewer than the server asks for.
+        """
+        patience = self._settings.patience_s
+        self._down_since = self._down_since or now
+        self._say_waiting(now - self._down_since, without(failed.reason, hidden))
+        left_s = self._down_since + patience - now
+        why = f"no request was answered for model.patience_s={patience:g} s" if left_s < 0 else None
+        if why is None and failed.asks_longer_than(left_s):
+            why = _TOO_LONG % (failed.after_s, patience)
+        if why is not None:
+            raise EndpointError(f"{failed.reason}; {why}. What is answered is kept, and the same command goes on")
+        return left_s
 
     def _hidden(self, request: Request) -> list[str]:
         """Return the texts that no message about `request` may quote."""
@@ -267,8 +285,9 @@ class Endpoint:
         except Again as failed:
             if isinstance(failed, Unreachable):
                 self._routes.failed(route)
-            if failed.busy:
+            if failed.busy or isinstance(failed, NoAnswer) or not self._routes.has_one:
                 self._limit.refused()
+            if failed.busy:
                 hold_s = min(failed.after_s or 0.0, self._settings.patience_s)
                 self._hold_until = max(self._hold_until, time.monotonic() + hold_s)
             raise

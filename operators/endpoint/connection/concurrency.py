@@ -1,36 +1,30 @@
 """Limits on requests: how many are in flight, and how many a minute may hold. Plain objects for one thread.
 
-`Fixed` and `Adaptive` say how many; both hear of every answer and of every refusal (429 or 503).
+`Fixed` and `Adaptive` say how many; both hear of every answer and of every refusal.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from math import sqrt
-from statistics import fmean, median, pstdev
+from dataclasses import dataclass
 
 Clock = Callable[[], float]
 """Seconds since any moment, which never go back."""
 FIRST = 4
 """Requests in flight at the start."""
-WINDOW_S = 1.0
+WINDOW_S = 0.5
 """The least time over which throughput is measured."""
-GAIN = 0.05
-"""A level pays that raises throughput by this share, beyond twice the standard error of its window."""
-LINEAR = 0.8
-"""Throughput that rose by this share of the rise of the limit is far from its plateau: the next step is larger."""
-STARVED = 0.5
-"""Where fewer than this share of the limit were in flight, rows were missing, and the window says nothing of it."""
-MOST_ANSWERS = 16
-"""A window has at most so many times the limit where answers never pause as they once did."""
-PATIENCE = 8, 64
-"""Windows on a plateau before the next look, and the most of them: each look that does not pay doubles them."""
+GAIN = 0.06
+"""A limit that has doubled pays if throughput has risen by this share. Less is noise in windows of some 16 answers."""
+REST = 30
+"""Windows before the next try where the last did not pay: rows and servers change."""
+IN_USE = 0.5
+"""Where fewer than this share of the limit were in flight, rows were missing, and a window says nothing."""
 REMEMBER_S = 60.0
-"""How long a level that was refused stays out of reach."""
+"""How long a limit that was refused stays out of reach."""
 MINUTE_S = 60.0
 BURST_S = 3.0
 """What a pace may send ahead of an even flow."""
@@ -51,166 +45,84 @@ class Fixed:
         """Do nothing."""
 
 
-class _Phase(Enum):
-    GROW = auto()
-    """The limit was multiplied, and pays or goes back."""
-    STAY = auto()
-    """On the plateau."""
-    LOOK = auto()
-    """A step beyond the plateau, which pays or goes back."""
-    CLIMB = auto()
-    """By steps to below the level that was refused."""
-
-
-@dataclass
-class _Level:
-    limit: int
-    rate: float
-
-
-@dataclass
-class _Window:
-    began_s: float
-    last_s: float
-    """The time of the last answer."""
-    tokens: int = 0
-    seconds: list[float] = field(default_factory=list)
-    widest_s: float = 0.0
-    """The longest pause between answers."""
-
-    def add(self, now: float, seconds: float, tokens: int) -> None:
-        self.widest_s, self.last_s = max(self.widest_s, now - self.last_s), now
-        self.seconds.append(seconds)
-        self.tokens += tokens
-
-    def holds(self, limit: int) -> bool:
-        return len(self.seconds) >= limit and self.last_s - self.began_s >= WINDOW_S
-
-    @property
-    def rate(self) -> float:
-        return (self.tokens or len(self.seconds)) / (self.last_s - self.began_s)
-
-    @property
-    def in_flight(self) -> float:
-        return sum(self.seconds) / (self.last_s - self.began_s)
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean latency, as a share of it."""
-        return pstdev(self.seconds) / fmean(self.seconds) / sqrt(len(self.seconds))
-
-
 class Adaptive:
-    """Finds the number of requests in flight from the throughput of whole windows, `limit` answers or a multiple each.
+    """Finds the number of requests in flight as TCP does, in windows of `limit` answers or a multiple.
 
-    It multiplies the limit while that pays, then stays, and looks beyond from time to time. Throughput is completion
-    tokens per second, or answers where there are none. A refusal halves the limit, though not below a level that was
-    not refused when it was last tried; from there it climbs by an eighth a window up to what was refused.
-    The limit never rises so far that the median latency could pass half of `longest_s`, the timeout of a request.
+    Slow start (Jacobson 1988, Congestion Avoidance and Control): the limit doubles after each window. A refusal halves
+    it, once a round trip, and above that it rises by one a window: additive increase, multiplicative decrease (Chiu and
+    Jain 1989, Analysis of the Increase and Decrease Algorithms). For REMEMBER_S it stays below what was refused, since
+    a refusal costs a round trip, and limits of servers do not change by the second. It rises only while rows fill it,
+    and while requests would take less than half of `longest_s`, their timeout.
+
+    A server with a queue refuses nothing: llama-server with 4 slots would be given hundreds of requests, which wait
+    until they time out. So there is one rule more: a limit that has doubled and brings less than GAIN more throughput
+    (completion tokens, or answers where there are none) goes back, and doubles again after REST windows at the
+    earliest. That leaves up to some four times the slots in flight. Latencies would say the same only for rows of one
+    length.
     """
 
     def __init__(self, most: int = 1024, longest_s: float = 600.0, clock: Clock = time.monotonic) -> None:
         self.limit = min(FIRST, most)
         self._most, self._longest_s, self._clock = most, longest_s, clock
-        self._phase = _Phase.GROW
-        self._window: _Window | None = None
-        self._judged = False
-        """Whether a window of this level was found not to pay. A second one decides."""
-        self._base: _Level | None = None
-        """The level to go back to. Its rate is a moving average while it stays."""
-        self._typical_s = WINDOW_S
-        """The median latency of the last window."""
-        self._patience = self._left = PATIENCE[0]
-        self._proven = 0
-        """The level of the last window, if there was no refusal since."""
-        self._refused_level, self._refused_s = most + 1, float("-inf")
+        self._threshold = most
+        """The end of slow start."""
+        self._base_limit, self._base_rate, self._rest = 0, 0.0, 0
+        """A limit that paid, its throughput, and the windows that it stays."""
+        self._refused_limit, self._refused_s = most, -math.inf
+        self._is_away = False
+        """Nothing that was sent since the last refusal was answered."""
+        self._round_trip_s = WINDOW_S
+        self._began_s: float | None = None
+        self._answers, self._tokens, self._seconds = 0, 0, 0.0
+        """Those of the window, which began at `_began_s`."""
 
     def answered(self, seconds: float, tokens: int) -> None:
         """Count an answer that took `seconds` and has so many completion tokens."""
         now, seconds = self._clock(), max(seconds, SHORTEST_S)
-        if now - seconds < self._refused_s:  # sent before the limit was lowered
+        if now - seconds < self._refused_s:  # sent before the limit was halved
             return
-        window = self._window or _Window(now - seconds, now - seconds)
-        # Requests sent together come back together: a window ends before a pause, or part of a burst is missing.
-        pauses = now - window.last_s >= window.widest_s / 2 or len(window.seconds) >= MOST_ANSWERS * self.limit
-        if window.holds(self.limit) and pauses:
-            window = self._judge(window)
-        window.add(now, seconds, tokens)
-        # Where little depends on it, a window ends when all who were sent together must have come.
-        if window.holds(self.limit) and len(window.seconds) % self.limit == 0 and self._hurries(window):
-            window = self._judge(window)
-        self._window = window
+        self._is_away = False
+        if self._began_s is None:
+            self._begin(now - seconds)
+        self._answers, self._tokens, self._seconds = self._answers + 1, self._tokens + tokens, self._seconds + seconds
+        took_s = now - (self._began_s or 0.0)
+        if self._answers % self.limit == 0 and took_s >= WINDOW_S:  # what was sent together comes back together
+            self._round_trip_s = self._seconds / self._answers
+            if self._seconds / took_s >= IN_USE * self.limit:
+                self._judge(now, (self._tokens or self._answers) / took_s)
+            self._begin(now)
 
     def refused(self) -> None:
-        """Halve the limit, once for refusals that come within the time of one request."""
+        """Halve the limit, once a round trip."""
         now = self._clock()
-        self._window = None
-        since_s = now - self._refused_s
-        if since_s < self._typical_s:
+        if now - self._refused_s < self._round_trip_s:
             return
-        if self._proven or since_s >= REMEMBER_S:  # else a server that is away, which says nothing of the level
-            self._refused_level = self.limit
-        self._refused_s = now
-        self._proven = self._proven if self._proven < self.limit else 0
-        self.limit = max(1, self.limit // 2, self._proven)
-        self._phase = _Phase.CLIMB
+        if not self._is_away:  # else it says nothing of the limit
+            self._refused_limit, self._threshold = self.limit, max(1, self.limit // 2)
+        self.limit = max(1, self.limit // 2)
+        self._refused_s, self._is_away = now, True
+        self._base_limit, self._base_rate, self._rest = 0, 0.0, 0
+        self._began_s = None
 
-    def _hurries(self, window: _Window) -> bool:
-        return self._base is None or self._phase is _Phase.CLIMB or (self._phase is _Phase.GROW and self._pays(window))
+    def _begin(self, now: float) -> None:
+        self._began_s, self._answers, self._tokens, self._seconds = now, 0, 0, 0.0
 
-    def _pays(self, window: _Window) -> bool:
-        return self._base is None or window.rate >= self._base.rate * (1 + GAIN + 2 * window.error)
-
-    def _judge(self, window: _Window) -> _Window:
-        """Move to the next level or stay, and return the next window."""
-        self._typical_s = median(window.seconds)
-        if window.in_flight >= STARVED * self.limit:
-            self._proven = self.limit
-            self._move(_Level(self.limit, window.rate), self._pays(window))
-        return _Window(window.last_s, window.last_s)
-
-    def _move(self, here: _Level, pays: bool) -> None:
-        base = self._base
-        if self._phase is _Phase.CLIMB:
-            self._base = here
-            phase = _Phase.CLIMB if self._ceiling < self._most else _Phase.LOOK
-            self._step(phase, self.limit + max(1, self._refused_level // 16))
-        elif base is None:
-            self._base = here
-            self._step(_Phase.GROW, 4 * self.limit)
-        elif self._phase is _Phase.STAY:
-            base.rate += (here.rate - base.rate) / 4
-            self._left -= 1
-            if self._left <= 0:
-                self._step(_Phase.LOOK, self.limit + max(1, self.limit // 4))
-        elif pays:
-            self._base, self._patience = here, PATIENCE[0]
-            linear = here.rate / base.rate >= LINEAR * here.limit / base.limit
-            self._step(_Phase.GROW, self.limit * (4 if linear else 2))
-        elif not self._judged:  # the last requests of those that came with the rise may be missing
-            self._judged = True
-        else:
-            self.limit = base.limit
-            self._patience = min(2 * self._patience, PATIENCE[1])
-            self._stay()
-
-    @property
-    def _ceiling(self) -> int:
-        remembered = self._clock() - self._refused_s < REMEMBER_S
-        return min(self._most, self._refused_level - 1) if remembered else self._most
-
-    def _step(self, phase: _Phase, level: int) -> None:
-        """Raise the limit to `level`, or as far as it may go."""
-        slower = self._longest_s / 2 / self._typical_s
-        """By how much a request may become slower. Beyond the plateau that is the rise of the limit."""
-        level = min(level, int(self.limit * slower), self._ceiling)
-        if level > self.limit and slower >= 2:
-            self._phase, self.limit, self._judged = phase, level, False
-        else:
-            self._stay()
-
-    def _stay(self) -> None:
-        self._phase, self._left = _Phase.STAY, self._patience
+    def _judge(self, now: float, rate: float) -> None:
+        """Set the limit after a window with the throughput `rate`."""
+        if self._rest:
+            self._rest -= 1
+            self._base_rate += (rate - self._base_rate) / 4
+            return
+        if self.limit >= 2 * self._base_limit:
+            if rate < self._base_rate * (1 + GAIN):
+                self.limit, self._rest = self._base_limit, REST
+                return
+            self._base_limit, self._base_rate = self.limit, rate
+        level = min(2 * self.limit, max(self._threshold, self.limit + 1), self._most)
+        if now - self._refused_s < REMEMBER_S:
+            level = min(level, self._refused_limit - 1)
+        if level > self.limit and self._round_trip_s * level / self.limit <= self._longest_s / 2:
+            self.limit = level
 
 
 class _Budget:

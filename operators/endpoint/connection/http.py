@@ -35,13 +35,16 @@ class Unreachable(Again):
         super().__init__(reason, of_server=True)
 
 
+class NoAnswer(Again):
+    """There was no answer in time."""
+
+
 def require_client() -> None:
-    """Raise ConfigError with the remedy unless the packages of the extra are installed."""
+    """Raise ConfigError with the remedy unless the package of the extra is installed."""
     try:
         import aiohttp  # noqa: F401 - an extra
-        import tenacity  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"model=endpoint needs aiohttp and tenacity ({error}); {install('endpoint')}") from error
+        raise ConfigError(f"model=endpoint needs aiohttp ({error}); {install('endpoint')}") from error
 
 
 class Http:
@@ -75,7 +78,8 @@ class Http:
         """Post `body`, or get `url` if there is none, and return the response.
 
         Raises:
-            Again: there was none in time, or the connection broke.
+            Again: the connection broke.
+            NoAnswer: there was none in time.
             Unreachable: there is nobody to ask.
             ConfigError: the certificate is not valid.
         """
@@ -96,7 +100,7 @@ class Http:
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
             raise Unreachable(f"{where} cannot be reached ({_brief(error)})") from None
         except TimeoutError:
-            raise Again(f"{where} gave no answer within model.timeout_s={self._timeout_s:g} s") from None
+            raise NoAnswer(f"{where} gave no answer within model.timeout_s={self._timeout_s:g} s") from None
         except http.ServerDisconnectedError:
             raise Again(f"{where} closed the connection without an answer") from None
         except (http.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:

@@ -47,6 +47,11 @@ class Routes:
         first = min(self.all, key=lambda route: route.until)
         return first, first.until - now
 
+    @property
+    def has_one(self) -> bool:
+        """Whether a URL is not left out."""
+        return self.choose()[1] == 0.0
+
     def answered(self, route: Route) -> None:
         """Note that `route` answers."""
         route.failures, route.until = 0, 0.0

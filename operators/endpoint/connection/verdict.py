@@ -49,6 +49,10 @@ class Again(Exception):
         super().__init__(reason)
         self.reason, self.after_s, self.of_server, self.busy = reason, after_s, of_server, busy
 
+    def asks_longer_than(self, seconds: float) -> bool:
+        """Return whether the server asks for a longer wait than `seconds`."""
+        return self.after_s is not None and self.after_s > seconds
+
 
 class Refused(Exception):
     """The server takes the request of this row never; the message says why."""

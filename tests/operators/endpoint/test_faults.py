@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from operators.endpoint.connection.concurrency import Adaptive
 from pipeline.api.errors import ExitCode, NodeFailed
 from tests.operators.endpoint.asking import ROWS, asked, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, at
@@ -52,6 +53,7 @@ NEVER = {
     ),
     "types": (Fault(200, {"choices": [{"finish_reason": 3, "message": []}]}), "message"),
     "always 500": (Fault(500, {"error": "oops"}), "in 3 tries"),
+    "500 for a day": (Fault(500, {"error": "oops"}, {"Retry-After": "86400"}), "patience_s=20 leaves, in 1 tries"),
     "a slow byte": (Fault(200, {"choices": []}, slow_s=0.5), "gave no answer within"),
 }
 
@@ -120,10 +122,51 @@ def test_a_server_that_is_not_there_ends_the_run_after_the_patience(tmp_path):
     assert error.value.exit_code == ExitCode.FAILED
 
 
+def test_a_wait_that_the_patience_does_not_cover_ends_the_run_at_once_and_the_same_call_goes_on(tmp_path, expected):
+    day = Fault(429, {"error": {"message": "quota"}}, {"Retry-After": "86400"})
+    with FaultServer(lambda number, body: day if number >= 9 else None) as server:
+        began = time.monotonic()
+        with pytest.raises(NodeFailed, match=r"quota; it asks for 86400 s .* more than model.patience_s=20") as error:
+            asked(server, tmp_path / "out", model__concurrency=2)
+        assert error.value.exit_code == ExitCode.FAILED
+        assert time.monotonic() - began < 15
+        server.faults = None
+        result = asked(server, tmp_path / "out", model__concurrency=2)
+        assert max(server.served.values()) == 1
+    assert texts(result) == expected
+
+
 def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expected):
     with FaultServer(delay_s=0.05, limit=3) as server:
         result = asked(server, tmp_path / "out", model__retries=0)
     assert texts(result) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "dead", "halves"),
+    [
+        (Fault(429, {}), (), True),
+        (Fault(503, {}), (), True),
+        (Fault(hang_s=3.0), (), True),
+        (Fault(500, {}), (), False),
+        (None, ("http://127.0.0.1:9/v1",), False),
+    ],
+    ids=["429", "503", "no answer in time", "500", "one of two URLs"],
+)
+def test_what_halves_the_concurrency(tmp_path, monkeypatch, fault, dead, halves):
+    refused: list[int] = []
+    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
+    with FaultServer(at([3], fault) if fault else None) as server:
+        asked(server, tmp_path / "out", model__timeout_s=1, model__url=[*dead, server.url])
+    assert bool(refused) == halves
+
+
+def test_nobody_who_listens_halves_the_concurrency(tmp_path, monkeypatch):
+    refused: list[int] = []
+    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
+    with pytest.raises(NodeFailed):
+        asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=0)
+    assert refused
 
 
 def test_the_longest_wait_that_a_server_asks_for_holds_for_all(tmp_path):

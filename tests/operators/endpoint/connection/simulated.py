@@ -107,11 +107,11 @@ class Makes(Protocol):
     def __call__(self, *, clock: Clock) -> Adaptive | Fixed: ...
 
 
-def throughput(server: Server, policy: Makes) -> float:
-    """Return the work per second of the ten seconds after the first thirty."""
+def throughput(server: Server, policy: Makes, after_s: float = 30.0, seconds: float = 10.0) -> float:
+    """Return the work per second of so many seconds after the first `after_s`."""
     simulation = Simulation(server)
     made = policy(clock=simulation.clock)
-    simulation.run(made, 30)
+    simulation.run(made, after_s)
     before = simulation.served
-    simulation.run(made, 40)
-    return (simulation.served - before) / 10
+    simulation.run(made, after_s + seconds)
+    return (simulation.served - before) / seconds
