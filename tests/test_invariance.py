@@ -14,6 +14,7 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.file_cache import PLACE
+from tests.sets import often
 from tools.models.make_model import write_model
 
 SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
@@ -92,7 +93,7 @@ def expected(request, bytes_of) -> tuple[tuple[str, ...], str]:
     return sampling, bytes_of("runtime.slots=4", *sampling)
 
 
-@pytest.mark.parametrize("way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.laws) for way in WAYS])
+@pytest.mark.parametrize("way", often(WAYS, *OFTEN))
 def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
     monkeypatch.setenv(PLACE, str(tmp_path))
     sampling, digest = expected

@@ -118,7 +118,7 @@ def read(
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 47, 49, 63, 64, 65, 90, 127, 128, 129, 200, 255, 256, *range(3, 60, 4))
 
 
-OFTEN = [("f32", True), ("q8_0", False)]
+OFTEN = [("q8_0", False)]
 REST = [each for each in product(("f32", "bf16", "f16", "q8_0"), (True, False)) if each not in OFTEN]
 
 

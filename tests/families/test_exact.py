@@ -17,7 +17,7 @@ from operators.llama.kernels import CLASSES
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from tests.families.make import LOGITS_OF, PROMPTS
-from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES
+from tests.families.test_families import FAMILIES, HERE, REFERENCES
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
 from tools.models.make_model import quantize_file
@@ -64,11 +64,13 @@ def test_logits_are_the_same_to_the_bit_in_any_company(model):
     check_bits(model)
 
 
+@pytest.mark.laws
 def test_a_canary_does_not_depend_on_slots_and_leaves_them_empty(model):
     check_canary(model)
 
 
-@pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.laws) for f in FAMILIES])
+@pytest.mark.laws
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_the_same_to_the_bit_in_any_company(family, tmp_path):
     quantize_file(HERE / f"{family}.gguf", tmp_path / "model.gguf", "bf16")
     model = LlamaModel(ModelSettings(path=str(tmp_path / "model.gguf")))
@@ -85,12 +87,14 @@ def logits(model: LlamaModel, prompts: Seq[np.ndarray], max_tokens: int, **setti
     ]
 
 
+@pytest.mark.laws
 def test_logits_are_those_of_transformers(family, model):
     prompt = np.frombuffer(PROMPTS[LOGITS_OF].encode(), np.uint8).astype(np.int32)
     found = logits(model, [prompt], 1, slots=1)[0][0]
     assert np.abs(found - REFERENCES[family]["logits"]).max() < tolerance(family)
 
 
+@pytest.mark.laws
 def test_a_row_sees_nothing_of_another_in_a_unified_cache(family, model):
     """Rows that differ in a secret alone, in a cache too small for them: each has the logits that it has alone."""
     random = np.random.default_rng(2)

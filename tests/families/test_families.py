@@ -102,10 +102,9 @@ def test_ids_equal_those_of_transformers(family, usual):
     assert not differences(family, usual(family))
 
 
-@pytest.mark.parametrize("family", [f if f in OFTEN else pytest.param(f, marks=pytest.mark.laws) for f in FAMILIES])
-@pytest.mark.parametrize(
-    "way", [name if i == 0 else pytest.param(name, marks=pytest.mark.laws) for i, name in enumerate(EXACT_WAYS)]
-)
+@pytest.mark.laws
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", EXACT_WAYS)
 def test_no_way_changes_a_byte_of_the_data(family, way, usual, tmp_path):
     assert main(job(family, tmp_path / "out", *EXACT_WAYS[way])) == ExitCode.DONE
     assert data(tmp_path / "out") == data(usual(family))
@@ -120,9 +119,10 @@ def test_ids_hold_where_bits_may_not(family, way, tmp_path, monkeypatch):
     assert not differences(family, tmp_path / "out")
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("mamba2", "rwkv7") else pytest.param(name, marks=pytest.mark.laws) for name in FAMILIES],
+    FAMILIES,
 )
 def test_a_killed_run_goes_on_to_the_same_ids(family, tmp_path):
     arguments = job(family, tmp_path / "out", "chunk_rows=16")

@@ -18,6 +18,7 @@ from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import reuse
 from tests.families.test_families import HERE, REFERENCES, differences, job
 from tests.operators.llama.test_decoding import COUNTS, complete
+from tests.sets import often
 
 SHARING = ("falcon_h1", "granite_hybrid", "jamba", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_5", "rwkv7")
 
@@ -25,7 +26,7 @@ SHARING = ("falcon_h1", "granite_hybrid", "jamba", "lfm2", "mamba", "mamba2", "n
 @pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("qwen3_5", "rwkv7") else pytest.param(name, marks=pytest.mark.laws) for name in SHARING],
+    often(SHARING, "qwen3_5", "rwkv7"),
 )
 def test_no_bit_of_the_logits_depends_on_a_snapshot(family, flash_attention):
     random = np.random.default_rng(5)

@@ -20,6 +20,8 @@ from operators.scoring.text_batches import Reader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 
+pytestmark = pytest.mark.laws  # converts a file of each family to two types, and loads both
+
 FILES = sorted(Path(__file__).parent.glob("*.gguf"))
 LARGEST_KL = 0.01
 """Mean divergence of the next token's distribution (nats) that correct kernels may have, which round otherwise: 2e-3

@@ -44,16 +44,19 @@ def test_it_answers_and_never_with_a_mask(expected):
     assert MASK not in {token for row in ids for token in row}
 
 
+@pytest.mark.laws
 def test_a_model_that_has_not_learnt_it_answers_nothing(tmp_path):
     table = accuracy(run(tmp_path / "out", f"model.path={AUTOREGRESSIVE}", "sampling.max_tokens=32"))
     assert table.filter(table["family"] == "all")["right"].item() < 5
 
 
-@pytest.mark.parametrize("slots", [5, pytest.param(1, marks=pytest.mark.laws)])
+@pytest.mark.laws
+@pytest.mark.parametrize("slots", [1, 5])
 def test_any_number_of_slots_gives_the_same_ids(slots, expected, tmp_path):
     assert pq.read_table(run(tmp_path / "out", f"runtime.slots={slots}")).equals(pq.read_table(expected))
 
 
+@pytest.mark.laws
 def test_where_it_is_sure_it_takes_several_tokens_at_once(expected, tmp_path):
     data = run(tmp_path / "out", "decode.remasking=low_confidence_dynamic")
     assert denoise_passes(data) < 0.6 * denoise_passes(expected)

@@ -40,13 +40,15 @@ def expected(tmp_path_factory) -> Path:
     return run(tmp_path_factory.mktemp("run") / "sixteen", "data.limit=60", "runtime.slots=16")
 
 
-@pytest.mark.parametrize("slots", [4, pytest.param(1, marks=pytest.mark.laws)])
+@pytest.mark.laws
+@pytest.mark.parametrize("slots", [1, 4])
 def test_any_number_of_slots_gives_the_same_answers(tmp_path, expected, slots):
     data = run(tmp_path / "out", "data.limit=60", f"runtime.slots={slots}")
     assert accuracy(data).equals(accuracy(expected))
     assert digest(data) == digest(expected)
 
 
+@pytest.mark.laws
 def test_an_interrupted_run_gives_the_same_answers_when_it_is_resumed(tmp_path, expected):
     directory = tmp_path / "out"
     command = [sys.executable, "-m", "pipeline", *JOB, f"output_dir={directory}", "data.limit=60", "runtime.slots=2"]

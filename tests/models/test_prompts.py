@@ -73,6 +73,7 @@ def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
     assert set(roles) == {("system", "user", "assistant", "user"), ("user", "assistant", "user")}
 
 
+@pytest.mark.laws
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
     for name in (

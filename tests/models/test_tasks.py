@@ -22,6 +22,7 @@ def drawn():
     return {split: generate(11, count, split) for split in ("train", "heldout")}
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_the_same_seed_draws_the_same_examples(split):
     assert generate(3, 70, split) == generate(3, 70, split)
@@ -32,6 +33,7 @@ def test_the_endless_stream_is_the_same_for_a_seed():
     assert list(islice(examples(5), 50)) == list(islice(examples(5), 50))
 
 
+@pytest.mark.laws
 def test_every_family_comes_in_turn(drawn):
     assert Counter(e.family for e in drawn["heldout"]) == dict.fromkeys(FAMILIES, PER_FAMILY)
 

@@ -14,6 +14,8 @@ from tests.operators.endpoint.asking import texts
 from tests.operators.endpoint.fault_server import FaultServer
 from tests.operators.endpoint.real_server import TINY, llama_cpp_server
 
+pytestmark = pytest.mark.laws  # starts llama-cpp-python's server
+
 
 def test_a_graph_may_have_a_server_and_a_model_of_this_process(tmp_path):
     job = Job("both", model="endpoint", sampling={"max_tokens": 4})
@@ -73,7 +75,7 @@ def test_scores_of_a_real_server_are_those_of_the_local_job(tmp_path):
         assert their["is_greedy"] == our["is_greedy"]
 
 
-@pytest.mark.parametrize("rows", [30, pytest.param(200, marks=pytest.mark.laws)])
+@pytest.mark.parametrize("rows", [30, 200])
 def test_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path, rows):
     """llama-cpp-python's server has one slot and no flash attention."""
     settings = {"sampling": "greedy", "data.limit": rows, "progress": "none"}

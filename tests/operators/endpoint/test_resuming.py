@@ -54,6 +54,7 @@ def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -
     assert len(expected) == 60
 
 
+@pytest.mark.faults
 def test_a_killed_run_goes_on_with_the_same_rows(tmp_path):
     killed_at_random(tmp_path, 2)
 

@@ -132,6 +132,7 @@ def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tm
     assert totals(tmp_path / "four")["generate/store_hits"] == 0
 
 
+@pytest.mark.laws
 def test_slots_and_contexts_change_nothing(tmp_path):
     one = run(tmp_path / "one")
     assert run(tmp_path / "two", "runtime.contexts=2", "runtime.slots=3") == one
@@ -146,6 +147,7 @@ def test_samples_differ_and_equal_greedy_rows_are_made_once(tmp_path):
     assert totals(tmp_path / "cold")["generate/identical"] == 10
 
 
+@pytest.mark.laws
 def test_the_contenders_of_the_benchmark_are_jobs(tmp_path):
     jobs = [each for each in SCENARIOS["diffusion"].contenders if isinstance(each, Job)]
     contenders = [each for each in jobs if each.name.startswith("4/")]

@@ -18,6 +18,7 @@ from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from operators.settings.runtime import EngineSettings
 from tests.operators.engine.block_diffusion.reference import Qwen3, Rules, generate
 from tests.operators.engine.block_diffusion.rows import complete, prompts
+from tests.sets import often
 from tools.bench.rungs import complete as complete_in_this_thread
 from tools.models.make_model import write_model
 
@@ -83,7 +84,7 @@ def rules(remasking: str, length: int, steps: int) -> Rules:
 
 
 @pytest.mark.parametrize(("remasking", "length", "steps"), GRID)
-@pytest.mark.parametrize("slots", [3, *(pytest.param(n, marks=pytest.mark.laws) for n in (1, 16))])
+@pytest.mark.parametrize("slots", often((1, 3, 16), 3))
 def test_ids_are_those_of_the_reference(expected, model, remasking, length, steps, slots):
     """With 1 slot unbatched, with 3 refilled, with 16 all rows at once."""
     done = complete(model, settings(remasking, length, steps), TEXTS, MAX_TOKENS, slots=slots, **EXACT)

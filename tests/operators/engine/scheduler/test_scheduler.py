@@ -10,6 +10,7 @@ from operators.engine.sequence import FinishReason, Sequence, State
 from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
+from tests.sets import often
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -19,7 +20,7 @@ def alone(texts, params=GREEDY):
     return {i: Bench(shape(1)).run(sequences([text], params))[0] for i, text in enumerate(texts)}
 
 
-@pytest.mark.parametrize("slots", [1, 7, *(pytest.param(n, marks=pytest.mark.laws) for n in (2, 16))])
+@pytest.mark.parametrize("slots", often((1, 2, 7, 16), 7))
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("per_sequence", [True, False])
 def test_batched_equals_single(slots, params, per_sequence):

@@ -19,6 +19,7 @@ from operators.engine.strategies.speculative.strategy import FIRST_STEPS
 from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape, worker_on
 from tests.operators.engine.speculative.drafters import WithModel
 from tests.operators.engine.speculative.test_engine import SAMPLING, completions, rows_of
+from tests.sets import often
 
 
 class Other(FakeModel):
@@ -74,7 +75,7 @@ def check_seats(drafter: DraftModel, *, whole: bool) -> None:
             assert again._hashes[seat.index, seat.length] == decoder._hashes[seat.index, seat.length]
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", often(SAMPLING, "sampled"))
 @pytest.mark.parametrize("draft", [FakeModel, Other])
 def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft):
     texts, params = prompts(16), SAMPLING[name]

@@ -19,6 +19,7 @@ from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape,
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
 from tests.operators.rows.schemas import PERSON
+from tests.sets import often
 
 STOPS = frozenset({END_ID})
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "dry_multiplier": 0.8}
@@ -60,8 +61,8 @@ def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
     return {r.handle: (r.tokens, r.finish_reason, r.error, r.fits, r.sampling.scores, r.dropped) for r in rows}
 
 
-@pytest.mark.parametrize("name", SAMPLING)
-@pytest.mark.parametrize("right", [0.0, 0.8])
+@pytest.mark.parametrize("name", often(SAMPLING, "sampled", "penalties", "constraint"))
+@pytest.mark.parametrize("right", often([0.0, 0.8], 0.8))
 def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, right):
     texts, params = prompts(16), SAMPLING[name]
     expected = rows_of(texts, params, stops=name == "no end")

@@ -43,6 +43,7 @@ def totals(out: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.laws
 def test_the_bytes_are_those_of_autoregressive_also_resumed_and_from_its_store(tmp_path):
     warm = ("sampling.temperature=0.9", "sampling.n=2")
     store = f"store.path={tmp_path / 'store.sqlite'}"
@@ -123,6 +124,7 @@ def stranger(tmp_path_factory) -> str:
     return f"decode.draft.model={path}"
 
 
+@pytest.mark.laws
 def test_a_draft_model_changes_no_byte_also_resumed_and_from_its_store(tmp_path, stranger):
     warm = ("sampling.temperature=0.9", "sampling.n=2")
     store = f"store.path={tmp_path / 'store.sqlite'}"
@@ -182,6 +184,7 @@ def test_padded_vocabularies_agree(tmp_path):
     assert "token 1 is 'b' and not 'x', and 1 in all differ" in str(_difference(tokens, [b"a", b"x", b"c"]))
 
 
+@pytest.mark.laws
 def test_workers_in_processes_draft_too(tmp_path):
     """Each loads the draft model; the bytes are those of one process."""
     expected = run(tmp_path / "plain")

@@ -36,6 +36,7 @@ def play(
     return chosen, (tokens / time) / (rows / seconds(rows))
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     ("rows", "right", "seconds", "likely"),
     [
@@ -158,6 +159,7 @@ def test_drafts_are_made_where_they_pay_with_what_they_cost(rows, right, draft_s
     assert job.gain > least
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("phases", [(0.9, 0.0, 0.9), (0.0, 0.9, 0.0)])
 def test_a_job_is_never_slower_than_without_drafts_by_two_percent(rows, phases):
