@@ -23,9 +23,9 @@ quickstart: $(VENV)/.locked ## run the job jobs/quickstart.yaml; it ends by sayi
 BESIDE := --numprocesses logical --maxprocesses 4
 
 # The tests of a file stay together, for what they share is made once; files come in their order, as those with few tests
-# are not those that are soon done. `check` has run those of the imports.
+# are not those that are soon done. `check` has run two.
 test: check ## check, then run the tests that hold each law once
-	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder --ignore tests/test_imports.py
+	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder --ignore tests/test_imports.py --ignore tests/test_conf.py
 
 laws: $(VENV)/.locked ## the sweeps: each law over all types, families and formats, and what starts servers, Ray and compilers
 	@$(PY) -m pytest $(BESIDE) --dist loadfile --no-loadscope-reorder -m laws
@@ -38,8 +38,7 @@ check: $(VENV)/.locked ## ruff, mypy, the order of imports, and every job and op
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
-	@$(PY) -m pytest -q tests/test_imports.py
-	@$(PY) -m tools.check_conf
+	@$(PY) -m pytest -q tests/test_imports.py tests/test_conf.py
 
 doctor: $(VENV)/.locked ## versions, CPU features, and the proof that quantised models decode
 	@$(PY) -m pipeline doctor

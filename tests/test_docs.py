@@ -105,9 +105,7 @@ def test_a_page_begins_with_a_command(page):
 def test_before_a_commit_the_same_runs_as_in_make_check():
     check = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     assert check is not None
-    commands = (
-        check[1].replace("\t@", "").replace("$(PY)", "$(VENV)/bin/python").replace("$(VENV)", ".venv").splitlines()
-    )
+    commands = check[1].replace("\t@", "").replace("$(PY)", "$(VENV)/bin/python").replace("$(VENV)", ".venv")
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
     assert [hook["entry"] for hook in hooks] == commands.splitlines()
 

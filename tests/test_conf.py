@@ -1,0 +1,40 @@
+"""Every job of jobs/ and every option of conf/ composes, and its operators take their arguments. Part of `make check`:
+no data is read and no model loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.build import build_node
+from pipeline.config.compose import composed
+from pipeline.config.jobs import find_job, list_jobs
+from pipeline.config.keys import CONF
+
+pytestmark = pytest.mark.slow("Hydra composes each job and each option anew")
+
+NEEDS = {"endpoint": {"model.url": "http://127.0.0.1:8000/v1"}}
+"""What an option does not work without."""
+GROUPS = {
+    folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()
+}
+TOGETHER = [
+    {group: names[turn] for group, names in sorted(GROUPS.items()) if turn < len(names)}
+    for turn in range(max(map(len, GROUPS.values())))
+]
+"""Every option once, one of each group at a time."""
+
+
+@pytest.mark.parametrize("job", [job.name for job in list_jobs()])
+def test_a_job(job):
+    builds(job, {})
+
+
+@pytest.mark.parametrize("options", TOGETHER, ids=lambda options: "-".join(options.values()))
+def test_options(options):
+    builds("generate", options)
+
+
+def builds(job: str, options: dict[str, str]) -> None:
+    values = {key: value for name in options.values() for key, value in NEEDS.get(name, {}).items()}
+    for name, node in composed(find_job(job), options, values).nodes.items():
+        build_node(name, node)
