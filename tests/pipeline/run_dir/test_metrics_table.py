@@ -40,10 +40,14 @@ def merged(directory: Path) -> list[tuple[int, int]]:
     return [(row["attempt"], row["n"]) for row in pq.read_table(directory / "steps.parquet").to_pylist()]
 
 
+def scanned(directory: Path) -> pl.LazyFrame:
+    found = metrics_files.scan(directory, "steps")
+    return pl.LazyFrame({"attempt": [], "n": []}) if found is None else found
+
+
 def read(directory: Path) -> list[tuple[int, int]]:
     """The rows that a reader finds."""
-    found = metrics_files.scan(directory, "steps")
-    return [] if found is None else found.select("attempt", "n").collect().rows()
+    return scanned(directory).select("attempt", "n").collect().rows()
 
 
 def stream(directory: Path) -> Path:
@@ -79,7 +83,7 @@ def test_a_reader_finds_each_row_once_at_any_time(tmp_path):
         table.flush()
         expected.append((1, n))
         assert read(tmp_path) == expected
-    late = metrics_files.scan(tmp_path, "steps")
+    late = scanned(tmp_path)
     table.merge()
     assert late.select("attempt", "n").collect().rows() == read(tmp_path) == expected
 
@@ -88,7 +92,7 @@ def test_a_reader_finds_each_row_once_at_any_time(tmp_path):
 def test_a_reader_can_choose_columns_and_rows(tmp_path, rows):
     table_of(tmp_path, 1, 1).merge()
     table_of(tmp_path, 2, 2, 3, 4)
-    found = metrics_files.scan(tmp_path, "steps")
+    found = scanned(tmp_path)
     assert found.select("n").head(9 if rows is None else rows).collect()["n"].to_list() == [1, 2, 3, 4][:rows]
     assert found.filter(pl.col("attempt") == 2, n=3).select("n").collect()["n"].to_list() == [3]
 
@@ -232,7 +236,7 @@ def test_columns_of_other_versions_are_kept(tmp_path, ended):
     new.append(2, "two")
     new.flush()
     expected = [(1, 1, None, "one"), (2, 2, "two", None)]
-    assert metrics_files.scan(tmp_path, "steps").select("attempt", "n", "new", "gone").collect().rows() == expected
+    assert scanned(tmp_path).select("attempt", "n", "new", "gone").collect().rows() == expected
     new.merge()
     whole = pl.read_parquet(tmp_path / "steps.parquet")
     assert whole.columns == ["attempt", "worker", "n", "new", "gone"]
