@@ -157,7 +157,6 @@ def outcome(directory: Path, tokens_in: int, tokens_out: int) -> Outcome:
         wall_s=2.0,
         totals={},
         max_error_rate=0.0,
-        accounts={},
         target=None,
     )
 
