@@ -35,7 +35,6 @@ WAYS = {
     "nothing shared": ("runtime.slots=5", *PLAIN),
     "holes": ("runtime.slots=5", "runtime.optimise.compaction=false"),
     "short pieces": ("runtime.slots=5", "runtime.n_ubatch=128", "runtime.n_batch=128"),
-    "late refill": ("runtime.slots=6", "runtime.refill=4"),
     "a calibration": ("runtime=auto", "runtime.flash_attention=true"),  # which alone would change bits
     "no journal": ("runtime.slots=5", "store.enabled=false"),
 }

@@ -17,7 +17,6 @@ MAY_CHANGE = [
     "runtime.n_batch=256 runtime.n_ubatch=256",
     "runtime.contexts=2",
     "runtime.lookahead_rows=8",
-    "runtime.refill=2",
     "runtime.swap_mb=1",
     "runtime.preempt_every=3",
     "runtime.priority=row",

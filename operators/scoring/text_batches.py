@@ -144,6 +144,5 @@ def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:
         kv="per_sequence",
         n_ctx=None,
         admission="reserve",
-        refill=1,
         contexts=1,
     )

@@ -213,7 +213,6 @@ def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) ->
         kv="per_sequence",
         n_ctx=None,
         admission="reserve",
-        refill=1,
         contexts=contexts,
         threads=cores // contexts,
     )

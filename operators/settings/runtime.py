@@ -84,7 +84,6 @@ class EngineSettings:
         lookahead_rows: rows that are sorted by length at a time.
         priority: a column, or an SQL expression over the columns, that is a number: of the rows that wait those with
             the highest are admitted first. A row never waits longer than for the end of its chunk and the next.
-        refill: free slots to wait for before new rows are admitted; never waits while nothing decodes.
         deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
         stall_timeout_s: seconds after which a run in which nothing moves (no token, no row) is ended, with the stacks
             of all threads in run.log; null: never. More than the longest call takes.
@@ -111,7 +110,6 @@ class EngineSettings:
     flash_attention: bool | None = True
     memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
-    refill: int = field(default=1, metadata=NOT_IN_DATA)
     deterministic: bool = True
     priority: str | None = field(default=None, metadata=NOT_IN_DATA)
     stall_timeout_s: float | None = field(default=1800.0, metadata=NOT_IN_DATA)
@@ -125,7 +123,7 @@ class EngineSettings:
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
-        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "refill", "contexts"):
+        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "contexts"):
             self._check(key, getattr(self, key) >= 1, "it is 1 or more")
         for key in ("swap_mb", "snapshot_mb"):
             self._check(key, getattr(self, key) >= 0, "it is 0 or more")
@@ -144,7 +142,6 @@ class EngineSettings:
         check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
         check_one_of("runtime.admission", self.admission, ADMISSIONS)
         self._check("slots", self.slots <= MAX_SLOTS, f"llama.cpp decodes {MAX_SLOTS} rows at most")
-        self._check("refill", self.refill <= self.slots, f"it is at most runtime.slots={self.slots}")
         self._check("n_ubatch", self.n_ubatch >= self.slots, f"at least slots={self.slots}")
         self._check("n_ubatch", self.n_ubatch <= self.n_batch, f"at most n_batch={self.n_batch}")
         self._check(

@@ -23,6 +23,7 @@ REMOVED: Mapping[str, str] = {
     "cluster.mixed": "leave it out; unlike workers are refused, so give a run those with one build and processor",
     "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
     "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
+    "runtime.refill": "leave it out; a free slot is filled at once",
 }
 
 

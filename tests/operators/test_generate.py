@@ -99,7 +99,7 @@ def test_text_is_independent_of_slots_chunks_and_window(tmp_path, sampling):
 
     expected = completions()
     assert completions(slots=1) == expected
-    assert completions(slots=16, refill=3) == expected
+    assert completions(slots=16) == expected
     assert completions(chunk_rows=7, lookahead_rows=3) == expected
     assert len(set(expected)) == 60
 

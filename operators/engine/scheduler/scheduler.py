@@ -151,8 +151,6 @@ class Scheduler:
             self._preempted.resume(row)
             row.times.preempted_s += now
         queue = self.queue
-        if len(self.slots) and self.slots.free < self._settings.refill and queue.waiting:
-            return IdleReason.REFILL
         taken: list[Sequence] = []
         kv = self._budget.reserve(self.slots.rows())
         while len(taken) < self.slots.free:

@@ -39,8 +39,6 @@ class IdleReason(StrEnum):
     """No sequence waits, but more may come: look upstream."""
     CREDIT = "credit"
     """Sequences wait, but their node has not collected finished ones: look downstream."""
-    REFILL = "refill"
-    """Sequences wait until `refill` slots are free."""
     ROOM = "room"
     """Sequences wait for room in the KV cache."""
     TAIL = "tail"

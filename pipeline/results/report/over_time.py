@@ -21,7 +21,6 @@ RESUMED = " A dashed line is where a later attempt begins; the time between atte
 CAUSES = {
     "input": ("no row waited", "c7"),
     "credit": ("readers were full", "c2"),
-    "refill": ("waited for a refill", "c3"),
     "room": ("no room in the KV cache", "c4"),
     "tail": ("the input had ended", "c6"),
     "prefix": ("waited for a shared prompt", "c5"),

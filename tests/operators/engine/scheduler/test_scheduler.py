@@ -114,13 +114,6 @@ def test_a_freed_slot_is_refilled_at_once():
     assert not any(waits.values())
 
 
-def test_refill_waits_for_free_slots_but_never_while_nothing_decodes():
-    bench = Bench(shape(4), refill=4)
-    result = bench.run(sequences(prompts(20, longest=20)))
-    assert len(result) == 20
-    assert any(bench.column("unfilled_refill"))
-
-
 def test_credit_bounds_what_is_in_flight():
     bench = Bench(shape(4))
     client = bench.client(capacity=3)
