@@ -142,7 +142,7 @@ class Generate(GenerateSetup):
         few = rows if rows <= FEW_ROWS else None
         lengths, longest = prompt_lengths(batch.data for batch in batches), self._sampling.max_tokens
         before = Tuning(self._engine_settings, self._model, lengths, longest, task.results, few).before()
-        settings = replace(before or self._engine_settings.with_defaults(), state_dir=None)  # a forecast writes nothing
+        settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self._decode)
         generating = Generating(
             Device(engine, settings),

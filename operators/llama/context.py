@@ -35,7 +35,7 @@ class LlamaContext:
         model: handle of a loaded llama_model.
         n_vocab: words of its vocabulary.
         shape: the sizes, as `settings` give them.
-        lone_tokens, state_key: see Decoder.
+        lone_tokens: see Decoder.
         on_cpu: keep every operation on the CPU.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context.
@@ -53,7 +53,6 @@ class LlamaContext:
         settings: EngineSettings,
         *,
         lone_tokens: int,
-        state_key: str,
         on_cpu: bool,
         abort: ctypes.Array[ctypes.c_char],
     ) -> None:
@@ -67,7 +66,6 @@ class LlamaContext:
             shape = replace(shape, flash_attention=False)  # there is no attention
         self.shape = shape
         self.lone_tokens = lone_tokens
-        self.state_key = state_key
         self.batch = BatchBuffer(shape.call_tokens)
         self._llama_batch = LlamaBatch(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab

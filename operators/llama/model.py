@@ -200,15 +200,9 @@ class LlamaModel:
             shape,
             settings,
             lone_tokens=lone,
-            state_key=self._state_key(settings, shape),
             on_cpu=self.is_cpu,
             abort=self._abort,
         )
-
-    def _state_key(self, settings: EngineSettings, shape: DecoderShape) -> str:
-        kernels = (system_info(), llama_cpp.__version__, self.is_cpu, shape.per_sequence)
-        threads = settings.threads or usable_cores()
-        return repr((self.fingerprint(), *kernels, threads, settings.kv_type, settings.flash_attention))
 
     def lease_encoder(
         self, settings: EngineSettings, most_tokens: int, wanted: Wanted

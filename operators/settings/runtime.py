@@ -69,8 +69,6 @@ class EngineSettings:
         swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
         snapshot_mb: MiB of memory for snapshots of prefixes, the least recently used of which go first. Recurrent and
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
-        state_dir: a folder for the states of rows beyond swap_mb, and for snapshots, where a resumed run or another one
-            with the same model finds them; null: memory alone.
         preempt_every: have the youngest row give up its slot every so many steps. For tests.
         contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
             of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
@@ -102,7 +100,6 @@ class EngineSettings:
     admission: str = field(default="reserve", metadata=NOT_IN_DATA)
     swap_mb: int = field(default=1024, metadata=NOT_IN_DATA)
     snapshot_mb: int = field(default=512, metadata=NOT_IN_DATA)
-    state_dir: str | None = field(default=None, metadata=NOT_IN_DATA)
     preempt_every: int | None = field(default=None, metadata=NOT_IN_DATA)
     contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)

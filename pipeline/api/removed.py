@@ -24,6 +24,7 @@ REMOVED: Mapping[str, str] = {
     "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
     "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
     "runtime.refill": "leave it out; a free slot is filled at once",
+    "runtime.state_dir": "leave it out; a resumed run computes the common beginnings of prompts again",
 }
 
 

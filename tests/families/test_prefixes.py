@@ -67,13 +67,3 @@ def test_snapshots_are_in_the_plan_and_within_the_limit(tmp_path, capfd):
     assert main(limited) == ExitCode.CONFIG
     assert "runtime.snapshot_mb" in capfd.readouterr().err
     assert main([*limited, "runtime.snapshot_mb=10"]) == ExitCode.DONE
-
-
-def test_states_on_disk_serve_another_run(tmp_path):
-    tokens = []
-    for name in ("one", "two"):
-        out = tmp_path / name
-        assert main(job("mamba2", out, f"runtime.state_dir={tmp_path / 'states'}")) == ExitCode.DONE
-        assert not differences("mamba2", out)
-        tokens.append(sum(pq.read_table(out / "metrics" / "steps.parquet")["prefill_tokens"].to_pylist()))
-    assert tokens[0] - tokens[1] == 69

@@ -51,7 +51,6 @@ class FakeDecoder:
 
     partial = True
     keeps_prefixes = True
-    state_key = "fake"
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape

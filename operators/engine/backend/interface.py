@@ -119,8 +119,6 @@ class Decoder(Protocol):
     after all tokens."""
     keeps_prefixes: bool
     """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
-    state_key: str
-    """Equal for decoders that compute the same bits of a row's state: model, kernels, threads, types."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
 

@@ -35,7 +35,7 @@ class RadixTree:
         """Add the prefixes of `row`, which waits in its node queue."""
         if len(row.prompt) <= BLOCK:
             return
-        end = node = self.node_of(row.prompt)
+        end = node = self._node_of(row.prompt)
         row.placement.node = end
         while node.parent is not None:
             heap = node.waiting.get(row.owner)
@@ -46,8 +46,8 @@ class RadixTree:
                 self._note_cached(node)
             node = node.parent
 
-    def node_of(self, prompt: TokenIds) -> PrefixNode:
-        """Return the node in which the whole blocks of `prompt` end. It must get an owner, or a sequence that waits."""
+    def _node_of(self, prompt: TokenIds) -> PrefixNode:
+        """Return the node in which the whole blocks of `prompt` end. It must get a sequence that waits."""
         node = self._roots[len(prompt) >= self._kernel_tokens]
         data = prompt.tobytes()
         for start in range(0, len(data) - _BYTES + 1, _BYTES):

@@ -6,13 +6,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.slots import Counts, KvBudget, Preempted, SlotPool
 from operators.engine.scheduler.snapshots import prefix_cache
-from operators.engine.scheduler.state_files import StateFiles
 from operators.engine.scheduler.step_batch import Chunking, IdleReason, PrefillChunk, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
@@ -34,10 +32,9 @@ class Scheduler:
         self.queue = queue
         self.slots = SlotPool(decoder)
         self.counts = Counts()
-        files = None if settings.state_dir is None else StateFiles(Path(settings.state_dir), decoder.state_key)
-        self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings, files)
+        self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
         self._budget = KvBudget(self._shape, settings.admission == "optimistic")
-        self._preempted = Preempted(settings.swap_mb, self.counts, files)
+        self._preempted = Preempted(settings.swap_mb, self.counts)
 
     @property
     def runnable(self) -> bool:

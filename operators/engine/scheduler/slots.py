@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from operators.engine.backend.interface import Decoder, DecoderShape
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.policy import KvState
-from operators.engine.scheduler.state_files import StateFiles
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import SavedCache, Slot
 
@@ -153,14 +152,12 @@ class Preempted:
     """Sequences that lost their slots, to be resumed when there is room, in order of admission.
 
     Args:
-        most_mb: MiB for saved caches; one that does not fit goes to `files`, or its sequence computes its tokens again.
+        most_mb: MiB for saved caches; the sequence of one that does not fit computes its tokens again.
         counts: incremented here: preempted_saved and preempted_anew.
-        files: on disk; None: there are none.
     """
 
-    def __init__(self, most_mb: int, counts: Counts, files: StateFiles | None = None) -> None:
+    def __init__(self, most_mb: int, counts: Counts) -> None:
         self._most_bytes = most_mb << 20
-        self._files = files
         self._bytes = 0
         self._counts = counts
         self.rows: list[Sequence] = []
@@ -168,20 +165,16 @@ class Preempted:
     def save(self, row: Sequence, *, always: bool) -> None:
         """Add `row`, which is about to leave its slot. `always`: save its cache whatever its size, because computing
         its tokens again would change its bits."""
-        unbounded = always or self._files is not None
-        saved = row.slot.save() if unbounded or self._bytes < self._most_bytes else None
-        if saved is not None and self._bytes + len(saved.data) > self._most_bytes:
-            if self._files is not None:
-                saved = SavedCache(self._files.swap(saved.data), saved.num_cached, on_disk=True)
-            elif not always:
-                saved = None
+        saved = row.slot.save() if always or self._bytes < self._most_bytes else None
+        if saved is not None and self._bytes + len(saved.data) > self._most_bytes and not always:
+            saved = None
         row.placement.preemptions += 1
         row.placement.saved = saved
         row.state = State.WAITING
         if saved is None:
             self._counts.preempted_anew += 1
         else:
-            self._bytes += saved.memory
+            self._bytes += len(saved.data)
             self._counts.preempted_saved += 1
         self.rows.append(row)
 
@@ -205,5 +198,5 @@ class Preempted:
     def _remove(self, row: Sequence) -> SavedCache | None:
         self.rows.remove(row)
         saved, row.placement.saved = row.placement.saved, None
-        self._bytes -= 0 if saved is None else saved.memory
+        self._bytes -= 0 if saved is None else len(saved.data)
         return saved

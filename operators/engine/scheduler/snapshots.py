@@ -21,7 +21,6 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.scheduler.prefix_cache import Match, PrefixCache
 from operators.engine.scheduler.radix_tree import BLOCK, common_length
 from operators.engine.scheduler.slots import Counts, SlotPool
-from operators.engine.scheduler.state_files import StateFiles
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
@@ -39,19 +38,14 @@ log = logging.getLogger("pipeline.decode")
 
 
 def prefix_cache(
-    pool: SlotPool,
-    queue: WaitingQueue,
-    chunking: Chunking,
-    counts: Counts,
-    settings: EngineSettings,
-    files: StateFiles | None = None,
+    pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts, settings: EngineSettings
 ) -> PrefixCache:
-    """Return the prefix cache for the decoder of `pool`. `files`: has the snapshots of earlier runs."""
+    """Return the prefix cache for the decoder of `pool`."""
     if not pool.decoder.keeps_prefixes:
         queue.share_nothing()
     if pool.decoder.partial:
         return PrefixCache(pool, queue, chunking, counts)
-    return SnapshotCache(pool, queue, chunking, counts, settings.snapshot_mb * MIB, files)
+    return SnapshotCache(pool, queue, chunking, counts, settings.snapshot_mb * MIB)
 
 
 class SnapshotCache(PrefixCache):
@@ -59,28 +53,17 @@ class SnapshotCache(PrefixCache):
 
     Args:
         most_bytes: of all snapshots together; 0: none is taken, and nothing is shared.
-        files: where prefixes of several prompts are kept on disk, too; None: nowhere.
     """
 
     def __init__(
-        self,
-        pool: SlotPool,
-        queue: WaitingQueue,
-        chunking: Chunking,
-        counts: Counts,
-        most_bytes: int,
-        files: StateFiles | None = None,
+        self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts, most_bytes: int
     ) -> None:
         super().__init__(pool, queue, chunking, counts)
         self._keeps, self._worth_a_copy = False, 0  # what a sequence leaves in its slot is of no use to others
         self._most_bytes = most_bytes
         self._snapshots: dict[Snapshot, None] = {}
-        self._files = files
         if not most_bytes:
             queue.share_nothing()
-        elif files is not None and queue.shares_prefixes:
-            for prompt, saved in files.read():
-                self._keep(Snapshot(pool.decoder, prompt, saved, queue.tree.node_of(prompt)))
 
     def save(self, rows: Seq[Sequence]) -> None:
         """Take snapshots of those of `rows` that have just computed a prefix, or a prompt, for which others wait."""
@@ -117,8 +100,6 @@ class SnapshotCache(PrefixCache):
                 node = node.parent
             group = row.placement.group if length == len(row.prompt) else None
             self._keep(Snapshot(self._pool.decoder, row.prompt[:length], saved, node, group))
-        if self._files is not None and group is None:
-            self._files.write(row.prompt[:length], saved)
         self._counts.snapshots_taken += 1
 
     def _keep(self, snapshot: Snapshot) -> None:
@@ -129,10 +110,7 @@ class SnapshotCache(PrefixCache):
         self._snapshots[snapshot] = None
         self.snapshot_bytes += len(snapshot.saved.data)
         while self.snapshot_bytes > self._most_bytes:
-            oldest = next(iter(self._snapshots))
-            self._drop(oldest)
-            if self._files is not None:
-                self._files.remove(oldest.prompt)
+            self._drop(next(iter(self._snapshots)))
             self._counts.snapshots_evicted += 1
 
     def _has_snapshot(self, group: PromptGroup | None) -> bool:
@@ -154,8 +132,6 @@ class SnapshotCache(PrefixCache):
             log.warning("a snapshot of %d tokens is dropped and computed again: %s", match.count, failure)
             row.slot.truncate(0)
             self._drop(match.source)
-            if self._files is not None:
-                self._files.remove(match.source.prompt)
             self._counts.snapshots_evicted += 1
             return False
         self._snapshots[match.source] = self._snapshots.pop(match.source)  # now the most recently used

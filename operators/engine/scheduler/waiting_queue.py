@@ -35,10 +35,6 @@ class WaitingQueue:
         """True if sequences may use each other's KV cache."""
         return self._optimise.prefix_sharing or self._optimise.sample_sharing
 
-    @property
-    def shares_prefixes(self) -> bool:
-        return self._optimise.prefix_sharing
-
     def share_nothing(self) -> None:
         """Have sequences submitted from now on compute all of their prompts."""
         self._optimise = replace(self._optimise, prefix_sharing=False, sample_sharing=False)

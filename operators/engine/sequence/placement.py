@@ -134,12 +134,6 @@ class SavedCache:
 
     data: Buffer
     num_cached: int
-    on_disk: bool = False
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that it takes."""
-        return 0 if self.on_disk else len(self.data)
 
 
 @dataclass(eq=False, slots=True)
