@@ -21,10 +21,10 @@ class BatchByLength(BaseOperator):
 
     A window is sent off when it is full, when no more rows are waiting (nothing downstream waits for a fuller one) and
     at a chunk's end. Rows of an earlier chunk go first; a batch holds rows of one chunk. Order decides nothing about
-    the text of a row: `shuffle_window` draws one, to test just that.
+    the text of a row.
 
     Args:
-        runtime: lookahead_rows, slots and shuffle_window are read.
+        runtime: lookahead_rows and slots are read.
 
     Example:
         batch:
@@ -39,8 +39,6 @@ class BatchByLength(BaseOperator):
     def __init__(self, runtime: EngineSettings) -> None:
         self._lookahead_rows = runtime.lookahead_rows
         self._batch_rows = max(runtime.slots, MIN_BATCH_ROWS)
-        seed = runtime.shuffle_window
-        self._shuffle = None if seed is None else np.random.default_rng(seed)
         self._window: list[Batch] = []
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -80,8 +78,6 @@ class BatchByLength(BaseOperator):
                 yield Batch(chunk, ordered.slice(start, self._batch_rows))
 
     def _order(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        if self._shuffle is not None:
-            return self._shuffle.permutation(rows.num_rows)
         return np.lexsort((rows.column(ROW.name).to_numpy(), -list_lengths(rows.column(PROMPT_IDS.name))))
 
 

@@ -19,6 +19,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.expand import OVERRIDDEN, typed_key
+from tests.operators.engine.rules import scheduled
 
 HEAD = f"""
 defaults: [override /model: tiny]
@@ -114,7 +115,7 @@ def test_a_step_adds_a_column_of_its_name_and_leaves_no_other(short):
 
 
 WAYS = (
-    ("runtime.slots=5", "runtime.shuffle_window=5", "runtime.optimise.longest_first=false"),
+    ("runtime.slots=5",),
     pytest.param(("runtime.slots=1",), marks=pytest.mark.laws),
     pytest.param(("runtime.slots=3", "runtime.preempt_every=3", "store.enabled=false"), marks=pytest.mark.laws),
 )
@@ -122,7 +123,8 @@ WAYS = (
 
 @pytest.mark.parametrize("way", WAYS)
 def test_slots_and_order_change_no_byte(short, tmp_path, way):
-    assert bytes_of(run(tmp_path, SHORT, "out", *way)) == bytes_of(short)
+    with scheduled(shuffle=5):
+        assert bytes_of(run(tmp_path, SHORT, "out", *way)) == bytes_of(short)
 
 
 def test_what_a_step_generated_is_found_in_the_store(short, tmp_path, caplog):
@@ -172,7 +174,8 @@ def test_turns_are_prompts_of_the_whole_conversation(dialogue, tmp_path):
             ("user", row["doubt"] or "Are you sure?"),
             ("assistant", row["second"]),
         ]
-    assert dialogue_with(dialogue, tmp_path / "other", "runtime.slots=2", "runtime.shuffle_window=5") == rows
+    with scheduled(shuffle=5):
+        assert dialogue_with(dialogue, tmp_path / "other", "runtime.slots=2") == rows
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,6 @@ class EngineSettings:
             of all threads in run.log; null: never. More than the longest call takes.
         row_timeout_s: seconds that a row may be in a slot; one that takes longer is rejected, and what is rejected then
             depends on the machine. null: as long as it takes.
-        shuffle_window: admit the rows of a window in an order drawn with this seed, instead of by length. For tests.
     """
 
     slots: int = field(default=16, metadata=NOT_IN_DATA)
@@ -111,7 +110,6 @@ class EngineSettings:
     priority: str | None = field(default=None, metadata=NOT_IN_DATA)
     stall_timeout_s: float | None = field(default=1800.0, metadata=NOT_IN_DATA)
     row_timeout_s: float | None = field(default=None, metadata=NOT_IN_DATA)
-    shuffle_window: int | None = field(default=None, metadata=NOT_IN_DATA)
     optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ REMOVED: Mapping[str, str] = {
     "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
     "runtime.refill": "leave it out; a free slot is filled at once",
     "runtime.state_dir": "leave it out; a resumed run computes the common beginnings of prompts again",
+    "runtime.shuffle_window": "leave it out; it was for tests",
 }
 
 

@@ -76,30 +76,20 @@ def test_an_empty_inbox_is_not_waited_on() -> None:
     lengths=st.lists(st.integers(0, 20), max_size=60),
     cut=st.integers(1, 60),
     window=st.integers(1, 70),
-    shuffle=st.sampled_from([None, 1, 2]),
 )
-def test_every_row_leaves_once_in_its_chunk(lengths: list[int], cut: int, window: int, shuffle: int | None) -> None:
+def test_every_row_leaves_once_in_its_chunk(lengths: list[int], cut: int, window: int) -> None:
     rows = dict(enumerate(lengths))
     chunks = [dict(list(rows.items())[i : i + 20]) for i in range(0, len(rows), 20)]
     items: list[Item] = []
     for k, chunk in enumerate(chunks):
         items += [batch(k, dict(list(chunk.items())[i : i + cut])) for i in range(0, len(chunk), cut)]
         items.append(ChunkEnd(k, len(chunk)))
-    out = sent(BatchByLength(EngineSettings(lookahead_rows=window, shuffle_window=shuffle)), *items)
+    out = sent(BatchByLength(EngineSettings(lookahead_rows=window)), *items)
     for k, chunk in enumerate(chunks):
         left = [row for item in out if not isinstance(item, str) and item[0] == k for row in item[1]]
         assert sorted(left) == list(chunk)
-        if shuffle is None and window >= 20:
+        if window >= 20:
             assert left == sorted(chunk, key=lambda row: (-chunk[row], row))
-
-
-def test_a_shuffled_window_is_another_order_and_the_same_each_time() -> None:
-    def order(seed: int | None) -> object:
-        items = batch(0, dict.fromkeys(range(50), 1)), ChunkEnd(0, 50)
-        return sent(BatchByLength(EngineSettings(shuffle_window=seed)), *items)
-
-    assert order(1) == order(1)
-    assert len({str(order(seed)) for seed in (None, 1, 2)}) == 3
 
 
 def test_lengths_of_slices_and_nulls() -> None:

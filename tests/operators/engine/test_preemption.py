@@ -14,6 +14,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+from tests.operators.engine.rules import scheduled
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -110,6 +111,17 @@ def test_pieces_of_prompts_ride_along_in_the_unified_layout():
 
 def admitted(rows: list[Sequence]) -> list[object]:
     return [row.handle for row in sorted(rows, key=lambda row: row.placement.admission)]
+
+
+def test_a_drawn_order_is_another_one_and_the_same_each_time():
+    def order(seed: int | None) -> list[object]:
+        rows = sequences([np.full(5, i, np.int32) for i in range(20)])
+        with scheduled(shuffle=seed):
+            Bench(shape(1)).run(rows)
+        return admitted(rows)
+
+    assert order(1) == order(1)
+    assert len({str(order(seed)) for seed in (None, 1, 2)}) == 3
 
 
 def test_rows_of_higher_priority_are_admitted_first():

@@ -22,6 +22,7 @@ from operators.settings.structured import StructuredSettings
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.operators.engine.rules import scheduled
 
 MODEL = Path(__file__).parents[2] / "families/llama.gguf"
 CONTROLS = ["<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
@@ -176,11 +177,13 @@ def test_no_row_thinks_longer_than_its_budget_and_every_row_goes_on_to_its_answe
 
 
 @pytest.mark.parametrize(
-    "way", [("runtime.slots=1",), ("runtime.slots=4", "runtime.preempt_every=3"), ("runtime.shuffle_window=2",)]
+    ("rules", "way"),
+    [({}, ("runtime.slots=1",)), ({}, ("runtime.slots=4", "runtime.preempt_every=3")), ({"shuffle": 2}, ())],
 )
-def test_no_way_changes_a_byte(tmp_path, way):
+def test_no_way_changes_a_byte(tmp_path, rules, way):
     expected = ran(tmp_path / "usual", "sampling.thinking_budget=9")
-    assert ran(tmp_path / "way", "sampling.thinking_budget=9", *way) == expected
+    with scheduled(**rules):
+        assert ran(tmp_path / "way", "sampling.thinking_budget=9", *way) == expected
 
 
 def test_raw_text_is_the_reasoning_the_tag_and_the_answer(tmp_path):

@@ -22,6 +22,7 @@ from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from pipeline.api.errors import ExitCode
 from pipeline.api.records import Batch
 from pipeline.cli.main import main
+from tests.operators.engine.rules import scheduled
 from tests.operators.generation.test_reasoning import Vocabulary, row
 
 MODEL = Path(__file__).parents[2] / "families/llama.gguf"
@@ -83,18 +84,19 @@ def test_the_tool_of_that_name_is_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "way",
+    ("rules", "way"),
     [
-        ("runtime.slots=1",),
-        ("runtime.slots=4", "runtime.preempt_every=3"),
-        ("runtime.shuffle_window=2",),
-        ("sampling.structured.skip_forced=false",),
+        ({}, ("runtime.slots=1",)),
+        ({}, ("runtime.slots=4", "runtime.preempt_every=3")),
+        ({"shuffle": 2}, ()),
+        ({}, ("sampling.structured.skip_forced=false",)),
     ],
 )
-def test_no_way_changes_a_byte(tmp_path, way):
+def test_no_way_changes_a_byte(tmp_path, rules, way):
     expected = ran(tmp_path / "usual", "sampling.tools=required")
-    made = ran(tmp_path / "way", "sampling.tools=required", *way)
-    if "skip_forced" in way[0]:  # what is drawn otherwise takes other random numbers
+    with scheduled(**rules):
+        made = ran(tmp_path / "way", "sampling.tools=required", *way)
+    if "sampling.structured.skip_forced=false" in way:  # what is drawn otherwise takes other random numbers
         assert all(one["tool_calls"] for one in made)
     else:
         assert made == expected

@@ -18,6 +18,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, StorageError
 from pipeline.config.jobs import JOBS
 from pipeline.system.failpoints import VARIABLE, Failpoint
+from tests.operators.engine.rules import scheduled
 from tests.operators.openai.answered import USUAL, Answered, answered, fake_model, on_fake, requests
 from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
 from tests.operators.openai.shapes import ERROR_LINE, OUTPUT_LINES
@@ -141,7 +142,8 @@ def in_a_process(directory: Path, failpoint: str = "") -> int:
 
 
 def test_neither_slots_nor_the_order_of_arrival_change_a_byte(whole, tmp_path):
-    assert on_fake(tmp_path, SHIPPED, "runtime.slots=7", "runtime.shuffle_window=3").files == whole.files
+    with scheduled(shuffle=3):
+        assert on_fake(tmp_path, SHIPPED, "runtime.slots=7").files == whole.files
 
 
 def test_a_finished_run_that_has_lost_a_file_makes_it_again(whole, capsys):

@@ -67,7 +67,6 @@ def test_ids_depend_on_the_row_alone(remasking, length):
         {"optimise": only(compaction=True)},
         {"kv": "unified", "deterministic": False},
         {"kv": "unified", "deterministic": False, "n_ctx": 128},
-        {"shuffle_window": 1},
     ],
     ids=str,
 )

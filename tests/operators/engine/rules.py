@@ -1,0 +1,39 @@
+"""Rules of scheduling that no setting gives, for tests that no rule changes a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+
+from operators.batch_by_length import BatchByLength
+from operators.engine.scheduler import policy
+from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Order
+
+
+@contextmanager
+def scheduled(*, shuffle: int | None = None) -> Iterator[None]:
+    """Schedule by other rules within the block.
+
+    Args:
+        shuffle: have rows arrive, and of those that wait be admitted, in an order drawn with this seed; age and
+            priority hold.
+    """
+    with ExitStack() as rules:
+        if shuffle is not None:
+            random, usual = np.random.default_rng(shuffle), policy.order
+
+            def arrives(_: BatchByLength, rows: pa.RecordBatch) -> np.ndarray:
+                return random.permutation(rows.num_rows)
+
+            def admitted(seq: Sequence, number: int, *, longest_first: bool) -> Order:
+                age, priority, *_ = usual(seq, number, longest_first=longest_first)
+                return age, priority, int(random.integers(1 << 30)), number
+
+            rules.enter_context(patch.object(BatchByLength, "_order", arrives))
+            rules.enter_context(patch.object(policy, "order", admitted))
+        yield
