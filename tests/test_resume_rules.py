@@ -10,6 +10,7 @@ import pytest
 from operators.settings.checks import usable_cores
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.operators.engine.rules import scheduled
 
 ROWS = 30
 MAY_CHANGE = [
@@ -17,8 +18,6 @@ MAY_CHANGE = [
     "runtime.n_batch=256 runtime.n_ubatch=256",
     "runtime.contexts=2",
     "runtime.lookahead_rows=8",
-    "runtime.swap_mb=1",
-    "runtime.preempt_every=3",
     "runtime.priority=row",
     "runtime.stall_timeout_s=5",
     "runtime.row_timeout_s=100",
@@ -89,7 +88,8 @@ def test_what_cannot_change_a_byte_may_change(finished, settings, capsys):
 
 def test_and_does_not_change_a_byte(finished):
     all_at_once = [word for settings in MAY_CHANGE for word in settings.split()]
-    assert run(finished, *all_at_once, out="changed") == ExitCode.DONE
+    with scheduled(shuffle=1, preempt_every=3):
+        assert run(finished, *all_at_once, out="changed") == ExitCode.DONE
     assert data(finished.parent / "changed") == data(finished.parent / "out")
 
 

@@ -117,7 +117,7 @@ def test_a_step_adds_a_column_of_its_name_and_leaves_no_other(short):
 WAYS = (
     ("runtime.slots=5",),
     pytest.param(("runtime.slots=1",), marks=pytest.mark.laws),
-    pytest.param(("runtime.slots=3", "runtime.preempt_every=3", "store.enabled=false"), marks=pytest.mark.laws),
+    pytest.param(("runtime.slots=3", "store.enabled=false"), marks=pytest.mark.laws),
 )
 
 

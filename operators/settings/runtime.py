@@ -65,11 +65,10 @@ class EngineSettings:
         n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
             max_sequence_tokens.
         admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
-            to be expected does; when room runs out, the youngest row gives up its slot and goes on later).
-        swap_mb: MiB of memory for rows that gave up their slot; beyond that they compute their tokens again.
+            to be expected does; when room runs out, the youngest row gives up its slot, and computes its tokens again
+            later).
         snapshot_mb: MiB of memory for snapshots of prefixes, the least recently used of which go first. Recurrent and
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
-        preempt_every: have the youngest row give up its slot every so many steps. For tests.
         contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
             of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
             context draws its tokens, another computes. What it gains was not measured. Not for several GPUs.
@@ -97,9 +96,7 @@ class EngineSettings:
     kv_type: str = "f16"
     n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
     admission: str = field(default="reserve", metadata=NOT_IN_DATA)
-    swap_mb: int = field(default=1024, metadata=NOT_IN_DATA)
     snapshot_mb: int = field(default=512, metadata=NOT_IN_DATA)
-    preempt_every: int | None = field(default=None, metadata=NOT_IN_DATA)
     contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
@@ -120,9 +117,8 @@ class EngineSettings:
             return
         for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "contexts"):
             self._check(key, getattr(self, key) >= 1, "it is 1 or more")
-        for key in ("swap_mb", "snapshot_mb"):
-            self._check(key, getattr(self, key) >= 0, "it is 0 or more")
-        for key in ("max_sequence_tokens", "threads", "n_ctx", "preempt_every"):
+        self._check("snapshot_mb", self.snapshot_mb >= 0, "it is 0 or more")
+        for key in ("max_sequence_tokens", "threads", "n_ctx"):
             self._check(key, getattr(self, key) is None or getattr(self, key) >= 1, "it is 1 or more, or null")
         for key in ("stall_timeout_s", "row_timeout_s"):
             self._check(key, getattr(self, key) is None or getattr(self, key) > 0, "it is above 0 seconds, or null")

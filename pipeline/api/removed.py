@@ -26,6 +26,8 @@ REMOVED: Mapping[str, str] = {
     "runtime.refill": "leave it out; a free slot is filled at once",
     "runtime.state_dir": "leave it out; a resumed run computes the common beginnings of prompts again",
     "runtime.shuffle_window": "leave it out; it was for tests",
+    "runtime.preempt_every": "leave it out; it was for tests",
+    "runtime.swap_mb": "leave it out; a row that gave up its slot computes its tokens again",
 }
 
 

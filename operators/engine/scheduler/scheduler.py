@@ -19,14 +19,27 @@ from operators.settings.runtime import EngineSettings
 
 
 class Scheduler:
-    """Continuous batching over the slots of one decoder."""
+    """Continuous batching over the slots of one decoder.
 
-    def __init__(self, decoder: Decoder, queue: WaitingQueue, settings: EngineSettings, chunking: Chunking) -> None:
+    Args:
+        preempt_every: preempt a sequence every so many decode calls, for tests; None: only where the KV cache is full.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        queue: WaitingQueue,
+        settings: EngineSettings,
+        chunking: Chunking,
+        *,
+        preempt_every: int | None = None,
+    ) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
         self._chunking = chunking
         self._admissions = itertools.count()
+        self._preempt_every = preempt_every
         self._decode_calls = 0
         self._now = 0.0
         self.queue = queue
@@ -34,7 +47,7 @@ class Scheduler:
         self.counts = Counts()
         self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
         self._budget = KvBudget(self._shape, settings.admission == "optimistic")
-        self._preempted = Preempted(settings.swap_mb, self.counts)
+        self._preempted = Preempted(self.counts)
 
     @property
     def runnable(self) -> bool:
@@ -169,9 +182,9 @@ class Scheduler:
         """Make a step of all decoding sequences, and chunks of those that are `prefilling`."""
         if self._shape.per_sequence:
             self._decode_calls += 1
-            every = self._settings.preempt_every
+            every = self._preempt_every
             if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
-                self._preempt(always_save=True)
+                self._preempt()
             # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
             # other kernels.
             if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
@@ -185,7 +198,7 @@ class Scheduler:
             chunks = self._chunking.within([row for row in prefilling if row.state is State.PREFILL], room)
             if not self._budget.is_shared or (room >= 0 and (decoding or chunks)):
                 break
-            self._preempt(always_save=False)
+            self._preempt()
         reasons = {idle: self.slots.free, IdleReason.PREFIX: len(self._cache.waiting)}
         return self._batch(decoding, chunks, {reason: count for reason, count in reasons.items() if count})
 
@@ -198,10 +211,10 @@ class Scheduler:
             batch.dummy = self._dummy_beside(batch.sequences[0])
         return batch
 
-    def _preempt(self, *, always_save: bool) -> None:
+    def _preempt(self) -> None:
         row = policy.victim(self.slots.rows())
         self._cache.waiting.pop(row, None)
-        self._preempted.save(row, always=always_save)
+        self._preempted.add(row)
         row.times.preempted_s -= self._now
         self._cache.clear(self.slots.release(row))
 

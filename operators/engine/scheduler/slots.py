@@ -11,7 +11,7 @@ from operators.engine.backend.interface import Decoder, DecoderShape
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.policy import KvState
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import SavedCache, Slot
+from operators.engine.sequence.placement import Slot
 
 
 @dataclass
@@ -30,10 +30,8 @@ class Counts:
     """Sequences that began from a snapshot."""
     snapshots_evicted: int = 0
     """Snapshots dropped to make room for others, or because they could not be restored."""
-    preempted_saved: int = 0
-    """Preempted sequences that resumed from their saved cache."""
-    preempted_anew: int = 0
-    """Preempted sequences that computed their tokens again."""
+    preempted: int = 0
+    """Sequences that lost their slot, to compute their tokens again."""
     failed_calls: int = 0
     """Calls that the backend refused; their rows were computed in smaller ones."""
 
@@ -149,33 +147,22 @@ class KvBudget:
 
 
 class Preempted:
-    """Sequences that lost their slots, to be resumed when there is room, in order of admission.
+    """Sequences that lost their slots, to be resumed when there is room, in order of admission. They compute their
+    tokens again.
 
     Args:
-        most_mb: MiB for saved caches; the sequence of one that does not fit computes its tokens again.
-        counts: incremented here: preempted_saved and preempted_anew.
+        counts: `preempted` is incremented here.
     """
 
-    def __init__(self, most_mb: int, counts: Counts) -> None:
-        self._most_bytes = most_mb << 20
-        self._bytes = 0
+    def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self.rows: list[Sequence] = []
 
-    def save(self, row: Sequence, *, always: bool) -> None:
-        """Add `row`, which is about to leave its slot. `always`: save its cache whatever its size, because computing
-        its tokens again would change its bits."""
-        saved = row.slot.save() if always or self._bytes < self._most_bytes else None
-        if saved is not None and self._bytes + len(saved.data) > self._most_bytes and not always:
-            saved = None
+    def add(self, row: Sequence) -> None:
+        """Add `row`, which leaves its slot."""
         row.placement.preemptions += 1
-        row.placement.saved = saved
         row.state = State.WAITING
-        if saved is None:
-            self._counts.preempted_anew += 1
-        else:
-            self._bytes += len(saved.data)
-            self._counts.preempted_saved += 1
+        self._counts.preempted += 1
         self.rows.append(row)
 
     def next(self) -> Sequence | None:
@@ -184,19 +171,11 @@ class Preempted:
 
     def resume(self, row: Sequence) -> None:
         """Resume `row`, which is in an empty slot."""
-        if (saved := self._remove(row)) is not None:
-            row.slot.restore(saved)
+        self.rows.remove(row)
         row.update_state()
 
     def forget(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
         """Remove the sequences for which `belongs` is true, and return them."""
         left = [row for row in self.rows if belongs(row)]
-        for row in left:
-            self._remove(row)
+        self.rows = [row for row in self.rows if not belongs(row)]
         return left
-
-    def _remove(self, row: Sequence) -> SavedCache | None:
-        self.rows.remove(row)
-        saved, row.placement.saved = row.placement.saved, None
-        self._bytes -= 0 if saved is None else len(saved.data)
-        return saved

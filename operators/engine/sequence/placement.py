@@ -219,7 +219,6 @@ class Placement:
         shared_tokens: prompt tokens that it did not compute but took from another slot.
         shared_logits: whether it drew its first token from the logits of a sequence with an equal prompt.
         preemptions: number of times that it lost its slot.
-        saved: the contents of its slot when it was preempted, if they were kept.
         stop: number of prompt tokens after which a snapshot is taken; 0: none.
     """
 
@@ -230,5 +229,4 @@ class Placement:
     shared_tokens: int = 0
     shared_logits: bool = False
     preemptions: int = 0
-    saved: SavedCache | None = None
     stop: int = 0

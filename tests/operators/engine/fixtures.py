@@ -26,6 +26,7 @@ from operators.engine.strategies.base import Strategy
 from operators.settings import DecodeSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.meter import StageMeter
+from tests.operators.engine.rules import scheduled
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
@@ -130,17 +131,23 @@ def check_slots(scheduler: Scheduler) -> None:
 
 
 class Bench:
-    """An engine whose steps the test calls itself, on one client."""
+    """An engine whose steps the test calls itself, on one client. `preempt_every`: see Scheduler."""
 
-    def __init__(self, sizes: DecoderShape, **settings: Any) -> None:
+    def __init__(self, sizes: DecoderShape, *, preempt_every: int | None = None, **settings: Any) -> None:
         self.settings = settings_for(sizes, **settings)
         self.decoder = RecordingDecoder(sizes)
         self.queue = queue_for(self.settings)
-        self.worker = worker_on(self.decoder, self.settings, self.queue)
-        self.scheduler = self.worker.scheduler
         self.steps = Table()
-        self.engine = Engine([self.worker], self.queue, self.steps)
         self.woken = threading.Event()
+        self._preempt_every = preempt_every
+        self.use(None)
+
+    def use(self, strategy: Strategy | None) -> None:
+        """Make the engine with `strategy`; None: Autoregressive."""
+        with scheduled(preempt_every=self._preempt_every):
+            self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
+        self.scheduler = self.worker.scheduler
+        self.engine = Engine([self.worker], self.queue, self.steps)
 
     def client(self, depth: int = 1, capacity: int = 1000):
         return self.engine.connect(StageMeter("node"), depth, capacity, self.woken.set, steps=False)

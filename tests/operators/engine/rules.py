@@ -11,17 +11,19 @@ import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
 from operators.engine.scheduler import policy
+from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Order
 
 
 @contextmanager
-def scheduled(*, shuffle: int | None = None) -> Iterator[None]:
+def scheduled(*, shuffle: int | None = None, preempt_every: int | None = None) -> Iterator[None]:
     """Schedule by other rules within the block.
 
     Args:
         shuffle: have rows arrive, and of those that wait be admitted, in an order drawn with this seed; age and
             priority hold.
+        preempt_every: of the schedulers that are made within the block.
     """
     with ExitStack() as rules:
         if shuffle is not None:
@@ -36,4 +38,7 @@ def scheduled(*, shuffle: int | None = None) -> Iterator[None]:
 
             rules.enter_context(patch.object(BatchByLength, "_order", arrives))
             rules.enter_context(patch.object(policy, "order", admitted))
+        if preempt_every is not None:
+            defaults = Scheduler.__init__.__kwdefaults__
+            rules.enter_context(patch.dict(defaults, preempt_every=preempt_every))
         yield

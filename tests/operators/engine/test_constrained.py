@@ -81,7 +81,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"slots": 7},
     {"slots": 3, "preempt_every": 1},
     {"slots": 5, "preempt_every": 3},
-    {"slots": 6, "per_sequence": False, "deterministic": False, "n_ctx": 400, "admission": "optimistic", "swap_mb": 0},
+    {"slots": 6, "per_sequence": False, "deterministic": False, "n_ctx": 400, "admission": "optimistic"},
 ]
 
 

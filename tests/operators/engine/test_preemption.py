@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import pairwise
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 from tests.operators.engine.rules import scheduled
 
 pytestmark = pytest.mark.usefixtures("memory")
@@ -26,33 +25,11 @@ def test_forced_preemption_changes_no_token(every, params):
     bench = Bench(shape(6), preempt_every=every)
     rows = sequences(texts, params)
     assert bench.run(rows) == Bench(shape(6)).run(sequences(texts, params))
-    assert bench.scheduler.counts.preempted_saved == sum(row.placement.preemptions for row in rows) > 10
+    assert bench.scheduler.counts.preempted == sum(row.placement.preemptions for row in rows) > 10
 
 
-def test_no_row_is_saved_while_a_copy_waits_for_a_call():
-    """llama.cpp copies at the next call. To have it done earlier costs a token, which a recurrent state keeps."""
-    bench = Bench(shape(6), preempt_every=2, optimise=only(compaction=True))
-    done: list[str] = []
-
-    def note(name: str) -> None:
-        call = getattr(bench.decoder, name)
-
-        def noted(*args: object) -> object:
-            done.append(name)
-            return call(*args)
-
-        setattr(bench.decoder, name, noted)
-
-    for name in ("copy", "save", "decode"):
-        note(name)
-    bench.run(sequences(prompts(40)))
-    assert {"copy", "save"} <= set(done)
-    assert ("copy", "save") not in pairwise(done)
-
-
-@pytest.mark.parametrize("swap", ["memory", "nothing"])
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_a_cache_that_is_promised_twice_loses_no_row(swap, params):
+def test_a_cache_that_is_promised_twice_loses_no_row(params):
     """Eight slots share 300 cells; a row may take 150. Two rows of three end early, so that little is expected."""
     texts = prompts(40, longest=60)
     endless = replace(params, stop_ids=frozenset())
@@ -61,15 +38,9 @@ def test_a_cache_that_is_promised_twice_loses_no_row(swap, params):
         return [Sequence(i, t, params if i % 3 else endless, seed=i, max_tokens=90) for i, t in enumerate(texts)]
 
     sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
-    bench = Bench(sizes, admission="optimistic", swap_mb=1024 if swap == "memory" else 0)
+    bench = Bench(sizes, admission="optimistic")
     assert bench.run(rows_of(texts)) == Bench(shape(8)).run(rows_of(texts))
-    counts = bench.scheduler.counts
-    if swap != "nothing":
-        assert counts.preempted_saved > 0
-        assert counts.preempted_anew == 0
-    else:
-        assert counts.preempted_anew > 0
-        assert counts.preempted_saved == 0
+    assert bench.scheduler.counts.preempted > 0
 
 
 def test_by_default_no_room_is_promised_twice():
@@ -77,7 +48,7 @@ def test_by_default_no_room_is_promised_twice():
     bench = Bench(sizes)
     texts = prompts(30, longest=60)
     assert bench.run(sequences(texts, max_tokens=90)) == Bench(shape(8)).run(sequences(texts, max_tokens=90))
-    assert bench.scheduler.counts.preempted_saved == bench.scheduler.counts.preempted_anew == 0
+    assert bench.scheduler.counts.preempted == 0
     assert any(bench.column("unfilled_room"))
 
 

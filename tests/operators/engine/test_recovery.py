@@ -123,8 +123,7 @@ def test_where_there_is_no_room_the_youngest_waits():
     bench = bench_failing(sizes, lambda batch: 0)
     bench.decoder.shape = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
     assert bench.run(rows) == Bench(shape(8)).run(sequences(texts, SamplingParams(), max_tokens=60))
-    counts = bench.scheduler.counts
-    assert counts.preempted_anew + counts.preempted_saved > 0
+    assert bench.scheduler.counts.preempted > 0
     assert not any(row.error for row in rows)
 
 
@@ -136,7 +135,7 @@ def test_a_row_may_be_longer_alone_than_the_room_that_was_found_for_several():
     bench = bench_failing(sizes, lambda batch: 0)
     bench.decoder.shape = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
     bench.run([*short, long])
-    assert bench.scheduler.counts.preempted_anew + bench.scheduler.counts.preempted_saved > 0
+    assert bench.scheduler.counts.preempted > 0
     assert not any(row.error for row in [*short, long])
     assert len(long.tokens) == 1
 
@@ -192,10 +191,10 @@ def seconds(bench: Bench) -> Bench:
 
 
 def test_the_time_without_a_slot_does_not_count():
-    bench = seconds(Bench(shape(4), row_timeout_s=20.0, preempt_every=1))
-    rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=12) for i, t in enumerate(prompts(12, longest=20))]
+    bench = seconds(Bench(shape(4), row_timeout_s=35.0, preempt_every=1))
+    rows = [Sequence(i, t, SamplingParams(), seed=i, max_tokens=12) for i, t in enumerate(prompts(20, longest=20))]
     bench.run(rows)
-    assert max(row.times.finished - row.times.admitted for row in rows if row.placement.preemptions) > 20
+    assert max(row.times.finished - row.times.admitted for row in rows if row.placement.preemptions) > 35
     assert not any(row.error for row in rows)
 
 

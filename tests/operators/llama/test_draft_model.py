@@ -54,14 +54,10 @@ def test_ids_and_bits_are_those_of_autoregressive(model, other, params):
     prompts, shuffled = texts(19), np.random.default_rng(1).permutation(19).tolist()
     expected = complete(model, prompts, range(19), params, slots=16, threads=1)
     for draft, right in ((model, True), (other, False)):
-        for slots, most, order, more in [
-            (1, 7, range(19), {}),
-            (4, 3, shuffled, {"preempt_every": 3}),
-            (16, 2, shuffled, {}),
-        ]:
+        for slots, most, order in [(1, 7, range(19)), (4, 3, shuffled), (16, 2, shuffled)]:
             made: list[WithModel] = []
             make = drafting(draft, made, slots, adaptive=False, draft_tokens=most)
-            found = complete(model, prompts, order, params, slots=slots, threads=1, make=make, **more)
+            found = complete(model, prompts, order, params, slots=slots, threads=1, make=make)
             made[0].give_back()
             assert found == expected, f"{slots} slots"
             drafted, accepted = COUNTS["drafted_tokens"], COUNTS["accepted_tokens"]

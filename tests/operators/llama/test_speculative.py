@@ -32,7 +32,7 @@ def test_ids_and_bits_are_those_of_autoregressive(model: LlamaModel):
             found = complete(model, prompts, order, params, slots=slots, threads=1, make=always)
             assert found == expected, f"{slots} slots"
             assert COUNTS["drafted_tokens"] > COUNTS["accepted_tokens"] > 20
-        found = complete(model, prompts, range(19), params, slots=5, threads=1, preempt_every=2, make=make)
+        found = complete(model, prompts, range(19), params, slots=5, threads=1, make=make)
         assert found == expected
 
 

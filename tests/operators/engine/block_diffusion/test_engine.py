@@ -16,6 +16,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from tests.operators.engine.block_diffusion.rows import Done, complete, prompts
 from tests.operators.engine.fixtures import only
+from tests.operators.engine.rules import scheduled
 from tests.sets import often
 
 FOUR = BlockDiffusionSettings(block_length=4, denoising_steps=3)
@@ -60,35 +61,35 @@ def test_ids_depend_on_the_row_alone(remasking, length):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("rules", "settings"),
     [
-        {"preempt_every": 3},
-        {"preempt_every": 1, "optimise": only()},
-        {"optimise": only(compaction=True)},
-        {"kv": "unified", "deterministic": False},
-        {"kv": "unified", "deterministic": False, "n_ctx": 128},
+        ({"preempt_every": 3}, {}),
+        ({"preempt_every": 1}, {"optimise": only()}),
+        ({}, {"optimise": only(compaction=True)}),
+        ({}, {"kv": "unified", "deterministic": False}),
+        ({}, {"kv": "unified", "deterministic": False, "n_ctx": 128}),
+        ({"shuffle": 1}, {}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("params", [ENDING, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("decode", [FOUR, SHIFTED], ids=["", "shifted"])
-def test_how_rows_are_scheduled_changes_no_id(settings, params, decode):
-    done = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=6, **settings)
+def test_how_rows_are_scheduled_changes_no_id(rules, settings, params, decode):
+    with scheduled(**rules):
+        done = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=6, **settings)
     expected = complete(FakeModel(), decode, TEXTS, RAGGED, params, slots=30, optimise=only())
     assert done.ids == expected.ids
-    assert done.worker.scheduler.counts.preempted_saved or "preempt_every" not in settings
+    assert done.worker.scheduler.counts.preempted or "preempt_every" not in rules
 
 
-@pytest.mark.parametrize("swap_mb", [0, 1024])
 @pytest.mark.parametrize("settings", [FOUR, SHIFTED], ids=["", "shifted"])
-def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(swap_mb, settings):
-    """From what was saved of it, or by computing its blocks again: what was known of the block at hand stays known."""
+def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(settings):
+    """Its blocks are computed again, and what was known of the block at hand stays known."""
     expected = complete(FakeModel(), settings, TEXTS, RAGGED, slots=30)
-    tight = UNIFIED | {"admission": "optimistic", "swap_mb": swap_mb}
+    tight = UNIFIED | {"admission": "optimistic"}
     done = complete(FakeModel(every(5, 1, after=20)), settings, TEXTS, RAGGED, slots=6, **tight)
     assert done.ids == expected.ids
-    counts = done.worker.scheduler.counts
-    assert counts.preempted_anew if swap_mb == 0 else counts.preempted_saved
+    assert done.worker.scheduler.counts.preempted
 
 
 def test_rows_move_into_holes():

@@ -19,6 +19,7 @@ from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 from tests.operators.engine.block_diffusion.rows import complete, prompts
+from tests.operators.engine.rules import scheduled
 from tools.models.make_model import write_model
 
 TEXTS = prompts(14, longest=25)
@@ -95,11 +96,12 @@ def check_bits(model: LlamaModel, length: int, flash: bool, params: SamplingPara
     decode = BlockDiffusionSettings(block_length=length, denoising_steps=3, shift_logits=shift)
     count = 8 if length == 1 else 14
     results: list[tuple[Mapping[object, list[int]], dict[tuple[object, int, int], bytes]]] = []
-    for more in ({"slots": 16}, {"slots": 1}, {"slots": 3}, {"slots": 5, "preempt_every": 4}):
+    for slots, every in ((16, None), (1, None), (3, None), (5, 4)):
         seen: dict[tuple[object, int, int], bytes] = {}
-        settings: dict[str, Any] = {"flash_attention": flash, **more}
+        settings: dict[str, Any] = {"flash_attention": flash, "slots": slots}
         texts, ragged = TEXTS[:count], RAGGED[:count]
-        results.append((complete(model, decode, texts, ragged, params, watching(seen), **settings).ids, seen))
+        with scheduled(preempt_every=every):
+            results.append((complete(model, decode, texts, ragged, params, watching(seen), **settings).ids, seen))
     assert all(result == results[0] for result in results[1:])
 
 
@@ -148,22 +150,16 @@ def test_other_caches_and_kernels_change_logits_a_little(model, cache):
 
 @only_f32
 def test_prefixes_and_holes_and_pauses_change_no_id(model):
-    """Copies between streams, of rows that have nothing in the KV cache yet as well, and rows that go on from what was
-    saved of them."""
+    """Copies between streams, also of rows that have nothing in the KV cache yet, and rows that are computed again."""
     decode = BlockDiffusionSettings(block_length=4)
     head = np.arange(40, dtype=np.int32)
     texts = [np.append(head[: i % 3 * 20], text).astype(np.int32) for i, text in enumerate(prompts(11, longest=6))]
     ragged = [1 + 11 * i % 30 for i in range(11)]
     alone = {i: complete(model, decode, [texts[i]], [ragged[i]]).ids[0] for i in range(11)}
-    ways: list[dict[str, Any]] = [
-        {"slots": 11},
-        {"slots": 4},
-        {"slots": 6, "preempt_every": 1},
-        {"slots": 4, "preempt_every": 3},
-    ]
-    for settings in ways:
-        done = complete(model, decode, texts, ragged, **settings)
-        assert done.ids == alone, settings
+    for slots, every in ((11, None), (4, None), (6, 1), (4, 3)):
+        with scheduled(preempt_every=every):
+            done = complete(model, decode, texts, ragged, slots=slots)
+        assert done.ids == alone, (slots, every)
     assert done.worker.scheduler.counts.moves
     assert done.worker.scheduler.counts.shared_tokens
 

@@ -232,7 +232,7 @@ def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
     client = bench.client()
     client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
     bench.worker.step()
-    bench.scheduler._preempt(always_save=True)
+    bench.scheduler._preempt()
     client.leave()
     assert not bench.queue._groups
 

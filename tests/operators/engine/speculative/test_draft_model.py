@@ -10,13 +10,12 @@ import pytest
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import FakeDecoder, FakeModel
-from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative import draft_model
 from operators.engine.strategies.speculative.draft_model import DraftModel
 from operators.engine.strategies.speculative.strategy import FIRST_STEPS
-from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape, worker_on
+from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape
 from tests.operators.engine.speculative.drafters import WithModel
 from tests.operators.engine.speculative.test_engine import SAMPLING, completions, rows_of
 from tests.sets import often
@@ -38,9 +37,7 @@ class Drafting(Bench):
         of_drafts = {key: values.pop(key) for key in ("adaptive", "draft_tokens") if key in values}
         super().__init__(shape(slots), **values)
         self.strategy = WithModel(draft or FakeModel(), self.settings, **of_drafts)
-        self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=self.strategy)
-        self.scheduler = self.worker.scheduler
-        self.engine = Engine([self.worker], self.queue, self.steps)
+        self.use(self.strategy)
 
     @property
     def drafter(self) -> DraftModel:

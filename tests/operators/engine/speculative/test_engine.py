@@ -10,12 +10,11 @@ import pytest
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
-from operators.engine.loop.engine import Engine
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, Lookup
 from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Pace
-from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape, worker_on
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
 from tests.operators.rows.schemas import PERSON
@@ -41,10 +40,7 @@ class Drafting(Bench):
     def __init__(self, slots: int, drafter: Lookup | None = None, **values: Any) -> None:
         strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
-        strategy = speculative(drafter, **strategy_values)
-        self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
-        self.scheduler = self.worker.scheduler
-        self.engine = Engine([self.worker], self.queue, self.steps)
+        self.use(speculative(drafter, **strategy_values))
 
 
 def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False) -> list[Sequence]:
