@@ -123,8 +123,8 @@ class Generate(GenerateSetup):
         here = self._runtime.services is None
         if self._engine_settings.open_keys() or (here and self._model.doubt):
             return same  # there is no context yet, or its bits may depend on the slots, which a resume may change
-        decoder = self._engine.workers[0].decoder
-        found = self._engine.threads.call(lambda: canary(decoder, self._model.n_vocab))
+        decoder = self._engine.worker.decoder
+        found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))
         return same if found is None else same | {BITS: found}
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
@@ -164,7 +164,7 @@ class Generate(GenerateSetup):
         if self._engine_settings.open_keys():
             self._take_engine(self._chosen(inbox))
         settings = self._engine_settings
-        capacity = settings.slots * settings.contexts + settings.lookahead_rows
+        capacity = settings.slots + settings.lookahead_rows
         self._client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
         if self._lookup is not None:
             self._client.on_finished = self._lookup.keep

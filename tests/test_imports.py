@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -80,7 +81,7 @@ STARTS_THREADS = {
     "pipeline/system/signals.py",
     "operators/endpoint/connection/client.py",
     "operators/engine/backend/loading.py",
-    "operators/engine/loop/threads.py",
+    "operators/engine/loop/thread.py",
     "operators/generation/journal.py",
     "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
@@ -162,7 +163,10 @@ RULES: dict[str, Callable[[Path], object]] = {
     "and only when it does": lambda path: any("matplotlib" in statement for statement in at_the_top(path)),
     "threads stay where they belong": lambda path: (
         name_of(path) not in STARTS_THREADS
-        and ("Thread(" in path.read_text(encoding="utf-8") or packages(path) & {"concurrent", "multiprocessing"})
+        and (
+            re.search(r"\bThread\(", path.read_text(encoding="utf-8"))
+            or packages(path) & {"concurrent", "multiprocessing"}
+        )
     ),
     "the engine's parts are plain Python and numpy": lambda path: (
         name_of(path).startswith(PLAIN_ENGINE)

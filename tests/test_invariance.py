@@ -31,7 +31,6 @@ WAYS = {
     "two slots": ("runtime.slots=2",),
     "seven slots, shuffled": ("runtime.slots=7",),
     "sixteen slots": ("runtime.slots=16",),
-    "two contexts": ("runtime.slots=3", "runtime.contexts=2"),
     "nothing shared": ("runtime.slots=5", *PLAIN),
     "holes": ("runtime.slots=5", "runtime.optimise.compaction=false"),
     "short pieces": ("runtime.slots=5", "runtime.n_ubatch=128", "runtime.n_batch=128"),
@@ -45,7 +44,6 @@ RULES: dict[str, dict[str, int]] = {"seven slots, shuffled": {"shuffle": 5}}
 OFTEN = (
     "two slots",
     "seven slots, shuffled",
-    "two contexts",
     "nothing shared",
     "a calibration",
 )
@@ -130,7 +128,6 @@ def test_the_prompts_are_of_the_lengths_that_matter(prompts, tmp_path):
 
 FEW_WAYS = [
     "seven slots, shuffled",
-    "two contexts",
     *(pytest.param(way, marks=pytest.mark.laws) for way in ("one slot", "two slots", "sixteen slots")),
 ]
 

@@ -16,7 +16,6 @@ ROWS = 30
 MAY_CHANGE = [
     "runtime.slots=3",
     "runtime.n_batch=256 runtime.n_ubatch=256",
-    "runtime.contexts=2",
     "runtime.lookahead_rows=8",
     "runtime.priority=row",
     "runtime.stall_timeout_s=5",

@@ -89,7 +89,7 @@ def generated(
         count,
         tokens_in=tokens_in,
         tokens_out=tokens_out,
-        seconds=of_run(taking, others).times(1 / device.settings.contexts) if known else None,
+        seconds=of_run(taking, others) if known else None,
         steps=steps,
         begun=trial.rows,
         notes=[*_notes(device, trial, lengths, computed), *load_notes(others), *([] if known else [_TOO_SLOW])],
@@ -188,6 +188,4 @@ def _notes(device: Device, trial: Trial, lengths: _Lengths, computed: float) -> 
             f"how long completions become is not known: {ended} of {len(trial.rows)} that were begun ended, within"
             f" {longest} tokens"
         )
-    if device.settings.contexts > 1:
-        notes.append("one context was measured; beside others it may be slower")
     return notes

@@ -24,15 +24,14 @@ _FULL = 0.75
 
 @dataclass(frozen=True)
 class Device:
-    """A job's engine, whose threads are not started."""
+    """A job's engine, whose thread is not started."""
 
     engine: Engine
     settings: EngineSettings
 
     @property
     def worker(self) -> Worker:
-        """The worker of the first context, which computes everything."""
-        return self.engine.workers[0]
+        return self.engine.worker
 
     @property
     def decoder(self) -> Decoder:

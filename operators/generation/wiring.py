@@ -1,4 +1,4 @@
-"""The parts that nodes of a run share: engines, their memory, engine threads and the completion store."""
+"""The parts that nodes of a run share: engines, their memory, the engine thread and the completion store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operators.engine.backend.interface import Model, Wanted, decoder_shape, max
 from operators.engine.backend.loading import inspect_model, load_model, model_key
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
-from operators.engine.loop.threads import EngineThreads
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import Worker
 from operators.engine.strategies.base import Strategy
 from operators.generation.journal import Journal
@@ -65,7 +65,12 @@ def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
 
 
 def model_memory(
-    model: ModelSettings, settings: EngineSettings, key: Hashable, wanted: Wanted = Wanted.NEXT, draft: int = 0
+    model: ModelSettings,
+    settings: EngineSettings,
+    key: Hashable,
+    wanted: Wanted = Wanted.NEXT,
+    draft: int = 0,
+    contexts: int = 1,
 ) -> Iterator[MemoryNeed]:
     """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
 
@@ -76,6 +81,7 @@ def model_memory(
         key: equal for nodes that share the contexts.
         wanted: the outputs of the contexts.
         draft: see DecoderShape.
+        contexts: how many there are.
     """
     facts = inspect_model(model)
     if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
@@ -88,10 +94,10 @@ def model_memory(
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
-    size = usual.contexts * (kv + 4 * shape.outputs * width)
-    yield MemoryNeed(("context", key), f"{usual.contexts} context(s) of {name}: KV cache of {each}, outputs", size)
+    size = contexts * (kv + 4 * shape.outputs * width)
+    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: KV cache of {each}, outputs", size)
     if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
-        most = usual.contexts * usual.snapshot_mb << 20
+        most = usual.snapshot_mb << 20
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
@@ -105,9 +111,9 @@ def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSetti
     return list(model_memory(strategy.draft_model, own, ("draft", key)))
 
 
-def engine_threads(runtime: Runtime) -> EngineThreads:
-    """Return the threads that compute for all engines of the run."""
-    return runtime.resource(("engine threads",), EngineThreads, EngineThreads.close)
+def engine_thread(runtime: Runtime) -> EngineThread:
+    """Return the thread that computes for all engines of the run."""
+    return runtime.resource(("engine thread",), EngineThread, EngineThread.close)
 
 
 def decode_strategy(settings: DecodeSettings) -> Strategy:
@@ -137,30 +143,25 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, ExitStack]:
     """Make an engine with its contexts, and a stack that closes it and then gives these back."""
-    strategies = [decode_strategy(decode) for _ in range(settings.contexts)]
-    queue = strategies[0].queue(settings)
-    workers: list[Worker] = []
-    cores = max(1, (settings.threads or usable_cores()) // settings.contexts)
-    with ExitStack() as leased:  # gives them back if one cannot be had
-        for number, strategy in enumerate(strategies):
-            decoder, back = model.lease(replace(settings, threads=cores), block=strategy.block, draft=strategy.draft)
-            leased.callback(back)
-            suffix = f".{number + 1}" if number else ""
-            meters = (runtime.part(f"decode{suffix}"), runtime.part(f"sample{suffix}"))
-            workers.append(Worker(strategy.bind(decoder, model), queue, settings, meters, lambda: runtime.cancelled))
-            if strategy.draft_model is not None:
-                draft = load_model(runtime, strategy.draft_model)
-                leased.callback(strategy.take_draft_model(draft, replace(settings, threads=cores)))
-                runtime.when_stuck(draft.abort)
+    strategy = decode_strategy(decode)
+    with ExitStack() as leased:  # gives back what there is if another cannot be had
+        decoder, back = model.lease(settings, block=strategy.block, draft=strategy.draft)
+        leased.callback(back)
+        meters = (runtime.part("decode"), runtime.part("sample"))
+        worker = Worker(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
+        if strategy.draft_model is not None:
+            draft = load_model(runtime, strategy.draft_model)
+            leased.callback(strategy.take_draft_model(draft, settings))
+            runtime.when_stuck(draft.abort)
         closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))
-    engine = Engine(workers, queue, runtime.table("steps", STEPS_SCHEMA), engine_threads(runtime), number)
+    engine = Engine(worker, runtime.table("steps", STEPS_SCHEMA), engine_thread(runtime), number)
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
-    runtime.status(SharedCores(runtime.log.warning, cores * settings.contexts).look)
+    runtime.status(SharedCores(runtime.log.warning, settings.threads or usable_cores()).look)
     return engine, closing
 
 
@@ -220,4 +221,4 @@ def chosen_settings(
     """Choose the open `settings`, once for all nodes that share them; for the arguments see Tuning."""
     tuning = Tuning(settings, model, lengths, max_tokens, runtime.output_dir, rows)
     key = ("tuned", model.fingerprint(), repr(settings))
-    return runtime.resource(key, lambda: engine_threads(runtime).call(lambda: tuning.choose(runtime.log)))
+    return runtime.resource(key, lambda: engine_thread(runtime).call(lambda: tuning.choose(runtime.log)))

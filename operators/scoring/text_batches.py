@@ -144,5 +144,4 @@ def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:
         kv="per_sequence",
         n_ctx=None,
         admission="reserve",
-        contexts=1,
     )

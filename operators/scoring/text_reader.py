@@ -18,7 +18,7 @@ from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_to
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.estimate.texts import forecast_texts
 from operators.generation.canary import fixed_texts
-from operators.generation.wiring import check_room, engine_threads, identity_of, model_memory, warn_unless_exact
+from operators.generation.wiring import check_room, engine_thread, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
@@ -77,11 +77,11 @@ class ReadsTexts(BaseOperator):
         facts = inspect_model(self._model)
         if facts.sizes is not None:
             if facts.encoder is None and self.wanted is not Wanted.HEAD:
-                settings = reading_settings(self._settings, facts.sizes.n_vocab)
+                settings, contexts = reading_settings(self._settings, facts.sizes.n_vocab), 1
             else:
                 longest = max_sequence_tokens(self._settings, facts.n_ctx_train or 0)
-                settings = encoder_settings(self._settings, longest, on_cpu=not self._model.gpu_layers)
-            yield from model_memory(self._model, settings, id(self), self.wanted)
+                settings, contexts = encoder_settings(self._settings, longest, on_cpu=not self._model.gpu_layers)
+            yield from model_memory(self._model, settings, id(self), self.wanted, contexts=contexts)
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -90,7 +90,7 @@ class ReadsTexts(BaseOperator):
 
     def identity(self) -> dict[str, str]:
         self._take_context()
-        found = self._threads.call(self._canary)
+        found = self._thread.call(self._canary)
         return identity_of(self._loaded, self._settings) | {BITS: found}
 
     def _canary(self) -> str:
@@ -136,7 +136,7 @@ class ReadsTexts(BaseOperator):
         reader = self._reader = self._new_reader(self._lent)
         warn_unless_exact(runtime, self._settings, model)
         runtime.when_stuck(model.abort)
-        self._threads = engine_threads(runtime)
+        self._thread = engine_thread(runtime)
         self._calls, self._seconds = 0, 0.0
         node = runtime.node
         runtime.totals(
@@ -151,9 +151,9 @@ class ReadsTexts(BaseOperator):
         """Lease contexts, to be given back by `lent`, and return what reads texts with them."""
         model, settings = self._loaded, self._settings
         if self.wanted is Wanted.HEAD or not model.causal:
-            each = encoder_settings(settings, self._room, on_cpu=not self._model.gpu_layers)
+            each, contexts = encoder_settings(settings, self._room, on_cpu=not self._model.gpu_layers)
             encoders = []
-            for _ in range(each.contexts):
+            for _ in range(contexts):
                 encoder, give_back = model.lease_encoder(each, most_tokens(self._room), self.wanted)
                 lent.callback(give_back)
                 encoders.append(encoder)
@@ -181,7 +181,7 @@ class ReadsTexts(BaseOperator):
             return sum((counts or ends)[i] for part in parts for i in part.texts if ends[i] == part.end)
 
         while not self._runtime.cancelled:
-            tokens = self._threads.call(call)
+            tokens = self._thread.call(call)
             if tokens is None:
                 return
             self._calls += 1

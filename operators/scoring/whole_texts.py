@@ -196,8 +196,8 @@ def most_tokens(longest: int) -> int:
     return max(CALL_TOKENS, -(-longest // TILE) * TILE) + TILE
 
 
-def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) -> EngineSettings:
-    """Return the settings of the contexts of encoders: one row, as long as a call.
+def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) -> tuple[EngineSettings, int]:
+    """Return the settings of the contexts of encoders, each for one row as long as a call, and how many there are.
 
     On the CPU there is a context for each core, within CONTEXT_TOKENS: threads of one call wait for each other at every
     matrix, which costs 7 to 25% of the time here (docs/encoders.md).
@@ -205,7 +205,7 @@ def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) ->
     count = most_tokens(longest)
     cores = settings.threads or usable_cores()
     contexts = max(1, min(cores, CONTEXT_TOKENS // count)) if on_cpu else 1
-    return replace(
+    each = replace(
         settings.with_defaults(),
         slots=1,
         n_batch=count,
@@ -213,6 +213,6 @@ def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) ->
         kv="per_sequence",
         n_ctx=None,
         admission="reserve",
-        contexts=contexts,
         threads=cores // contexts,
     )
+    return each, contexts

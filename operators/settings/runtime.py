@@ -69,9 +69,6 @@ class EngineSettings:
             later).
         snapshot_mb: MiB of memory for snapshots of prefixes, the least recently used of which go first. Recurrent and
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
-        contexts: contexts of the one loaded model that decode side by side, each with `slots`, a KV cache and a thread
-            of its own; `threads` are divided among them. For many cores, of which one call may not make use: while one
-            context draws its tokens, another computes. What it gains was not measured. Not for several GPUs.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
@@ -97,7 +94,6 @@ class EngineSettings:
     n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
     admission: str = field(default="reserve", metadata=NOT_IN_DATA)
     snapshot_mb: int = field(default=512, metadata=NOT_IN_DATA)
-    contexts: int = field(default=1, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
     flash_attention: bool | None = True
@@ -115,7 +111,7 @@ class EngineSettings:
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
-        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows", "contexts"):
+        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows"):
             self._check(key, getattr(self, key) >= 1, "it is 1 or more")
         self._check("snapshot_mb", self.snapshot_mb >= 0, "it is 0 or more")
         for key in ("max_sequence_tokens", "threads", "n_ctx"):

@@ -23,6 +23,7 @@ REMOVED: Mapping[str, str] = {
     "cluster.mixed": "leave it out; unlike workers are refused, so give a run those with one build and processor",
     "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
     "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
+    "runtime.contexts": "leave it out; raise runtime.slots for more rows at a time, or use cluster=processes",
     "runtime.refill": "leave it out; a free slot is filled at once",
     "runtime.state_dir": "leave it out; a resumed run computes the common beginnings of prompts again",
     "runtime.shuffle_window": "leave it out; it was for tests",

@@ -99,9 +99,9 @@ def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> l
 def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -> list[dict[str, Any]]:
     """Complete `rows` in this thread on the decoder that `strategy` is bound to; return the steps as rows of
     metrics/steps.parquet."""
-    queue, steps = strategy.queue(runtime), _Steps()
-    worker = Worker(strategy, queue, runtime, (StageMeter("decode"), StageMeter("sample")))
-    engine = Engine([worker], queue, steps)
+    steps = _Steps()
+    worker = Worker(strategy, runtime, (StageMeter("decode"), StageMeter("sample")))
+    engine = Engine(worker, steps)
     client = engine.connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()

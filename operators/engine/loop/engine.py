@@ -1,21 +1,18 @@
 """Engine: generates for all nodes that use one model with the same settings.
 
 Each node has a Client, to submit sequences and collect finished ones. A sequence is admitted only if its node has room
-to take it back, so a slow reader of one node never blocks another, and memory is bounded. An engine may have several
-contexts of its model: each has a Worker with its own slots, and all take sequences from one queue. All engines of a run
-share their threads (operators/engine/loop/threads.py).
+to take it back, so a slow reader of one node never blocks another, and memory is bounded. All engines of a run share
+their thread (operators/engine/loop/thread.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import asdict
 
 from operators.engine.loop.step_log import StepLog
-from operators.engine.loop.threads import EngineThreads
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import Worker
-from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
@@ -23,87 +20,74 @@ from pipeline.api.protocols import Table
 
 
 class Engine:
-    """The contexts of one model, each a Worker that makes steps, and the nodes whose sequences they complete.
+    """A worker that makes steps on the context of a model, and the nodes whose sequences it completes.
 
     Args:
-        workers: one a context; all have the same `queue`.
         steps: the table of steps, one row per call.
-        threads: run the steps, and have the clock; None: threads of its own, which end with it.
+        thread: runs the steps, and has the clock; None: a thread of its own, which ends with it.
         number: its number in that table.
     """
 
-    def __init__(
-        self,
-        workers: Seq[Worker],
-        queue: WaitingQueue,
-        steps: Table,
-        threads: EngineThreads | None = None,
-        number: int = 0,
-    ) -> None:
-        self.queue = queue
-        self.workers = workers
-        self._own_threads = threads is None
-        self.threads = threads or EngineThreads()
+    def __init__(self, worker: Worker, steps: Table, thread: EngineThread | None = None, number: int = 0) -> None:
+        self.worker = worker
+        self.queue = worker.scheduler.queue
+        self._owns_thread = thread is None
+        self.thread = thread or EngineThread()
         self._clients: list[Client] = []
         self._served = False
-        clock, began = self.threads.clock, self.threads.began
-        for n, worker in enumerate(workers):
-            worker.log = StepLog(steps, number, n, worker.scheduler, worker.meters, clock, began)
-            worker.on_stop = self._wake_clients
+        clock, began = self.thread.clock, self.thread.began
+        worker.log = StepLog(steps, number, worker.scheduler, worker.meters, clock, began)
+        worker.on_stop = self._wake_clients
 
     def connect(
         self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None], *, steps: bool = True
     ) -> Client:
-        """Return a client for a node. The threads run steps from the first client on, unless `steps` is false: then the
+        """Return a client for a node. The thread runs steps from the first client on, unless `steps` is false: then the
         caller runs them (Worker.step)."""
         client = Client(self, meter, depth, capacity, wake)
-        with self.threads.changed:
+        with self.thread.changed:
             self._clients.append(client)
             self.queue.add(client)
             begins = steps and not self._served
             self._served = self._served or steps
         if begins:
-            for worker in self.workers:
-                worker.start()
-            self.threads.serve(self.workers)
+            self.worker.start()
+            self.thread.serve(self.worker)
         return client
 
     def drop(self, client: Client) -> None:
-        """Remove a client and its sequences; returns after the current steps."""
+        """Remove a client and its sequences; returns after the current step."""
         self.queue.drop(client)
-        with self.threads.paused(self.workers):
-            for worker in self.workers:
-                worker.scheduler.abandon(lambda row: row.owner is client)
+        with self.thread.paused(self.worker):
+            self.worker.scheduler.abandon(lambda row: row.owner is client)
             if client in self._clients:
                 self._clients.remove(client)
 
     def close(self) -> None:
-        """Stop after the current steps."""
-        self.threads.withdraw(self.workers)
-        if self._own_threads:
-            self.threads.close()
+        """Stop after the current step."""
+        self.thread.withdraw(self.worker)
+        if self._owns_thread:
+            self.thread.close()
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""
-        return self.threads.clock()
+        return self.thread.clock()
 
     def wake(self) -> None:
-        """Wake the threads: sequences were queued, or collected."""
-        with self.threads.changed:
-            self.threads.changed.notify_all()
+        """Wake the thread: sequences were queued, or collected."""
+        with self.thread.changed:
+            self.thread.changed.notify_all()
 
     def active_slots(self) -> str:
         """Return the number of slots in use, for the progress line."""
-        pools = [worker.scheduler.slots for worker in self.workers]
-        return f"slots {sum(map(len, pools))}/{sum(pool.size for pool in pools)}"
+        pool = self.worker.scheduler.slots
+        return f"slots {len(pool)}/{pool.size}"
 
     def totals(self) -> dict[str, float]:
-        """Return the summed counts and seconds of all contexts."""
-        each = [
-            asdict(worker.log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
-            for worker in self.workers
-        ]
-        return {key: float(sum(one[key] for one in each)) for key in each[0]} | {"contexts": float(len(each))}
+        """Return its counts and seconds."""
+        worker = self.worker
+        counts = asdict(worker.log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
+        return {key: float(count) for key, count in counts.items()}
 
     def _wake_clients(self) -> None:
         """Wake the nodes, which find out why the steps have stopped."""
@@ -133,8 +117,8 @@ class Client(NodeQueue):
         Raises:
             BaseException: the exception that ended the engine's thread.
         """
-        if self._engine.threads.failure is not None:
-            raise self._engine.threads.failure
+        if self._engine.thread.failure is not None:
+            raise self._engine.thread.failure
         rows = self._take()
         if rows:
             self._engine.wake()

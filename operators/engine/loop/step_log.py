@@ -21,7 +21,7 @@ _REASONS = tuple(IdleReason)
 STEPS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
-        *((name, pa.int32()) for name in ("engine", "context", "rows", "prefill_tokens", "decode_tokens")),
+        *((name, pa.int32()) for name in ("engine", "rows", "prefill_tokens", "decode_tokens")),
         *((name, pa.float64()) for name in ("form_s", "draft_s", "decode_s", "sample_s")),
         ("kv_tokens", pa.int64()),
         *((name, pa.int32()) for name in _CHANGES),
@@ -34,7 +34,7 @@ STEPS_SCHEMA = pa.schema(
 
 @dataclass
 class StepTotals:
-    """Totals over the steps of one context; `slot_steps` counts the slots of every decode step."""
+    """Totals over the steps of an engine; `slot_steps` counts the slots of every decode step."""
 
     steps: float = 0.0
     slot_steps: float = 0.0
@@ -77,11 +77,11 @@ class Timer:
 
 
 class StepLog:
-    """Times the steps of one context, writes a row for each, and adds them up.
+    """Times the steps of an engine, writes a row for each, and adds them up.
 
     Args:
-        table: metrics/steps.parquet; shared by the contexts of all engines.
-        engine, context: their numbers.
+        table: metrics/steps.parquet; shared by all engines.
+        engine: its number.
         meters: of decode and of sample.
         began: when the first engine began, on `clock`, in seconds.
     """
@@ -90,7 +90,6 @@ class StepLog:
         self,
         table: Table,
         engine: int,
-        context: int,
         scheduler: Scheduler,
         meters: tuple[StageMeter, StageMeter],
         clock: Clock,
@@ -99,7 +98,7 @@ class StepLog:
         self.clock = clock
         self.totals = StepTotals()
         self._table = table
-        self._ids = (engine, context)
+        self._engine = engine
         self._scheduler = scheduler
         self._slots = scheduler.slots.size
         self._counts = scheduler.counts
@@ -130,7 +129,7 @@ class StepLog:
         form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
-            *self._ids,
+            self._engine,
             len(sequences),
             prefill_tokens,
             decode_tokens,

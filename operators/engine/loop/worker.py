@@ -1,4 +1,4 @@
-"""Worker: one context of an engine, and its step loop."""
+"""Worker: the context of an engine, and its step loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from operators.engine.loop.recovery import Recovery
 from operators.engine.loop.step_log import StepLog
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
 from operators.settings.runtime import EngineSettings
@@ -22,7 +21,7 @@ _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
 class Worker:
-    """One context: its slots, and the steps on it.
+    """A context: its slots, and the steps on it.
 
     Args:
         strategy: bound to the context.
@@ -38,14 +37,14 @@ class Worker:
     def __init__(
         self,
         strategy: Strategy,
-        queue: WaitingQueue,
         settings: EngineSettings,
         meters: tuple[StageMeter, StageMeter],
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.strategy = strategy
         self.decoder = strategy.decoder
-        self.scheduler = Scheduler(self.decoder, queue, settings, strategy.chunking(self.decoder.shape))
+        chunking = strategy.chunking(self.decoder.shape)
+        self.scheduler = Scheduler(self.decoder, strategy.queue(settings), settings, chunking)
         self.meters = meters
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 

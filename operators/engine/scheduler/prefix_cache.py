@@ -203,8 +203,6 @@ class PrefixCache:
                 yield Match(owner, self._chunking.shared(row, owner.prompt, node.depth * BLOCK))
 
     def _may_serve(self, owner: Slot | Snapshot, row: Sequence) -> bool:
-        if owner.decoder is not self._pool.decoder:
-            return False
         other = owner.row if isinstance(owner, Slot) else None
         return other is None or other.placement.admission < row.placement.admission
 
@@ -222,7 +220,7 @@ class PrefixCache:
             slot.group.owners.add(slot)
 
     def _disown(self, slot: Slot) -> None:
-        with self._queue.lock:  # other contexts iterate over the owners
+        with self._queue.lock:  # nodes add their sequences to the tree meanwhile
             self._queue.tree.release(slot, slot.node)
             if slot.group is not None:
                 slot.group.owners.discard(slot)

@@ -164,7 +164,7 @@ class Scheduler:
         taken: list[Sequence] = []
         kv = self._budget.reserve(self.slots.rows())
         while len(taken) < self.slots.free:
-            row = queue.take(self._decoder, partial(policy.may_admit, state=kv))
+            row = queue.take(partial(policy.may_admit, state=kv))
             if row is None:
                 break
             if kv.cells is not None:

@@ -99,7 +99,7 @@ class SnapshotCache(PrefixCache):
             while node is not None and node.depth > length // BLOCK:
                 node = node.parent
             group = row.placement.group if length == len(row.prompt) else None
-            self._keep(Snapshot(self._pool.decoder, row.prompt[:length], saved, node, group))
+            self._keep(Snapshot(row.prompt[:length], saved, node, group))
         self._counts.snapshots_taken += 1
 
     def _keep(self, snapshot: Snapshot) -> None:

@@ -1,7 +1,7 @@
 """WaitingQueue: the sequences that wait for a slot, and their order.
 
-All contexts of an engine take their sequences from one queue. The sequences of a node are sorted by `policy.order`
-(age, priority, expected length, arrival), but at equal age and priority those with a cached prefix come first.
+The sequences of a node are sorted by `policy.order` (age, priority, expected length, arrival), but at equal age and
+priority those with a cached prefix come first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.sequence import Sequence
@@ -76,12 +75,12 @@ class WaitingQueue:
         """True if no more sequences will come."""
         return all(node.ended for node in self.nodes)
 
-    def take(self, decoder: Decoder, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Return the next sequence for a slot of `decoder`, if it `fits`."""
+    def take(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
+        """Return the next sequence for a slot, if it `fits`."""
         with self.lock:
             for node in self.nodes:
                 if node.admissible:
-                    row = self._next(node, decoder)
+                    row = self._next(node)
                     if row is None or not fits(row):
                         return None
                     node.admitted += 1
@@ -104,24 +103,23 @@ class WaitingQueue:
         row.placement.queued = False
         node.heap.discard()
 
-    def _next(self, node: NodeQueue, decoder: Decoder) -> Sequence | None:
+    def _next(self, node: NodeQueue) -> Sequence | None:
         first = node.heap.first()
         if first is None:
             return None
         order, row = first
-        if row.placement.node is None or not self.tree.cached or _is_cached(row.placement.node, decoder):
+        if row.placement.node is None or not self.tree.cached or _is_cached(row.placement.node):
             return row
-        return self._nearest(node, decoder, order[:2]) or row
+        return self._nearest(node, order[:2]) or row
 
-    def _nearest(self, node: NodeQueue, decoder: Decoder, rank: tuple[int, float]) -> Sequence | None:
-        """Return the sequence that shares most with a slot of `decoder`, among those first in age and priority."""
+    def _nearest(self, node: NodeQueue, rank: tuple[int, float]) -> Sequence | None:
+        """Return the sequence that shares most with a slot, among those first in age and priority."""
         cached = self.tree.cached
         for prefix in itertools.chain.from_iterable(cached[depth] for depth in sorted(cached, reverse=True)):
-            if any(slot.decoder is decoder for slot in prefix.owners):
-                rows = prefix.waiting.get(node)
-                first = None if rows is None else rows.first()
-                if first is not None and first[0][:2] <= rank:
-                    return first[1]
+            rows = prefix.waiting.get(node)
+            first = None if rows is None else rows.first()
+            if first is not None and first[0][:2] <= rank:
+                return first[1]
         return None
 
     def _enter(self, row: Sequence, order: Order) -> None:
@@ -136,11 +134,11 @@ class WaitingQueue:
             row.placement.group = group
 
 
-def _is_cached(end: PrefixNode | None, decoder: Decoder) -> bool:
-    """Return True if some slot of `decoder` has at least the first block of a prompt."""
+def _is_cached(end: PrefixNode | None) -> bool:
+    """Return True if some slot has at least the first block of a prompt."""
     node = end
     while node is not None and node.parent is not None:
-        if any(slot.decoder is decoder for slot in node.owners):
+        if node.owners:
             return True
         node = node.parent
     return False

@@ -189,14 +189,12 @@ class Snapshot:
     """The saved contents of a slot after `prompt`, the beginning of one or more prompts.
 
     Attributes:
-        decoder: has made it, and can restore it.
         prompt: the tokens in it.
         saved: the contents.
         node: where `prompt` ends in the radix tree; None if it is shorter than a block.
         group: the waiting sequences whose whole prompt it is.
     """
 
-    decoder: Decoder
     prompt: TokenIds
     saved: SavedCache
     node: PrefixNode | None

@@ -18,7 +18,6 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import SlotPool
-from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
 from operators.engine.strategies.autoregressive import Autoregressive
@@ -94,10 +93,6 @@ def only(**on: bool) -> OptimiseSettings:
     return OptimiseSettings(**(dict.fromkeys((f.name for f in fields(OptimiseSettings)), False) | on))
 
 
-def queue_for(settings: EngineSettings) -> WaitingQueue:
-    return Autoregressive(DecodeSettings()).queue(settings)
-
-
 def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
     """`row` in a slot of its own that has so many tokens in the KV cache."""
     row.slot = Slot(FakeDecoder(shape()), 0, num_cached=num_cached, row=row)
@@ -107,13 +102,12 @@ def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
 def worker_on(
     decoder: Decoder,
     settings: EngineSettings,
-    queue: WaitingQueue,
     sampler: Sampler | None = None,
     strategy: Strategy | None = None,
 ) -> Worker:
     meters = (StageMeter("decode"), StageMeter("sample"))
     strategy = strategy or Autoregressive(DecodeSettings(), sampler)
-    return Worker(strategy.bind(decoder, FakeModel()), queue, settings, meters)
+    return Worker(strategy.bind(decoder, FakeModel()), settings, meters)
 
 
 def check_pool(pool: SlotPool) -> None:
@@ -136,7 +130,6 @@ class Bench:
     def __init__(self, sizes: DecoderShape, *, preempt_every: int | None = None, **settings: Any) -> None:
         self.settings = settings_for(sizes, **settings)
         self.decoder = RecordingDecoder(sizes)
-        self.queue = queue_for(self.settings)
         self.steps = Table()
         self.woken = threading.Event()
         self._preempt_every = preempt_every
@@ -145,9 +138,10 @@ class Bench:
     def use(self, strategy: Strategy | None) -> None:
         """Make the engine with `strategy`; None: Autoregressive."""
         with scheduled(preempt_every=self._preempt_every):
-            self.worker = worker_on(self.decoder, self.settings, self.queue, strategy=strategy)
+            self.worker = worker_on(self.decoder, self.settings, strategy=strategy)
         self.scheduler = self.worker.scheduler
-        self.engine = Engine([self.worker], self.queue, self.steps)
+        self.queue = self.scheduler.queue
+        self.engine = Engine(self.worker, self.steps)
 
     def client(self, depth: int = 1, capacity: int = 1000):
         return self.engine.connect(StageMeter("node"), depth, capacity, self.woken.set, steps=False)

@@ -9,16 +9,14 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.threads import EngineThreads
+from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import (
     Bench,
-    RecordingDecoder,
     Table,
     prompts,
-    queue_for,
     sequences,
     settings_for,
     shape,
@@ -28,10 +26,8 @@ from tests.operators.engine.fixtures import (
 pytestmark = pytest.mark.usefixtures("memory")
 
 
-def engine_on(*decoders: FakeDecoder, threads: EngineThreads | None = None) -> Engine:
-    settings = settings_for(decoders[0].shape)
-    queue = queue_for(settings)
-    return Engine([worker_on(decoder, settings, queue) for decoder in decoders], queue, Table(), threads)
+def engine_on(decoder: FakeDecoder, thread: EngineThread | None = None) -> Engine:
+    return Engine(worker_on(decoder, settings_for(decoder.shape)), Table(), thread)
 
 
 def collect_all(client, woken: threading.Event, count: int):
@@ -96,27 +92,3 @@ def test_closing_an_engine_that_never_ran():
     engine = engine_on(FakeDecoder(shape(2)))
     engine.close()
     assert engine.totals()["steps"] == 0
-
-
-def test_two_contexts_work_on_one_queue():
-    texts = prompts(60)
-    expected = Bench(shape(4)).run(sequences(texts))
-    decoders = [RecordingDecoder(shape(3)), RecordingDecoder(shape(3))]
-    engine = engine_on(*decoders)
-    woken = threading.Event()
-    client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
-    client.submit(sequences(texts))
-    assert collect_all(client, woken, 60) == expected
-    engine.close()
-    assert all(decoder.calls for decoder in decoders)
-
-
-def test_a_failure_of_one_context_ends_the_other():
-    engine = engine_on(FakeDecoder(shape(2)), FakeDecoder(shape(2), fail=lambda batch: -3))
-    woken = threading.Event()
-    client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
-    client.submit(sequences(prompts(30)))
-    with pytest.raises(DecodeFailed, match="-3"):
-        collect_all(client, woken, 31)
-    client.leave()
-    engine.close()

@@ -12,7 +12,7 @@ from operators.engine.backend.fake import FakeDecoder
 from operators.engine.backend.interface import DecoderShape
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, sequences, shape, worker_on
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, sequences, shape
 
 POISON = 300
 CODES = [1, 2, -1, -3]
@@ -23,9 +23,7 @@ def bench_failing(sizes: DecoderShape, fail: Fail, **settings: object) -> Bench:
     """A Bench whose decoder fails."""
     bench = Bench(sizes, **settings)
     bench.decoder = RecordingDecoder(sizes, fail)
-    bench.worker = worker_on(bench.decoder, bench.settings, bench.queue)
-    bench.scheduler = bench.worker.scheduler
-    bench.engine = type(bench.engine)([bench.worker], bench.queue, bench.steps)
+    bench.use(None)
     return bench
 
 

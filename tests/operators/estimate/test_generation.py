@@ -10,14 +10,14 @@ import pytest
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.backend.interface import DecoderShape, Logits
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.threads import EngineThreads
+from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.estimate.generation import Generated, computed_share, generated, last_ends
 from operators.estimate.trial import Device, Trial
 from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, prompts, queue_for, settings_for, shape, worker_on
+from tests.operators.engine.fixtures import Table, prompts, settings_for, shape, worker_on
 
 ENDLESS = SamplingParams()
 ENDING = SamplingParams(temperature=1.0, top_k=40, stop_ids=frozenset({END_ID}))
@@ -41,9 +41,7 @@ class Timed(FakeDecoder):
 
 def device(decoder: Timed) -> Device:
     settings = settings_for(decoder.shape)
-    queue = queue_for(settings)
-    worker = worker_on(decoder, settings, queue)
-    engine = Engine([worker], queue, Table(), EngineThreads(lambda: decoder.now))
+    engine = Engine(worker_on(decoder, settings), Table(), EngineThread(lambda: decoder.now))
     return Device(engine, settings)
 
 

@@ -32,7 +32,7 @@ def test_samples_do_not_depend_on_how_they_are_computed(tmp_path):
     expected = completions("a")
     off = {"sample_sharing": False, "prefix_sharing": False, "identical_rows": False}
     assert completions("b", slots=2, optimise=OptimiseSettings(**off)) == expected
-    assert completions("c", slots=7, contexts=2) == expected
+    assert completions("c", slots=7) == expected
 
 
 def test_a_column_says_how_many(tmp_path):

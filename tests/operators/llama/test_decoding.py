@@ -23,7 +23,7 @@ from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, check_pool, queue_for, worker_on
+from tests.operators.engine.fixtures import Table, check_pool, worker_on
 from tools.models.make_model import write_model
 from tools.models.shapes import Shape
 
@@ -94,11 +94,10 @@ def complete(
                 bits.update({(row.handle, first + i): line.tobytes() for i, line in enumerate(own)})
             return drawn
 
-    queue = queue_for(engine_settings)
     strategy = Autoregressive(DecodeSettings(), Watching()) if make is None else make(Watching())
     decoder, give_back = model.lease(engine_settings, draft=strategy.draft)
-    worker = worker_on(decoder, engine_settings, queue, strategy=strategy)
-    engine = Engine([worker], queue, Table())
+    worker = worker_on(decoder, engine_settings, strategy=strategy)
+    engine = Engine(worker, Table())
     client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     kind = strategy.sequence_type()
     client.submit([kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])

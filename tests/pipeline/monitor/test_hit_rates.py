@@ -22,7 +22,7 @@ JOB = """
 defaults: [{override /flow: generate}, {override /model: fake}]
 data: {path: "${project:prompts.jsonl}"}
 sampling: {max_tokens: 12, n: 2, temperature: 0.8}
-runtime: {slots: 4, contexts: 2}
+runtime: {slots: 4}
 chunk_rows: 16
 nodes:
   fails: {inputs: generate, op: {_target_: tests.pipeline.target_ops.FailAtRow, row: 40, broken: "${project:broken}"}}

@@ -39,11 +39,11 @@ def generated(directory: Path, rows: list[dict[str, Any]], *overrides: str) -> P
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """120 rows from two contexts, some of which no one could read."""
+    """120 rows, some of which no one could read."""
     rows: list[dict[str, Any]] = [{"id": i, "prompt": f"{HOSTILE} {i}" + " word" * (i % 9)} for i in range(120)]
     rows[7] = {"id": 7, "prompt": None}
     rows[100:] = [{**row, "prompt": "the same"} for row in rows[100:]]
-    return generated(tmp_path_factory.mktemp("many"), rows, "runtime.contexts=2", "runtime.slots=8", "max_error_rate=1")
+    return generated(tmp_path_factory.mktemp("many"), rows, "runtime.slots=8", "max_error_rate=1")
 
 
 @pytest.fixture(scope="module")

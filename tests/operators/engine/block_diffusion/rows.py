@@ -51,10 +51,9 @@ def complete(
     runtime = EngineSettings(**({"max_sequence_tokens": 256, "slots": 4} | settings))
     strategy = make(decode)
     decoder, give_back = model.lease(runtime, block=strategy.block)
-    queue = strategy.queue(runtime)
-    worker = Worker(strategy.bind(decoder, model), queue, runtime, (StageMeter("decode"), StageMeter("sample")))
+    worker = Worker(strategy.bind(decoder, model), runtime, (StageMeter("decode"), StageMeter("sample")))
     scheduler, steps = worker.scheduler, Table()
-    client = Engine([worker], queue, steps).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
+    client = Engine(worker, steps).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens
     own = params or SamplingParams()
     rows = [strategy.sequence_type()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]

@@ -133,9 +133,9 @@ def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tm
 
 
 @pytest.mark.laws
-def test_slots_and_contexts_change_nothing(tmp_path):
+def test_slots_change_nothing(tmp_path):
     one = run(tmp_path / "one")
-    assert run(tmp_path / "two", "runtime.contexts=2", "runtime.slots=3") == one
+    assert run(tmp_path / "two", "runtime.slots=3") == one
     assert run(tmp_path / "three", "runtime.slots=20") == one
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
-from operators.engine.loop.threads import Closed, EngineThreads
+from operators.engine.loop.thread import Closed, EngineThread
 from operators.engine.sampling.params import SamplingParams
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Bench, RecordingDecoder, prompts, sequences, shape
@@ -18,11 +18,11 @@ from tests.operators.engine.test_engine import collect_all, engine_on
 
 @pytest.fixture(params=["with an engine", "without"])
 def computes(request):
-    threads = EngineThreads()
+    thread = EngineThread()
     if request.param == "with an engine":
-        engine_on(FakeDecoder(shape(2)), threads=threads).connect(StageMeter("node"), 1, 10, lambda: None)
-    yield threads
-    threads.close()
+        engine_on(FakeDecoder(shape(2)), thread).connect(StageMeter("node"), 1, 10, lambda: None)
+    yield thread
+    thread.close()
 
 
 def test_it_returns_what_the_work_returns_and_raises_what_it_raises(computes):
@@ -71,29 +71,29 @@ def test_a_job_waits_for_one_step_and_no_more():
         return 0
 
     decoder = RecordingDecoder(shape(4), fail=gate)
-    threads, woken = EngineThreads(), threading.Event()
-    client = engine_on(decoder, threads=threads).connect(StageMeter("node"), 1, 1000, woken.set)
+    thread, woken = EngineThread(), threading.Event()
+    client = engine_on(decoder, thread).connect(StageMeter("node"), 1, 1000, woken.set)
     client.submit(sequences(texts))
     calls.release(3)
     found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(threads.call(lambda: len(decoder.calls))))
+    asking = threading.Thread(target=lambda: found.append(thread.call(lambda: len(decoder.calls))))
     while len(begun) < 4:
         time.sleep(0.001)
     asking.start()
-    while not threads._jobs:
+    while not thread._jobs:
         time.sleep(0.001)
     calls.release(1)
     asking.join(30)
     assert found == [4]
     calls.release(100_000)
     assert collect_all(client, woken, 20) == Bench(shape(4)).run(sequences(texts))
-    threads.close()
+    thread.close()
 
 
 def test_a_failure_of_the_engine_reaches_those_who_wait():
     allowed = threading.Event()
-    threads, woken = EngineThreads(), threading.Event()
-    engine = engine_on(FakeDecoder(shape(2), fail=lambda batch: -3 if allowed.wait(30) else 0), threads=threads)
+    thread, woken = EngineThread(), threading.Event()
+    engine = engine_on(FakeDecoder(shape(2), fail=lambda batch: -3 if allowed.wait(30) else 0), thread)
     client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
     client.submit(sequences(prompts(3), SamplingParams()))
     raised: list[BaseException] = []
@@ -101,7 +101,7 @@ def test_a_failure_of_the_engine_reaches_those_who_wait():
     def ask() -> None:
         try:
             while True:
-                threads.call(int)
+                thread.call(int)
         except DecodeFailed as error:
             raised.append(error)
 
@@ -112,24 +112,24 @@ def test_a_failure_of_the_engine_reaches_those_who_wait():
     assert len(raised) == 1
     client.leave()
     engine.close()
-    threads.close()
+    thread.close()
 
 
 def test_the_thread_is_the_one_that_makes_the_steps():
     """A second thread would have a second team of compute threads."""
-    threads = EngineThreads()
-    before = threads.call(threading.get_ident)
+    thread = EngineThread()
+    before = thread.call(threading.get_ident)
     steps: set[int] = set()
 
     def seen(batch: BatchBuffer) -> int:
         steps.add(threading.get_ident())
         return 0
 
-    engines = [engine_on(FakeDecoder(shape(2), fail=seen), threads=threads) for _ in range(2)]
+    engines = [engine_on(FakeDecoder(shape(2), fail=seen), thread) for _ in range(2)]
     for engine in engines:
         woken = threading.Event()
         client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
         client.submit(sequences(prompts(3)))
         collect_all(client, woken, 3)
-    assert steps == {before} == {threads.call(threading.get_ident)}
-    threads.close()
+    assert steps == {before} == {thread.call(threading.get_ident)}
+    thread.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +12,6 @@ from operators.engine.scheduler.prefix_cache import CELLS_PER_TOKEN
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import PromptGroup, Slot, Snapshot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from tests.operators.engine.fixtures import (
     GREEDY,
@@ -214,17 +212,24 @@ def test_a_row_that_left_early_hides_no_slot_that_has_more():
     assert [row.placement.shared_tokens for row in rows] == [256, 380]
 
 
-def test_what_other_contexts_read_is_written_under_the_lock(monkeypatch):
-    """The slots that have a prompt of several samples: all contexts look through them."""
-    bench = Bench(shape(4, per_sequence=False, deterministic=False))
+def test_the_tree_is_written_under_the_lock(monkeypatch):
+    """Nodes add their sequences to it meanwhile."""
+    bench, written = Bench(shape(4)), []
 
-    class Guarded(set[Slot | Snapshot]):
-        def discard(self, slot: object) -> None:
+    def guard(name: str) -> None:
+        write = getattr(RadixTree, name)
+
+        def guarded(*args: object) -> object:
             assert bench.queue.lock._is_owned()  # type: ignore[attr-defined]
-            super().discard(slot)
+            written.append(name)
+            return write(*args)
 
-    monkeypatch.setattr("operators.engine.scheduler.waiting_queue.PromptGroup", partial(PromptGroup, owners=Guarded()))
-    bench.run(sequences([prompts(1)[0]] * 8, WARM))
+        monkeypatch.setattr(RadixTree, name, guarded)
+
+    for name in ("add_waiting", "remove_waiting", "insert", "release"):
+        guard(name)
+    bench.run(sequences(mixed_families(), WARM))
+    assert set(written) == {"add_waiting", "remove_waiting", "insert", "release"}
 
 
 def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():

@@ -10,7 +10,7 @@ import pytest
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.threads import PATIENCE, EngineThreads
+from operators.engine.loop.thread import PATIENCE, EngineThread
 from operators.engine.sampling.params import SamplingParams
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
@@ -23,14 +23,14 @@ class Calls:
     """The calls of several engines, in order, by the engine's name. A call waits until it is allowed."""
 
     def __init__(self) -> None:
-        self.threads = EngineThreads()
+        self.thread = EngineThread()
         self._allowed = threading.Semaphore(0)
         self.inside: list[str] = []
         self.log: list[str] = []
         self.reached = threading.Semaphore(0)
 
     def engine(self, name: str, slots: int = 4, then: Callable[[], int] = lambda: 0) -> Engine:
-        """An engine on the threads, whose calls are logged under `name`; `then` gives what they fail with."""
+        """An engine on the thread, whose calls are logged under `name`; `then` gives what they fail with."""
 
         def call(batch: BatchBuffer) -> int:
             self.inside.append(name)
@@ -41,7 +41,7 @@ class Calls:
             self.inside.pop()
             return then()
 
-        return engine_on(FakeDecoder(shape(slots), fail=call), threads=self.threads)
+        return engine_on(FakeDecoder(shape(slots), fail=call), self.thread)
 
     def allow(self, count: int) -> None:
         self._allowed.release(count)
@@ -62,7 +62,7 @@ def calls():
     made = Calls()
     yield made
     made.allow(1_000_000)
-    made.threads.close()
+    made.thread.close()
 
 
 def test_two_engines_never_compute_at_once_and_both_finish(calls):
@@ -127,7 +127,7 @@ def test_a_job_is_done_between_the_steps_of_two_engines(calls):
     for name in ("first", "second"):
         endless(calls.engine(name), 1, 4)
     calls.allow(1_000_000)
-    assert [calls.threads.call(lambda i=i: (i, list(calls.inside))) for i in range(50)] == [(i, []) for i in range(50)]
+    assert [calls.thread.call(lambda i=i: (i, list(calls.inside))) for i in range(50)] == [(i, []) for i in range(50)]
 
 
 def test_a_failure_of_one_engine_reaches_the_nodes_of_the_other(calls):
