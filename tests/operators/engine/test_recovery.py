@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ CODES = [1, 2, -1, -3]
 Fail = Callable[[BatchBuffer], int]
 
 
-def bench_failing(sizes: DecoderShape, fail: Fail, **settings: object) -> Bench:
+def bench_failing(sizes: DecoderShape, fail: Fail, **settings: Any) -> Bench:
     """A Bench whose decoder fails."""
     bench = Bench(sizes, **settings)
     bench.decoder = RecordingDecoder(sizes, fail)
