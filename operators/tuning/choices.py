@@ -20,7 +20,6 @@ from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
-from operators.tuning.machine_load import NOISY, OtherWork
 from pipeline.api.protocols import Inbox
 from pipeline.api.records import Batch, Item
 from pipeline.system.file_cache import cache_folder
@@ -70,16 +69,11 @@ class Tuning:
             log.info("runtime, as in an earlier run: %s", choice.values)
         else:
             log.info("runtime: calibrating %s", ", ".join(self.settings.open_keys()))
-            others, lengths = OtherWork(), (self.prompt_tokens, self.new_tokens)
-            lease = self.model.lease_apart
+            lease, lengths = self.model.lease_apart, (self.prompt_tokens, self.new_tokens)
             choice = Calibration(lease, self.settings, *lengths, free_memory(), rows=self.rows).choose()
             for reason in choice.reasons:
                 log.info("runtime.%s", reason)
-            if (share := others.share()) > NOISY:
-                said = "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone"
-                log.warning(said, 100 * share)
-            else:
-                _write(cached, choice, log)
+            _write(cached, choice, log)
         _write(pinned, choice, log)
         return choice.apply(self.settings)
 

@@ -23,6 +23,8 @@ REMOVED: Mapping[str, str] = {
     "cluster.mixed": "leave it out; unlike workers are refused, so give a run those with one build and processor",
     "cluster=threads": "write cluster=processes, whose workers are processes of this machine",
     "cluster.pool=threads": "write cluster.pool=processes, or cluster=processes",
+    "runtime.n_batch=0": "leave it out, and it is 2048; runtime=auto chooses slots and flash attention",
+    "runtime.n_ubatch=0": "leave it out, and it is 512; runtime=auto chooses slots and flash attention",
 }
 
 
