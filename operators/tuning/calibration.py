@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import psutil
 
-from operators.engine.backend.interface import Decoder
+from operators.engine.backend.interface import Buffer, Decoder
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import Clock
@@ -122,7 +123,7 @@ class Calibration:
         with self._decoder(known, slots=2) as decoder:
             size: dict[int, int] = {}
             for tokens in (32, 64):
-                read(decoder, tokens)
+                _read(decoder, tokens)
                 size[tokens] = len(decoder.save(0))
             return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
 
@@ -132,12 +133,31 @@ class Calibration:
         took: dict[int, float] = {}
         # A context with only the cells it needs, since making one takes time.
         with self._decoder(settings, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
-            timer = StepTimer(decoder, self._depth, self.clock)
-            for rows in sizes:
-                took[rows] = timer.step_s(rows)
+            _read(decoder, self._depth)
+            prompt = decoder.save(0)
+            for before, rows in pairwise((1, *sizes)):
+                for slot in range(before, rows):
+                    decoder.restore(slot, prompt)
+                took[rows] = min(self._steps(decoder, prompt, rows))
                 if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):
                     break
         return took
+
+    def _steps(self, decoder: Decoder, prompt: Buffer, rows: int) -> Iterator[float]:
+        """Yield the seconds of two steps of `rows` rows, each of which is undone afterwards: the first may touch memory
+        for the first time. Yield only one if it takes long."""
+        for _ in range(2):
+            began = self.clock()
+            decoder.batch.clear()
+            decoder.batch.add_rows([1] * rows, [self._depth] * rows, list(range(rows)))
+            decoder.decode()
+            yield (seconds := self.clock() - began)
+            for slot in range(rows):
+                decoder.truncate(slot, self._depth if decoder.partial else 0)
+                if not decoder.partial:
+                    decoder.restore(slot, prompt)
+            if seconds > _LONGEST_STEP_S:
+                return
 
     @contextmanager
     def _decoder(self, settings: EngineSettings, **changes: Any) -> Iterator[Decoder]:
@@ -151,34 +171,8 @@ class Calibration:
 def _milliseconds(seconds: dict[Any, float]) -> str:
     return ", ".join(f"{value * 1e3:.2f} ms ({key})" for key, value in seconds.items())
 
-class StepTimer:
-    """Times decode steps of rows that are `depth` tokens deep. The contents of `decoder` are cleared."""
 
-    def __init__(self, decoder: Decoder, depth: int, clock: Clock) -> None:
-        self._decoder, self._depth, self._clock = decoder, depth, clock
-        read(decoder, depth)
-        self._saved = decoder.save(0)
-        self._filled = 1
-
-    def step_s(self, rows: int) -> float:
-        for slot in range(self._filled, rows):
-            self._decoder.restore(slot, self._saved)
-        self._filled = max(self._filled, rows)
-        return faster_of_two(lambda: self._step(rows), self._clock, lambda: self._rewind(rows))
-
-    def _step(self, rows: int) -> None:
-        self._decoder.batch.clear()
-        self._decoder.batch.add_rows([1] * rows, [self._depth] * rows, list(range(rows)))
-        self._decoder.decode()
-
-    def _rewind(self, rows: int) -> None:
-        for slot in range(rows):
-            self._decoder.truncate(slot, self._depth if self._decoder.partial else 0)
-            if not self._decoder.partial:
-                self._decoder.restore(slot, self._saved)
-
-
-def read(decoder: Decoder, count: int) -> None:
+def _read(decoder: Decoder, count: int) -> None:
     """Fill slot 0 with `count` tokens, and clear all others."""
     decoder.clear()
     piece = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
@@ -187,17 +181,3 @@ def read(decoder: Decoder, count: int) -> None:
         decoder.batch.clear()
         decoder.batch.add_spans([ids], [first], [0], [min(2, len(ids))])
         decoder.decode()
-
-
-def faster_of_two(call: Callable[[], None], clock: Clock, undo: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of the faster of two calls, each undone afterwards: the first may touch memory for the first
-    time."""
-    seconds = []
-    for _ in range(2):
-        began = clock()
-        call()
-        seconds.append(clock() - began)
-        undo()
-        if seconds[-1] > _LONGEST_STEP_S:
-            break
-    return min(seconds)

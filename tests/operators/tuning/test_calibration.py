@@ -130,3 +130,8 @@ def test_a_call_has_a_token_of_each_slot():
 def test_what_cannot_work_is_refused_beside_open_values_too():
     with pytest.raises(ConfigError, match=r"runtime\.kv_type"):
         EngineSettings(**OPEN, kv_type="f8")
+
+
+def test_fewer_tokens_of_a_call_than_slots_are_refused():
+    with pytest.raises(ConfigError, match=r"runtime\.n_ubatch=128 cannot work: at least slots=200"):
+        EngineSettings(slots=200, n_ubatch=128)

@@ -64,6 +64,7 @@ def test_a_run_of_the_version_before_goes_on_with_what_it_chose(tmp_path, calibr
     found = choose(AUTO, [60], tmp_path)
     assert (found.slots, found.flash_attention, found.threads, found.kv) == (5, False, 1, "per_sequence")
     assert (found.n_batch, found.n_ubatch) == (EngineSettings.n_batch, EngineSettings.n_ubatch)
+    assert json.loads((tmp_path / CHOICE_FILE).read_text()) == {"values": values, "reasons": ["n_ubatch=128: fast"]}
     assert not calibrations
 
 
