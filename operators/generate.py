@@ -11,8 +11,7 @@ from typing import Any
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.engine.sequence import Sequence as Row
-from operators.estimate.node import Generating, memory_of
-from operators.estimate.trial import Device
+from operators.estimate.node import Generating
 from operators.generation.canary import canary
 from operators.generation.completions import OpenChunks
 from operators.generation.duplicates import Duplicates, RepeatedDraws
@@ -145,7 +144,8 @@ class Generate(GenerateSetup):
         settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self._decode)
         generating = Generating(
-            Device(engine, settings),
+            engine,
+            settings,
             self._sampling,
             self._requests,
             self._completions,
@@ -155,10 +155,9 @@ class Generate(GenerateSetup):
             store_path(self._store_settings, task.results),
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
-        memory = memory_of(self._model_settings, settings, decode_strategy(self._decode))
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         notes = [*([] if before else [assumed]), *found.notes]
-        return replace(found, memory=memory, notes=notes)
+        return replace(found, notes=notes)
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         if self._engine_settings.open_keys():

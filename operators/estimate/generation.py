@@ -1,5 +1,8 @@
 """Estimate the cost of a Generate node: generate some of its rows on its engine, and extrapolate to all.
 
+A completion that the time cut short becomes at least as long as it is, and at most max_tokens long: so far apart are
+the ends of the range. What is likely is that completions end at a constant rate.
+
 Time for prompts: their tokens without shared prefixes, times the measured seconds per prompt token. Time for
 completions: their tokens at the measured tokens per second of full slots. Time for the tail, in which slots are empty
 while the longest rows finish: between none and as many full steps.
@@ -8,101 +11,83 @@ while the longest rows finish: between none and as many full steps.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
+from operators.engine.loop.engine import Engine
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.sequence import Sequence
-from operators.estimate.ranges import Ints, draw, load_notes, mean_length, mean_of, of_run, survival, total
-from operators.estimate.trial import Device, Trial
-from operators.settings.runtime import KERNEL_TOKENS
-from operators.tuning.calibration import StepTimer
-from operators.tuning.machine_load import OtherWork
+from operators.estimate.ranges import Floats, mean_of
+from operators.estimate.trial import Trial, depth_of
+from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 from pipeline.api.forecast import Forecast, Range, share
 
 _MOST_DRAWN = 4000
-_TRIAL_SHARE = 0.6
-"""Share of the time for generating rows; the rest is for a step at the job's depth."""
-_READ_SHARE = 0.4
-"""Share of the rest for the prompt before that step."""
-_BESIDE_S = Range(0.0, 0.0003, 0.0006)
+_BESIDE_S = 0.0003
 """Seconds that other threads of a run take from the decoding one, per step or row. They matter where calls take a few
 ms."""
-_TOO_SLOW = "no decode step could be made in the time that a dry run takes, so how long the run takes is not known"
-
-
-@dataclass(frozen=True)
-class Generated(Forecast):
-    """The cost of generating rows, in about `steps` decode steps. `begun`: the rows of the trial, with the tokens they
-    got."""
-
-    steps: float = 0.0
-    begun: Seq[Sequence] = ()
-
-
-class _Lengths(NamedTuple):
-    """Lengths of completions. `mean`: of all; `each`: a sample; `judged`: estimated from the trial."""
-
-    mean: Range
-    each: Ints
-    judged: bool = False
+_TAIL = Range(0.0, 0.5, 1.0)
+"""Share of a full step that a step with empty slots takes for these."""
 
 
 def generated(
-    device: Device, rows: Seq[Sequence], count: Range, seconds: float, *, whole: bool, fixed_lengths: bool
-) -> Generated:
-    """Estimate the cost of `count` rows like `rows`.
+    engine: Engine,
+    settings: EngineSettings,
+    rows: Seq[Sequence],
+    count: Range,
+    seconds: float,
+    *,
+    whole: bool,
+    fixed_lengths: bool,
+) -> tuple[Forecast, Seq[Sequence]]:
+    """Estimate the cost of `count` rows like `rows`; return it, and those that were begun, with the tokens they got.
 
     Args:
+        engine: its threads are not started.
         rows: some or (`whole`) all of them, none begun; in an order in which any first part is representative.
         seconds: about the time that this may take.
         fixed_lengths: whether each row gets all of its max_tokens.
     """
     if not rows:
-        return Generated(count)
-    work, until = OtherWork(), device.engine.now() + seconds
-    trial = Trial(device)
-    trial.run(rows, _TRIAL_SHARE * seconds)
-    lengths = _lengths(rows, trial, count, whole=whole, fixed=fixed_lengths)
-    prompts = _array(len(row.prompt) for row in rows)
-    full = max(int(min(device.decoder.shape.slots, count.likely)), 1)
-    token_s = _token_s(device, trial, full, _depth(prompts, lengths.each), until)
-    others = work.share()
+        return Forecast(count), ()
+    shape = engine.worker.decoder.shape
+    trial = Trial(engine)
+    trial.run(rows, seconds)
+    some = rows if fixed_lengths or not trial.early else trial.early
+    mean, each = completion_lengths(some, whole=whole and len(some) == len(rows), fixed=fixed_lengths)
+    full = max(int(min(shape.slots, count.likely)), 1)
+    token_s = trial.token_s(full, depth_of(some, each))
 
-    computed = computed_share(device, rows)
-    tokens_in = total(mean_of(prompts, whole=whole).times(computed), count)
-    tokens_out = total(lengths.mean, count)
+    computed = computed_share(engine, settings, rows)
+    tokens_in = mean_of([len(row.prompt) for row in rows], whole=whole).times(computed).times(count)
+    tokens_out = mean.times(count)
     # The first token of a row comes with its prompt, unless rows are made block by block.
-    first = 0 if device.decoder.shape.block else 1
-    decoded = tokens_out.times(share(max(lengths.mean.likely - first, 0.0), lengths.mean.likely))
-    idle = last_ends(lengths.each.tolist(), full) * full - float(lengths.each.sum())
-    steps = decoded.likely / full
-    taking = tokens_in.times(trial.prompt_token_s) + _BESIDE_S.times(steps + count.likely)
-    taking += (decoded + Range(0.0, 0.5, 1.0).times(idle)).times(token_s or 0.0)
+    decoded = tokens_out.times(share(max(mean.likely - (0 if shape.block else 1), 0.0), mean.likely))
+    lengths = np.resize(each, int(min(round(count.likely), _MOST_DRAWN)))
+    idle = last_ends(lengths.tolist(), full) * full - float(lengths.sum())
+    taking = tokens_in.times(trial.prompt_token_s) + Range.exact(_BESIDE_S * (decoded.likely / full + count.likely))
+    taking += (decoded + _TAIL.times(idle)).times(token_s or 0.0)
     known = token_s is not None or not decoded.likely
-    return Generated(
+    forecast = Forecast(
         count,
         tokens_in=tokens_in,
         tokens_out=tokens_out,
-        seconds=of_run(taking, others) if known else None,
-        steps=steps,
-        begun=trial.rows,
-        notes=[*_notes(device, trial, lengths, computed), *load_notes(others), *([] if known else [_TOO_SLOW])],
+        seconds=taking if known else None,
+        notes=_notes(trial, computed, known=known, judged=not fixed_lengths and not mean.is_exact),
     )
+    return forecast, trial.rows
 
 
-def computed_share(device: Device, rows: Seq[Sequence]) -> float:
+def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]) -> float:
     """Return the share of the prompt tokens of `rows` that must be computed in the best case of the prefix cache: each
     prompt, in token order, shares a prefix with the one before it."""
-    if not device.decoder.partial and not device.settings.snapshot_mb:
+    worker, optimise = engine.worker, settings.optimise
+    if not worker.decoder.partial and not settings.snapshot_mb:
         return 1.0
-    optimise, shape = device.settings.optimise, device.decoder.shape
-    chunking, shared = device.worker.strategy.chunking(shape), 0
+    shape = worker.decoder.shape
+    chunking, shared = worker.strategy.chunking(shape), 0
     # Prompts computed by different kernels cannot share a prefix.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= KERNEL_TOKENS, row.prompt.tobytes()))
     for before, row in pairwise(ordered):
@@ -113,79 +98,40 @@ def computed_share(device: Device, rows: Seq[Sequence]) -> float:
     return 1 - shared / sum(len(row.prompt) for row in rows)
 
 
-def last_ends(lengths: Seq[int], slots: int) -> int:
+def last_ends(lengths: Seq[float], slots: int) -> float:
     """Return the step in which the last row ends, for rows of these `lengths` that fill `slots` slots in order."""
-    ends = [0] * slots
+    ends = [0.0] * slots
     for length in lengths:
         heapq.heapreplace(ends, ends[0] + length)
     return max(ends)
 
 
-def _lengths(rows: Seq[Sequence], trial: Trial, count: Range, *, whole: bool, fixed: bool) -> _Lengths:
-    most = _array(row.max_tokens for row in rows)
-    longest, number = int(most.max()), int(min(round(count.likely), _MOST_DRAWN))
-    if fixed:
-        return _Lengths(mean_of(most, whole=whole), np.sort(np.resize(most, number))[::-1])
-    if not trial.rows:
-        return _Lengths(Range(1.0, max(longest / 2, 1.0), longest), np.full(number, max(longest // 2, 1)))
-    tokens = _array(len(row.tokens) for row in trial.rows)
-    ended = np.array([row.finish_reason is not None for row in trial.rows])
-    if whole and len(tokens) == len(rows) and ended.all():
-        return _Lengths(Range.exact(float(tokens.mean())), tokens)
-    mean = mean_length(tokens, ended, [row.prompt.tobytes() for row in trial.rows], longest)
-    return _Lengths(mean, draw(survival(tokens, ended, longest), number), judged=True)
+def completion_lengths(some: Seq[Sequence], *, whole: bool, fixed: bool) -> tuple[Range, Floats]:
+    """Return the mean length of all completions, and what is likely for each of `some`. Those of one prompt are
+    alike."""
+    most = np.array([row.max_tokens for row in some], np.float64)
+    have = most if fixed else np.array([len(row.tokens) for row in some], np.float64)
+    ended = np.array([fixed or row.finish_reason is not None for row in some])
+    left = float(have.sum()) / max(float(np.count_nonzero(ended)), 0.5) or float(most.mean())  # tokens up to an end
+    each = np.where(ended, have, have + left * (1 - np.exp((have - most) / left)))
+    prompts = [row.prompt.tobytes() for row in some]
+    low = mean_of(have, whole=whole, alike=prompts).low
+    return Range(low, float(each.mean()), mean_of(np.where(ended, have, most), whole=whole, alike=prompts).high), each
 
 
-def _depth(prompts: Ints, lengths: Ints) -> float:
-    """Return the tokens before a decode step, averaged over the tokens of completions."""
-    behind = np.resize(prompts, len(lengths)) + lengths / 2
-    return float((lengths * behind).sum() / max(lengths.sum(), 1))
-
-
-def _token_s(device: Device, trial: Trial, full: int, depth: float, until: float) -> float | None:
-    """Return the seconds per token in steps of `full` rows, `depth` tokens deep; None if rows are made in blocks and
-    none was.
-
-    If all rows of a trial ended, its steps are representative. Else such a step is timed, and corrected by those of the
-    trial, which include sampling. If no time is left, the trial's steps or those of a lone row are used.
-    """
-    decoder, now, steps = device.decoder, device.engine.now, trial.full_steps
-    tokens, seconds = sum(step.tokens for step in steps), sum(step.seconds for step in steps)
-    measured = seconds / tokens if tokens else None
-    if decoder.shape.block or (measured is not None and trial.complete):
-        return measured
-    affordable = _READ_SHARE * (until - now()) / max(trial.prompt_token_s, 1e-9)
-    if affordable < 1:
-        return StepTimer(decoder, 2, now).step_s(1) if measured is None else measured
-    room = min(decoder.shape.max_sequence_tokens, decoder.shape.cells // full) - 1
-    deep = max(int(min(depth, affordable, room)), 1)
-    token_s = StepTimer(decoder, deep, now).step_s(full) / full
-    if measured is not None:
-        rows = round(sum(step.rows for step in steps) / len(steps))
-        seen = _depth(_array(len(row.prompt) for row in trial.rows), _array(len(row.tokens) for row in trial.rows))
-        token_s *= measured / (StepTimer(decoder, min(int(seen), deep), now).step_s(rows) / rows)
-    decoder.clear()
-    return token_s
-
-
-def _array(numbers: Iterable[int]) -> Ints:
-    return np.fromiter(numbers, np.int64)
-
-
-def _notes(device: Device, trial: Trial, lengths: _Lengths, computed: float) -> list[str]:
+def _notes(trial: Trial, computed: float, *, known: bool, judged: bool) -> list[str]:
     notes = []
     if computed < 0.99:
         notes.append(f"{1 - computed:.0%} of the prompt tokens are computed once for several rows")
-    if not trial.rows:
+    if not known:
+        notes.append("no row got a token in the time that a dry run takes, so how long the run takes is not known")
+    elif not trial.steps:
+        notes.append("no row got a second token in the time that a dry run takes: the range is a wide one")
+    if judged and trial.early:
+        ended = sum(row.finish_reason is not None for row in trial.early)
+        longest = max(len(row.tokens) for row in trial.early)
         notes.append(
-            "the model is too slow for a dry run to read a whole prompt: it goes by the beginning of one and by a step"
-            " of few rows; many together may be faster"
-        )
-    if lengths.judged:
-        ended = sum(row.finish_reason is not None for row in trial.rows)
-        longest = max(len(row.tokens) for row in trial.rows)
-        notes.append(
-            f"how long completions become is not known: {ended} of {len(trial.rows)} that were begun ended, within"
+            f"how long completions become is not known: {ended} of {len(trial.early)} that were watched ended, within"
             f" {longest} tokens"
         )
     return notes

@@ -1,4 +1,4 @@
-"""The forecast of a Generate node: the rows to generate, and their time, memory and disk."""
+"""The forecast of a Generate node: the rows to generate, and their time and disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from operators.engine.backend.loading import inspect_model
+from operators.engine.loop.engine import Engine
 from operators.engine.sequence import FinishReason, Sequence
-from operators.engine.strategies.base import Strategy
-from operators.estimate.generation import Generated, generated
-from operators.estimate.trial import Device
+from operators.estimate.generation import generated
 from operators.generation.completions import Completions
 from operators.generation.duplicates import Duplicates
 from operators.generation.requests import Requests, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
-from operators.generation.wiring import draft_memory, model_memory
-from operators.settings import ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, Task, share
 from pipeline.api.records import Batch
@@ -42,7 +39,8 @@ _METRICS_STEP_BYTES = 50
 class Generating:
     """A Generate node, as its forecast needs it. Nothing need be at `store_path` yet."""
 
-    device: Device
+    engine: Engine
+    settings: EngineSettings
     sampling: SamplingSettings
     requests: Requests
     completions: Completions
@@ -59,14 +57,16 @@ class Generating:
         new, notes = self._to_generate(rows)
         count = rows_out.times(share(len(new), len(rows)))
         rows_to_try, fixed = in_any_order(new), self._fixed_lengths
-        found = generated(self.device, rows_to_try, count, task.seconds, whole=task.whole, fixed_lengths=fixed)
+        found, begun = generated(
+            self.engine, self.settings, rows_to_try, count, task.seconds, whole=task.whole, fixed_lengths=fixed
+        )
         return replace(
             found,
             rows_out=rows_out,
-            output=list(self.completions.batches(self._shown(found.begun))),
+            output=list(self.completions.batches(self._shown(begun))),
             rejects=[rejects for _, refused in made for rejects in refused],
             prepare_s=prepare_s,
-            disk_bytes=self._disk_bytes(count, found),
+            disk_bytes=self._disk_bytes(count, found.tokens_out),
             prompts=self._prompts(rows),
             notes=[*notes, *found.notes],
         )
@@ -88,7 +88,7 @@ class Generating:
             new = not_stored(self.store_path, rows, self.store.retry.finish_reason)
             if len(new) < len(rows):
                 notes.append(f"{share(len(rows) - len(new), len(rows)):.0%} of the rows are in the completion store")
-        duplicates = Duplicates(enabled=self.device.settings.optimise.identical_rows)
+        duplicates = Duplicates(enabled=self.settings.optimise.identical_rows)
         single = [row for row in new if not duplicates.joins(row)]
         if len(single) < len(new):
             notes.append(f"{share(len(new) - len(single), len(new)):.0%} of the rows come out like another one")
@@ -104,10 +104,11 @@ class Generating:
             done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
         return done or begun
 
-    def _disk_bytes(self, count: Range, found: Generated) -> Range:
+    def _disk_bytes(self, count: Range, tokens_out: Range) -> Range:
         scores = 0 if self.sampling.logprobs is None else _SCORE_BYTES * (1 + self.sampling.logprobs)
-        store = count.times(_STORE_ROW_BYTES) + found.tokens_out.times(_TOKEN_BYTES + scores)
-        metrics = count.times(_METRICS_ROW_BYTES) + Range.exact(_METRICS_STEP_BYTES * found.steps)
+        store = count.times(_STORE_ROW_BYTES) + tokens_out.times(_TOKEN_BYTES + scores)
+        steps = tokens_out.times(1 / self.settings.slots)
+        metrics = count.times(_METRICS_ROW_BYTES) + steps.times(_METRICS_STEP_BYTES)
         both = metrics + store if self.store.enabled else metrics
         return Range(0.5 * both.low, both.likely, 2 * both.high)
 
@@ -150,16 +151,3 @@ def not_stored(path: Path, rows: Seq[Sequence], retry: Seq[str]) -> list[Sequenc
             return [row for row, v in zip(rows, values, strict=True) if database.execute(query, v).fetchone() is None]
     except sqlite3.Error as error:
         raise unusable(path, error, opening=True) from error
-
-
-def memory_of(model: ModelSettings, settings: EngineSettings, strategy: Strategy) -> dict[str, float]:
-    """Return the bytes that the model, the draft model and their contexts take, by purpose, if the headers of the files
-    tell."""
-    facts = inspect_model(model)
-    sizes = [need.size_bytes for need in model_memory(model, settings, "forecast", draft=strategy.draft)]
-    drafts = sum(need.size_bytes for need in draft_memory(strategy, model, settings, "forecast"))
-    known = facts.sizes is not None and facts.sizes.kv_values is not None
-    purposes = ("model", "KV cache and logits", "snapshots")
-    found = {what: float(size) for what, size in zip(purposes, sizes, strict=False)}
-    found = {what: size for what, size in found.items() if known or what != purposes[1]}
-    return found | ({"draft model": float(drafts)} if drafts else {})

@@ -9,8 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import pyarrow as pa
 
-from operators.estimate.ranges import load_notes, mean_of, of_run, total
-from operators.tuning.machine_load import OtherWork
+from operators.estimate.ranges import mean_of
 from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.records import Batch, Output, Rejects
 
@@ -26,7 +25,6 @@ def forecast_texts(
     columns: Seq[str],
     batches: Seq[Batch],
     task: Task,
-    prepare_s: float,
 ) -> Forecast:
     """Estimate the cost of an operator whose `process` reads the texts of rows.
 
@@ -34,10 +32,10 @@ def forecast_texts(
         token_counts: returns the tokens to read for each row, None if it is rejected.
         columns: those whose texts are joined and read.
     """
-    work, until = OtherWork(), time.perf_counter() + task.seconds
+    until = time.perf_counter() + task.seconds
     rows = pa.Table.from_batches([batch.data for batch in batches]).combine_chunks().to_batches() if batches else []
     if not rows:
-        return Forecast(task.rows, prepare_s=prepare_s)
+        return Forecast(task.rows)
     counts = token_counts(rows[0])
     known = {i: count for i, count in enumerate(counts) if count is not None}
     found: list[Output] = []
@@ -53,19 +51,17 @@ def forecast_texts(
         began = time.perf_counter()
         read(some)
         token_s = (time.perf_counter() - began) / max(tokens, 1)
-    if len(known) < len(counts):
-        read([i for i in range(len(counts)) if i not in known])
-    rows_out, others = task.rows.times(share(len(known), len(counts))), work.share()
-    tokens_in = total(mean_of(list(known.values()), whole=task.whole), rows_out)
+    if rejected := [i for i in range(len(counts)) if i not in known]:
+        read(rejected)
+    rows_out = task.rows.times(share(len(known), len(counts)))
+    tokens_in = mean_of(list(known.values()), whole=task.whole).times(rows_out)
     return Forecast(
         rows_out=rows_out,
         output=[item for item in found if isinstance(item, Batch)],
         rejects=[item for item in found if isinstance(item, Rejects)],
         tokens_in=tokens_in,
-        seconds=of_run(tokens_in.times(token_s), others),
-        prepare_s=prepare_s,
+        seconds=tokens_in.times(token_s),
         prompts=[("".join(str(rows[0].column(name)[i]) for name in columns), known[i]) for i in list(known)[:PROMPTS]],
-        notes=load_notes(others),
     )
 
 

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from operators.engine.backend.interface import Decoder
+import numpy as np
+
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.worker import Worker
 from operators.engine.sequence import Sequence, State
-from operators.settings.runtime import EngineSettings
+from operators.estimate.ranges import Floats
+from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
 
 MOST_ROWS = 256
 """Most rows to begin: their lengths are a large enough sample."""
 _PROMPTS_SHARE = 0.5
 """Share of the time for the prompts before the first decode step."""
+_EARLY_SHARE = 0.5
+"""Share of the time in which rows are begun whose lengths count: later ones would nearly all be cut short."""
 _FULL = 0.75
 """Steps with at least this share of the rows of the fullest step count as full."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A job's engine, whose thread is not started."""
-
-    engine: Engine
-    settings: EngineSettings
-
-    @property
-    def worker(self) -> Worker:
-        return self.engine.worker
-
-    @property
-    def decoder(self) -> Decoder:
-        return self.worker.decoder
 
 
 class CallTime(NamedTuple):
@@ -48,44 +36,35 @@ class CallTime(NamedTuple):
 
 @dataclass
 class Trial:
-    """Runs rows on `device`, and keeps the times of its calls.
+    """Runs rows on the first worker of an engine, whose threads are not started, and keeps the times of its calls.
 
     Attributes:
         rows: those that got a token and did not fail.
+        early: those of them whose lengths count.
         complete: whether all rows have ended.
         prompts: calls that read prompts; their tokens are those of the prompts.
         steps: calls in which rows decoded and no prompt was read; their tokens are those that were drawn.
     """
 
-    device: Device
+    engine: Engine
     rows: list[Sequence] = field(default_factory=list)
+    early: list[Sequence] = field(default_factory=list)
     complete: bool = False
     prompts: list[CallTime] = field(default_factory=list)
     steps: list[CallTime] = field(default_factory=list)
 
-    @property
-    def prompt_token_s(self) -> float:
-        """Seconds per prompt token. The first call is left out if possible: it may read weights from disk."""
-        calls = self.prompts[1:] or self.prompts
-        return sum(call.seconds for call in calls) / sum(call.tokens for call in calls) if calls else 0.0
-
-    @property
-    def full_steps(self) -> list[CallTime]:
-        most = max((step.rows for step in self.steps), default=0)
-        return [step for step in self.steps if step.rows >= _FULL * most]
-
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
         """Submit some of `rows`, and make calls until they are done or time is up."""
-        engine, scheduler = self.device.engine, self.device.worker.scheduler
+        engine, worker = self.engine, self.engine.worker
+        scheduler, slots = worker.scheduler, worker.decoder.shape.slots
         began = engine.now()
-        rows = rows[: max(MOST_ROWS, 2 * self.device.decoder.shape.slots)]
+        rows = rows[: max(MOST_ROWS, 2 * slots)]
         meter = StageMeter("trial")
         client = engine.connect(meter, 1, len(rows), lambda: None, steps=False)
         pending = iter(rows)
         while engine.now() < began + seconds:
             # No more at a time than there are slots: the queue would put waiting rows with a cached prefix first.
-            free = self.device.decoder.shape.slots - len(scheduler.slots) - client.waiting
-            client.submit(islice(pending, max(free, 0)))
+            client.submit(islice(pending, max(slots - len(scheduler.slots) - client.waiting, 0)))
             if not scheduler.runnable:
                 break
             self._step(meter)
@@ -95,20 +74,61 @@ class Trial:
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
         self.complete = all(row.finish_reason is not None or row.error is not None for row in rows)
         self.rows = [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]
+        until = began + (1.0 if self.complete else _EARLY_SHARE) * seconds
+        self.early = [row for row in self.rows if row.times.queued <= until]
         scheduler.abandon(lambda row: True)
         scheduler.clear()
         engine.drop(client)
 
     def _step(self, meter: StageMeter) -> None:
-        engine = self.device.engine
+        engine, worker = self.engine, self.engine.worker
         before, tokens, began = engine.totals(), meter.tokens_out, engine.now()
-        self.device.worker.step()
+        worker.step()
         seconds, after = engine.now() - began, engine.totals()
         prompt = after["prefill_tokens"] - before["prefill_tokens"]
         rows = int(after["slot_steps_used"] - before["slot_steps_used"])
         if prompt:
             # In a mixed batch, decoding rows take their share of the call.
-            decoded = rows * max(self.device.decoder.shape.block, 1)
+            decoded = rows * max(worker.decoder.shape.block, 1)
             self.prompts.append(CallTime(rows, prompt, seconds * prompt / (prompt + decoded)))
         elif rows:
             self.steps.append(CallTime(rows, meter.tokens_out - tokens, seconds))
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds per prompt token. The first call is left out if possible: it may read weights from disk."""
+        calls = self.prompts[1:] or self.prompts
+        return sum(call.seconds for call in calls) / sum(call.tokens for call in calls) if calls else 0.0
+
+    def token_s(self, full: int, depth: float) -> Range | None:
+        """Return the seconds per token in steps of `full` rows, `depth` tokens deep on average; None if they are not
+        known.
+
+        If not all rows of the trial ended, the job's steps may have more rows, each of which then takes as long at
+        most and the whole step at least; and more tokens before them, by which a step takes longer, but no more than
+        in proportion.
+        """
+        most = max((step.rows for step in self.steps), default=0)
+        steps = [step for step in self.steps if step.rows >= _FULL * most]
+        if tokens := sum(step.tokens for step in steps):
+            seen = sum(step.seconds for step in steps) / tokens
+            if self.complete:
+                return Range.exact(seen)
+            lengths = np.array([len(row.tokens) for row in self.rows], np.float64)
+            rows = sum(step.rows for step in steps) / len(steps)
+            return _between(seen * min(rows / full, 1.0), seen * max(depth / depth_of(self.rows, lengths), 1.0))
+        if not self.prompts or self.engine.worker.decoder.shape.block:
+            return None
+        # A step of as many rows as a call had prompt tokens would take about as long as that call.
+        call = self.prompts[-1]
+        return _between(call.seconds / max(call.tokens, full), call.seconds / min(call.tokens, full))
+
+
+def depth_of(rows: Seq[Sequence], lengths: Floats) -> float:
+    """Return the tokens before a decode step, averaged over the tokens of completions of these `lengths`."""
+    behind = np.array([len(row.prompt) for row in rows]) + lengths / 2
+    return max(float((lengths * behind).sum()) / max(float(lengths.sum()), 1.0), 1.0)
+
+
+def _between(low: float, high: float) -> Range:
+    return Range(low, math.sqrt(low * high), high)

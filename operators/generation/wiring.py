@@ -21,10 +21,8 @@ from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
-from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
-from operators.tuning.machine_load import SharedCores
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed, Runtime
 
@@ -161,7 +159,6 @@ def _make_engine(
     kept = warn_unless_exact(runtime, settings, model)
     runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
     runtime.status(engine.active_slots)
-    runtime.status(SharedCores(runtime.log.warning, settings.threads or usable_cores()).look)
     return engine, closing
 
 

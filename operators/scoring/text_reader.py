@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,7 +111,8 @@ class ReadsTexts(BaseOperator):
         self.open(runtime)
         try:
             prepare_s = time.perf_counter() - began
-            return forecast_texts(self.process, self._token_counts, self._columns, batches, task, prepare_s)
+            found = forecast_texts(self.process, self._token_counts, self._columns, batches, task)
+            return replace(found, prepare_s=prepare_s)
         finally:
             self.close()
 

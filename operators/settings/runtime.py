@@ -19,7 +19,7 @@ THREADS_PER_CORE = 2
 DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
-OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "n_batch": 0, "n_ubatch": 0, "flash_attention": None}
+OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "flash_attention": None}
 """Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention uses another kernel from this many tokens of a row on."""

@@ -1,8 +1,8 @@
-"""Choose slots, n_ubatch and flash attention by timing decoder calls for a few seconds.
+"""Choose slots and flash attention by timing decode steps for a few seconds.
 
-The calls are on prompts of the job's own lengths, and the least value is chosen that comes within TOLERANCE of the
-best, because more slots mean a longer tail and more memory. Threads are one a physical core, and each row has its own
-KV stream. A value that the job file gives is never changed.
+The steps come after prompts of the job's own lengths. The least number of slots is chosen that comes within TOLERANCE
+of the best, because more slots mean a longer tail and more memory. Threads are one a physical core, and each row has
+its own KV stream. A value that the job file gives is never changed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import psutil
 
-from operators.engine.backend.interface import Decoder
+from operators.engine.backend.interface import Buffer, Decoder
 from operators.settings.checks import usable_cores
-from operators.settings.runtime import MAX_SLOTS, EngineSettings
+from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import Clock
 
 TOLERANCE = 1.04
 SLOTS = (4, 8, 16, 32, 64)
 FEW_ROWS = 2 * SLOTS[-1]
 """Up to this many rows are counted before they begin, so that the number of slots can depend on their number."""
-UBATCHES = (128, 256, 512, 1024)
 _ATTENTION_ROWS = 8
 _MEMORY_SHARE = 0.5
 """Share of the free memory for the KV cache."""
@@ -35,15 +34,16 @@ _FEW_CORES = 2
 """With up to this many cores all are used, though they may be one physical core: half of them was never faster."""
 _DEPTH = 512
 """Most tokens of a prompt to compute before a decode step is measured."""
-_LONGEST_CALL_S = 1.5
-"""A call that takes longer is neither repeated nor enlarged."""
+_LONGEST_STEP_S = 1.5
+"""A step that takes longer is not repeated."""
 
 Lease = Callable[[EngineSettings], tuple[Decoder, Callable[[], None]]]
 
 
 @dataclass
 class Choice:
-    """The chosen settings, and the reasons: one line per measurement."""
+    """The chosen settings, and the reasons: one line per measurement. A choice of an older version may have values for
+    keys that are not open any more."""
 
     values: dict[str, Any]
     reasons: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Choice:
 
 @dataclass
 class Calibration:
-    """Measures a model's calls, to choose the open keys of `settings`.
+    """Times decode steps of a model, to choose the open keys of `settings`.
 
     Args:
         lease: gives a decoder for settings, and a function that frees it.
@@ -77,7 +77,8 @@ class Calibration:
     def _depth(self) -> int:
         """A row's average depth: that halfway through its completion."""
         middle = (np.median(self.prompt_tokens) if len(self.prompt_tokens) else 64) + self.new_tokens // 2
-        return int(np.clip(middle, 2, _DEPTH))
+        most = _DEPTH if self.settings.max_sequence_tokens is None else self.settings.max_sequence_tokens - 1
+        return int(np.clip(middle, 2, min(_DEPTH, most)))
 
     def choose(self) -> Choice:
         cores = usable_cores()
@@ -85,53 +86,31 @@ class Calibration:
         threads = cores if cores <= _FEW_CORES else min(cores, physical)
         opened = self.settings.open_keys()
         choice = Choice({k: v for k, v in (("kv", "per_sequence"), ("threads", threads)) if k in opened})
-        steps = {
-            "flash_attention": self._choose_attention,
-            "n_ubatch": self._choose_prefill,
-            "slots": self._choose_slots,
-        }
         usual = self.settings.with_defaults()
-        for key, measure in steps.items():
+        for key, measure in (("flash_attention", self._choose_attention), ("slots", self._choose_slots)):
             if key in opened:
                 choice.values[key], reason = measure(replace(usual, **choice.values))
                 choice.reasons.append(f"{key}={str(choice.values[key]).lower()}: {reason}")
-        known = replace(usual, **choice.values)
-        choice.values["n_batch"] = max(known.n_ubatch, known.slots)
         return choice
 
     def _choose_attention(self, known: EngineSettings) -> tuple[bool, str]:
-        rows = _ATTENTION_ROWS
+        rows = min(_ATTENTION_ROWS, known.n_ubatch)
         tried = {on: self._step_s(replace(known, slots=rows, flash_attention=on), [rows])[rows] for on in (True, False)}
         named = {("with" if on else "without"): seconds for on, seconds in tried.items()}
         # Flash attention saves memory and speeds up prompts, so it stays on unless steps are clearly faster without.
         best = tried[True] <= TOLERANCE * tried[False]
         return best, f"a step of {rows} rows {self._depth} tokens deep takes {_milliseconds(named)}"
 
-    def _choose_prefill(self, known: EngineSettings) -> tuple[int, str]:
-        largest = UBATCHES[-1]
-        took: dict[int, float] = {}
-        with self._decoder(known, slots=2, n_ubatch=largest, n_batch=largest, max_sequence_tokens=None) as decoder:
-            for size in UBATCHES:
-                if size > min(decoder.shape.max_sequence_tokens, known.n_batch):
-                    break
-                if max(took.values(), default=0.0) > _LONGEST_CALL_S:
-                    break
-                took[size] = faster_of_two(partial(read, decoder, size), self.clock)
-        each = {size: seconds / size for size, seconds in took.items()}
-        best = _least_within({size: seconds for size, seconds in each.items() if size >= known.slots})
-        reason = f"a prompt token takes {_milliseconds(each)} in calls of that size"
-        return best or max(UBATCHES[0], known.slots), reason
-
     def _choose_slots(self, known: EngineSettings) -> tuple[int, str]:
         row_bytes = self._row_bytes(known)
         fit = max(1, int(_MEMORY_SHARE * self.free_bytes // row_bytes))
         # Never more slots than rows; as many if rows are few, since another round for a few rows costs whole steps.
-        most = min(fit, MAX_SLOTS, self.rows or MAX_SLOTS)
-        sizes = sorted({n for n in (*SLOTS, self.rows or 0) if 0 < n <= min(most, SLOTS[-1])} or {most})
+        most = min(fit, SLOTS[-1], known.n_ubatch, self.rows or SLOTS[-1])
+        sizes = sorted({n for n in (*SLOTS, self.rows or 0) if 0 < n <= most} or {most})
         steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
         # Relative to one slot if the number of rows is unknown.
-        rounds = {n: 1 / n if self.rows is None else math.ceil(self.rows / n) for n in steps}
-        best = _least_within({n: seconds * rounds[n] for n, seconds in steps.items()})
+        cost = {n: s * (1 / n if self.rows is None else math.ceil(self.rows / n)) for n, s in steps.items()}
+        best = min(n for n in cost if cost[n] <= TOLERANCE * min(cost.values()))
         reason = (
             f"a token of one row takes {_milliseconds({n: s / n for n, s in steps.items()})} at as many rows;"
             f" {row_bytes / 2**20:.0f} MiB of KV cache a slot, and room for {fit} in half of the free memory"
@@ -144,26 +123,41 @@ class Calibration:
         with self._decoder(known, slots=2) as decoder:
             size: dict[int, int] = {}
             for tokens in (32, 64):
-                read(decoder, tokens)
+                _read(decoder, tokens)
                 size[tokens] = len(decoder.save(0))
             return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
 
     def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
         """Return the seconds of a decode step by number of rows, each after a prompt of the job's usual length. `sizes`
         ascend; those after the first that gains nothing are not measured."""
-        # A context with only the cells it needs, since making one takes time.
-        depth = min(self._depth, (settings.max_sequence_tokens or self._depth + 1) - 1)
-        batch = max(settings.n_batch, settings.n_ubatch, depth, max(sizes))
         took: dict[int, float] = {}
-        with self._decoder(
-            settings, max_sequence_tokens=depth + 1, n_ctx=None, n_batch=batch, n_ubatch=batch
-        ) as decoder:
-            timer = StepTimer(decoder, depth, self.clock)
-            for rows in sizes:
-                took[rows] = timer.step_s(rows)
+        # A context with only the cells it needs, since making one takes time.
+        with self._decoder(settings, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
+            _read(decoder, self._depth)
+            prompt = decoder.save(0)
+            for before, rows in pairwise((1, *sizes)):
+                for slot in range(before, rows):
+                    decoder.restore(slot, prompt)
+                took[rows] = min(self._steps(decoder, prompt, rows))
                 if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):
                     break
         return took
+
+    def _steps(self, decoder: Decoder, prompt: Buffer, rows: int) -> Iterator[float]:
+        """Yield the seconds of two steps of `rows` rows, each of which is undone afterwards: the first may touch memory
+        for the first time. Yield only one if it takes long."""
+        for _ in range(2):
+            began = self.clock()
+            decoder.batch.clear()
+            decoder.batch.add_rows([1] * rows, [self._depth] * rows, list(range(rows)))
+            decoder.decode()
+            yield (seconds := self.clock() - began)
+            for slot in range(rows):
+                decoder.truncate(slot, self._depth if decoder.partial else 0)
+                if not decoder.partial:
+                    decoder.restore(slot, prompt)
+            if seconds > _LONGEST_STEP_S:
+                return
 
     @contextmanager
     def _decoder(self, settings: EngineSettings, **changes: Any) -> Iterator[Decoder]:
@@ -174,44 +168,11 @@ class Calibration:
             give_back()
 
 
-def _least_within(cost: dict[int, float]) -> int:
-    """Return the smallest key whose cost is within TOLERANCE of the least; 0 if `cost` is empty."""
-    best = min(cost.values(), default=0.0)
-    return min((key for key, value in cost.items() if value <= TOLERANCE * best), default=0)
-
-
 def _milliseconds(seconds: dict[Any, float]) -> str:
     return ", ".join(f"{value * 1e3:.2f} ms ({key})" for key, value in seconds.items())
 
 
-class StepTimer:
-    """Times decode steps of rows that are `depth` tokens deep. The contents of `decoder` are cleared."""
-
-    def __init__(self, decoder: Decoder, depth: int, clock: Clock) -> None:
-        self._decoder, self._depth, self._clock = decoder, depth, clock
-        read(decoder, depth)
-        self._saved = decoder.save(0)
-        self._filled = 1
-
-    def step_s(self, rows: int) -> float:
-        for slot in range(self._filled, rows):
-            self._decoder.restore(slot, self._saved)
-        self._filled = max(self._filled, rows)
-        return faster_of_two(lambda: self._step(rows), self._clock, lambda: self._rewind(rows))
-
-    def _step(self, rows: int) -> None:
-        self._decoder.batch.clear()
-        self._decoder.batch.add_rows([1] * rows, [self._depth] * rows, list(range(rows)))
-        self._decoder.decode()
-
-    def _rewind(self, rows: int) -> None:
-        for slot in range(rows):
-            self._decoder.truncate(slot, self._depth if self._decoder.partial else 0)
-            if not self._decoder.partial:
-                self._decoder.restore(slot, self._saved)
-
-
-def read(decoder: Decoder, count: int) -> None:
+def _read(decoder: Decoder, count: int) -> None:
     """Fill slot 0 with `count` tokens, and clear all others."""
     decoder.clear()
     piece = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
@@ -220,17 +181,3 @@ def read(decoder: Decoder, count: int) -> None:
         decoder.batch.clear()
         decoder.batch.add_spans([ids], [first], [0], [min(2, len(ids))])
         decoder.decode()
-
-
-def faster_of_two(call: Callable[[], None], clock: Clock, undo: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of the faster of two calls, each undone afterwards: the first may touch memory for the first
-    time."""
-    seconds = []
-    for _ in range(2):
-        began = clock()
-        call()
-        seconds.append(clock() - began)
-        undo()
-        if seconds[-1] > _LONGEST_CALL_S:
-            break
-    return min(seconds)

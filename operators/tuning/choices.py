@@ -20,7 +20,6 @@ from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
-from operators.tuning.machine_load import NOISY, OtherWork
 from pipeline.api.protocols import Inbox
 from pipeline.api.records import Batch, Item
 from pipeline.system.file_cache import cache_folder
@@ -56,32 +55,27 @@ class Tuning:
         with the same model, machine and similar lengths."""
         if not self.settings.open_keys():
             return self.settings
-        choice = self._read(self.output_dir / CHOICE_FILE) or self._read(self._cache_file())
+        choice = self._kept()
         return None if choice is None else choice.apply(self.settings)
 
     def choose(self, log: logging.Logger) -> EngineSettings:
         """Return the settings that were chosen before, or else calibrate. The choice and its reasons are logged."""
         if not self.settings.open_keys():
             return self.settings
-        pinned, cached = self.output_dir / CHOICE_FILE, self._cache_file()
-        if (choice := self._read(pinned)) is not None:
-            log.info("runtime, as in an earlier attempt of this run: %s", choice.values)
-        elif (choice := self._read(cached)) is not None:
-            log.info("runtime, as in an earlier run: %s", choice.values)
+        if (choice := self._kept()) is not None:
+            log.info("runtime, as in an earlier attempt or run: %s", choice.values)
         else:
             log.info("runtime: calibrating %s", ", ".join(self.settings.open_keys()))
-            others, lengths = OtherWork(), (self.prompt_tokens, self.new_tokens)
-            lease = self.model.lease_apart
+            lease, lengths = self.model.lease_apart, (self.prompt_tokens, self.new_tokens)
             choice = Calibration(lease, self.settings, *lengths, free_memory(), rows=self.rows).choose()
             for reason in choice.reasons:
                 log.info("runtime.%s", reason)
-            if (share := others.share()) > NOISY:
-                said = "other processes took %.0f%% of the cores meanwhile: the choice is for this run alone"
-                log.warning(said, 100 * share)
-            else:
-                _write(cached, choice, log)
-        _write(pinned, choice, log)
+            _write(self._cache_file(), choice, log)
+        _write(self.output_dir / CHOICE_FILE, choice, log)
         return choice.apply(self.settings)
+
+    def _kept(self) -> Choice | None:
+        return self._read(self.output_dir / CHOICE_FILE) or self._read(self._cache_file())
 
     def _cache_file(self) -> Path:
         """Return the cache file for runs like this one on this machine, in $LLAMA_PIPELINE_CACHE or a folder of the
@@ -95,7 +89,7 @@ class Tuning:
 
     def _read(self, path: Path) -> Choice | None:
         try:
-            choice = Choice(json.loads(path.read_text(encoding="utf-8"))["values"])
+            choice = Choice(**json.loads(path.read_text(encoding="utf-8")))
             choice.apply(self.settings)
         except (OSError, ValueError, KeyError, TypeError):  # absent, damaged, or for other keys: choose anew
             return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api.records import Batch, Rejects
@@ -31,11 +31,11 @@ class Range:
         """Add end by end: the two errors are taken to be fully correlated."""
         return Range(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
-    def times(self, factor: float) -> Range:
-        """Multiply low, likely and high by `factor`, which is 0 or more."""
-        if not factor:
-            return Range.exact(0.0)
-        return Range(self.low * factor, self.likely * factor, self.high * factor)
+    def times(self, factor: Range | float) -> Range:
+        """Multiply by `factor`, which is 0 or more, end by end."""
+        other = factor if isinstance(factor, Range) else Range.exact(factor)
+        high = self.high * other.high if self.high and other.high else 0.0  # also where the other one is infinite
+        return Range(self.low * other.low, self.likely * other.likely, high)
 
     def bounded(self, other: Range) -> Range:
         """Return the maximum of both ranges, end by end."""
@@ -74,7 +74,6 @@ class Forecast:
         seconds: compute time of the model for all rows; None if the time limit was too short to measure it.
         prepare_s: seconds to load the model and create contexts.
         disk_bytes: bytes written in addition to the sinks' files.
-        memory: bytes by purpose.
         prompts: the first prompts as the model gets them, each with its number of tokens.
         notes: remarks for the user, one sentence each.
     """
@@ -87,7 +86,6 @@ class Forecast:
     seconds: Range | None = NOTHING
     prepare_s: float = 0.0
     disk_bytes: Range = NOTHING
-    memory: Mapping[str, float] = field(default_factory=dict)
     prompts: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 

@@ -29,6 +29,8 @@ REMOVED: Mapping[str, str] = {
     "runtime.shuffle_window": "leave it out; it was for tests",
     "runtime.preempt_every": "leave it out; it was for tests",
     "runtime.swap_mb": "leave it out; a row that gave up its slot computes its tokens again",
+    "runtime.n_batch=0": "leave it out, and it is 2048; runtime=auto chooses slots and flash attention",
+    "runtime.n_ubatch=0": "leave it out, and it is 512; runtime=auto chooses slots and flash attention",
 }
 
 

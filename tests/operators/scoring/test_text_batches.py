@@ -187,5 +187,5 @@ def test_memory_for_the_logits_of_a_call_is_bounded():
     assert reading_settings(EngineSettings(), 10_000_000).n_ubatch == 2 * KERNEL_TOKENS
     unified = EngineSettings(slots=2, kv="unified", deterministic=False, n_ctx=100, admission="optimistic")
     assert reading_settings(unified, 4096).kv == "per_sequence"
-    auto = EngineSettings(slots=0, threads=0, kv="auto", n_batch=0, n_ubatch=0)
+    auto = EngineSettings(slots=0, threads=0, kv="auto")
     assert reading_settings(auto, 4096).open_keys() == []

@@ -13,7 +13,6 @@ from operators.engine.backend.fake import FakeModel
 from operators.settings.runtime import OPEN, EngineSettings, OptimiseSettings
 from operators.tuning.calibration import FEW_ROWS, Calibration, Choice
 from operators.tuning.choices import CHOICE_FILE, Tuning
-from operators.tuning.machine_load import OtherWork
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.names import CHOICES, wipe
 from pipeline.system.file_cache import PLACE
@@ -31,11 +30,6 @@ def choose(settings: EngineSettings, prompt_tokens: list[int], folder: Path) -> 
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.0)
 
 
 @pytest.fixture
@@ -63,6 +57,17 @@ def test_a_resumed_run_does_what_its_first_attempt_did(tmp_path, cache, calibrat
     assert not first.open_keys()
 
 
+def test_a_run_of_the_version_before_goes_on_with_what_it_chose(tmp_path, calibrations):
+    """It chose sizes of calls, too, which change no bit of a row."""
+    values = {"kv": "per_sequence", "threads": 1, "flash_attention": False, "n_ubatch": 128, "slots": 5, "n_batch": 128}
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"values": values, "reasons": ["n_ubatch=128: fast"]}))
+    found = choose(AUTO, [60], tmp_path)
+    assert (found.slots, found.flash_attention, found.threads, found.kv) == (5, False, 1, "per_sequence")
+    assert (found.n_batch, found.n_ubatch) == (EngineSettings.n_batch, EngineSettings.n_ubatch)
+    assert json.loads((tmp_path / CHOICE_FILE).read_text()) == {"values": values, "reasons": ["n_ubatch=128: fast"]}
+    assert not calibrations
+
+
 def test_threads_of_a_larger_machine_are_refused_on_a_resume(tmp_path):
     choose(AUTO, [60], tmp_path)
     pinned = json.loads((tmp_path / CHOICE_FILE).read_text())
@@ -79,16 +84,6 @@ def test_the_next_run_with_like_prompts_needs_no_calibration(tmp_path, calibrati
     assert choose(AUTO, [63], tmp_path / "b") == first
     assert len(calibrations) == 1
     choose(AUTO, [600], tmp_path / "c")
-    assert len(calibrations) == 2
-
-
-def test_a_choice_made_beside_other_work_is_for_that_run_alone(tmp_path, cache, calibrations, monkeypatch, caplog):
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
-    choose(AUTO, [60], tmp_path / "a")
-    assert "for this run alone" in caplog.text
-    choose(AUTO, [60], tmp_path / "b")
-    assert len(calibrations) == 2
-    choose(AUTO, [60], tmp_path / "a")
     assert len(calibrations) == 2
 
 
