@@ -10,6 +10,8 @@ import pytest
 
 from pipeline import PROJECT
 
+pytestmark = pytest.mark.laws  # starts a Python a program
+
 PRINTS = {
     "with_pandas": """\
  id          words       completion

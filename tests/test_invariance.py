@@ -99,14 +99,6 @@ def test_the_same_bytes(expected, bytes_of, way, tmp_path, monkeypatch):
         assert bytes_of(*WAYS[way], *sampling) == digest
 
 
-def test_rows_that_give_up_their_slot_get_the_same_bytes(bytes_of):
-    """Without flash attention: with it another kernel computes a row's tokens again."""
-    usual = ("runtime.flash_attention=false", "runtime.slots=5", *SAMPLINGS["warm"])
-    expected = bytes_of(*usual)
-    with scheduled(preempt_every=3):
-        assert bytes_of(*usual) == expected
-
-
 def test_another_seed_gives_other_bytes(expected, bytes_of):
     """The comparison above can fail."""
     sampling, digest = expected

@@ -30,18 +30,16 @@ OFTEN = ("qwen3", "qwen3moe", "deepseek2", "gemma3", "gpt-oss", "lfm2", "mamba2"
 """Those that stand for the others where every test run tries some: of each kind of cache, state and feed-forward."""
 ALL_OFF = tuple(f"runtime.optimise.{field.name}=false" for field in fields(OptimiseSettings))
 EXACT_WAYS: dict[str, tuple[str, ...]] = {
-    "without optimisations, shuffled and preempted": (*ALL_OFF, "runtime.slots=4"),
+    "without optimisations, shuffled": (*ALL_OFF, "runtime.slots=4"),
     "1 slot": ("runtime.slots=1",),
     "4 slots": ("runtime.slots=4",),
     "shuffled": (),
-    "preempted": ("runtime.slots=4",),
     **{f"without {field.name}": (off,) for field, off in zip(fields(OptimiseSettings), ALL_OFF, strict=True)},
 }
 """Ways to run a job that change no byte of its data."""
 RULES: dict[str, dict[str, int]] = {
-    "without optimisations, shuffled and preempted": {"shuffle": 1, "preempt_every": 5},
+    "without optimisations, shuffled": {"shuffle": 1},
     "shuffled": {"shuffle": 2},
-    "preempted": {"preempt_every": 3},
 }
 """Rules of scheduling for some of these ways."""
 OTHER_WAYS: dict[str, tuple[str, ...]] = {

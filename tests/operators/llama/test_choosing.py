@@ -87,6 +87,7 @@ def test_a_choice_has_the_same_bits_in_any_batch_and_order(tmp_path, process):
         assert [row["choice_logprobs"] for row in out] == [expected[i]["choice_logprobs"] for i in order]
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_architectures_choose_alike_in_any_batch_too(family, tmp_path, process):
     """Also those whose state cannot be truncated, which compute a question again for each option."""

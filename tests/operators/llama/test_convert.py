@@ -83,6 +83,7 @@ def test_a_run_whose_auto_chose_a_type_is_repaired_and_resumed_with_it(tmp_path,
     assert "is finished already" in capsys.readouterr().out
 
 
+@pytest.mark.laws
 def test_each_type_has_a_fingerprint_of_its_own_that_of_its_content():
     types = ("bf16", "f16", "f32")
     found = [identity(replace(AS_IS, weights=name)) for name in types]

@@ -19,6 +19,7 @@ from tests.operators.engine.speculative.drafters import WithModel
 from tests.operators.llama.test_decoding import COUNTS, WARM, complete, model, model_file, texts
 from tests.operators.llama.test_recovery import FailingModel
 from tests.operators.llama.test_structured import constrained
+from tests.sets import often
 from tools.models.make_model import write_model
 
 __all__ = ["model", "model_file"]
@@ -49,7 +50,7 @@ def drafting(draft: LlamaModel, made: list[WithModel] | None = None, slots: int 
     return make
 
 
-@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", often([GREEDY, WARM], WARM), ids=["greedy", "sampled"])
 def test_ids_and_bits_are_those_of_autoregressive(model, other, params):
     prompts, shuffled = texts(19), np.random.default_rng(1).permutation(19).tolist()
     expected = complete(model, prompts, range(19), params, slots=16, threads=1)

@@ -12,6 +12,7 @@ from operators.llama.model import LlamaModel
 from operators.settings.runtime import OptimiseSettings
 from tests.operators.engine.fixtures import only
 from tests.operators.llama.test_decoding import COUNTS, complete, model, model_file
+from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
@@ -61,7 +62,9 @@ def test_no_setting_changes_a_bit(model, expected, name):
     assert "optimise" in how or COUNTS["shared_tokens"] > 1000
 
 
-@pytest.mark.parametrize("model_file", ["f32", "q8_0", "q4_k_m"], indirect=True)  # one of each kind of kernel
+@pytest.mark.parametrize(
+    "model_file", often(["f32", "q8_0", "q4_k_m"], "q8_0"), indirect=True
+)  # one of each kind of kernel
 def test_without_flash_attention_it_holds_too(model):
     rows = texts()
     how: dict[str, Any] = {"flash_attention": False}

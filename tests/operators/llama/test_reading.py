@@ -76,10 +76,7 @@ def outputs(
     return found
 
 
-KINDS = [
-    pytest.param(kind, marks=pytest.mark.laws) if kind in USUAL and kind not in ("f32", "q8_0") else kind
-    for kind in EXACT
-]
+KINDS = [pytest.param(kind, marks=pytest.mark.laws) if kind in USUAL and kind != "q8_0" else kind for kind in EXACT]
 
 
 @pytest.mark.parametrize("model_file", KINDS, indirect=True)

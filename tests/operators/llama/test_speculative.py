@@ -13,11 +13,15 @@ from operators.llama.model import LlamaModel
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.llama.test_decoding import COUNTS, RARER, USUAL, WARM, complete, model, model_file, texts
 from tests.operators.llama.test_structured import constrained
+from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
-RUN_ALWAYS = (*USUAL, "q4_0")
-KINDS = [*RUN_ALWAYS, *(pytest.param(kind, marks=pytest.mark.laws) for kind in RARER if kind not in RUN_ALWAYS)]
+RUN_ALWAYS = ("q8_0",)
+KINDS = [
+    *RUN_ALWAYS,
+    *(pytest.param(kind, marks=pytest.mark.laws) for kind in (*USUAL, *RARER) if kind not in RUN_ALWAYS),
+]
 SHUFFLED = np.random.default_rng(1).permutation(19).tolist()
 
 

@@ -17,6 +17,8 @@ from pipeline.cli.main import main
 from tests.operators.sources.reading import drain
 from tests.operators.sources.s3_server import arguments, serving
 
+pytestmark = pytest.mark.laws  # starts a server of S3
+
 ROWS = 60
 
 

@@ -12,6 +12,8 @@ import pytest
 import pipeline
 from pipeline import PROJECT
 
+pytestmark = pytest.mark.laws  # runs mypy in an environment of its own
+
 PROGRAM = """
 from pipeline import Estimate, Job, Plan, Result, estimate, load, plan, run
 
