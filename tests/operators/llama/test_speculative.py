@@ -17,11 +17,7 @@ from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
-RUN_ALWAYS = ("q8_0",)
-KINDS = [
-    *RUN_ALWAYS,
-    *(pytest.param(kind, marks=pytest.mark.laws) for kind in (*USUAL, *RARER) if kind not in RUN_ALWAYS),
-]
+KINDS = often((*USUAL, *RARER), "q8_0")
 SHUFFLED = np.random.default_rng(1).permutation(19).tolist()
 
 
