@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
+from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import HALF_A_CHARACTER, LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 Row = dict[str, Any]
 

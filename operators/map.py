@@ -10,7 +10,8 @@ import jinja2
 import polars as pl
 import pyarrow as pa
 
-from operators.prompts.template import Template, used_columns
+from operators.prompts.columns import used_columns
+from operators.prompts.template import Template
 from operators.rows.arrow_types import plain_type
 from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from operators.endpoint.render import EndpointRender
@@ -11,6 +11,7 @@ from operators.prompts.conversations import USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.rendering import ASSISTANT, Rendering
 from operators.prompts.template import Template, probe
+from operators.prompts.template_process import TemplateProcess, shared_process
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime, Scope
@@ -23,6 +24,9 @@ BYPASSED = (
 UNREAD = "the chat template does not read %s, which changes nothing then; it reads %s"
 _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
+
+Steps = Generator[dict[str, Any], str, str]
+"""Makes a text, and for it asks for others: yields the values of each for the chat template."""
 
 
 class Render(Rendering):
@@ -78,30 +82,36 @@ class Render(Rendering):
         model = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
-        self._unproved: Template | None = None
+        self._unproved = self._chat if isinstance(self._chat, Template) else None
         if self._row_template is not None:
+            self._unproved = None
             if (self._chat or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
             return
         if self._chat is None and model.chat_template is not None:
-            self._chat = self._chat_template(model.chat_template, "the model's chat template")
+            self._chat = shared_process(runtime, model.chat_template, self._model.date_given, self._proof())
         if self._chat is None and self._raw_column is None:
             self._check_no_chat_is_needed()
             runtime.log.info("the model has no chat template: the prompt is given to it as it is")
-        self._unproved = self._chat
         self._read = set() if self._chat is None else set(self._chat.named)
         self._log = runtime.log
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
-            probe(
-                self._unproved, self._chat_values([{"role": "user", "content": "x"}], self._model.template_kwargs or {})
-            )
+            probe(self._unproved, self._proof())
             self._unproved = None
         yield from super().process(batch)
 
-    def _text(self, values: tuple[Any, ...]) -> str:
-        """Return the text of a row with these `values` of the columns that are read."""
+    def _proof(self) -> dict[str, Any]:
+        """Return the values of a conversation of one word, which every chat template must render."""
+        return self._chat_values([{"role": USER, "content": "x"}], self._model.template_kwargs or {})
+
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
+        return in_turns([self._text(values) for values in rows], self._chat)
+
+    def _text(self, values: tuple[Any, ...]) -> Steps:
+        """Make the text of a row with these `values` of the columns that are read: yield the values that the chat
+        template shall render, and go on with the text."""
         row = dict(zip(self._columns, values, strict=True))
         if self._row_template is not None:
             return self._row_template.render({**self._special, **row})
@@ -121,22 +131,22 @@ class Render(Rendering):
             self._read |= unread
             self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
         try:
-            return self._chat_text(self._chat, messages, {"tools": None, "documents": None, **given})
+            return (yield from self._chat_text(messages, {"tools": None, "documents": None, **given}))
         except TypeError:  # it loops over tools that are None, or appends the arguments of a call to a text
-            return self._chat_text(self._chat, with_text_arguments(messages), given)
+            return (yield from self._chat_text(with_text_arguments(messages), given))
 
-    def _chat_text(self, chat: Template, messages: Messages, given: Mapping[str, Any]) -> str:
+    def _chat_text(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
         last = messages[-1] if messages else {}
         if self._user_writes:
             values = self._chat_values([*messages, {"role": USER, "content": _TURN}], given)
-            before, found, _ = chat.render({**values, "add_generation_prompt": False}).partition(_TURN)
+            before, found, _ = (yield {**values, "add_generation_prompt": False}).partition(_TURN)
             if not found:
                 raise NoPrompt("the chat template does not print the content of a last user message, so none can begin")
             return before
         if not self._data.continue_final_message or last.get("role") != ASSISTANT:
-            return chat.render(self._chat_values(messages, given))
+            return (yield self._chat_values(messages, given))
         marked = {**last, "content": f"{last.get('content', '')}{_TURN} "}
-        text = chat.render({**self._chat_values([*messages[:-1], marked], given), "add_generation_prompt": False})
+        text = yield {**self._chat_values([*messages[:-1], marked], given), "add_generation_prompt": False}
         before, found, after = text.rpartition(_TURN)
         if not found or str(last.get("content", "")).strip() not in before:
             raise NoPrompt("the chat template does not print the last message as it is, so it cannot be continued")
@@ -155,3 +165,21 @@ class Render(Rendering):
                 f"{what} needs a chat template and the model has none; name a file with"
                 " model.chat_template=, or write a template over the columns"
             )
+
+
+def in_turns(texts: Sequence[Steps], chat: Template | TemplateProcess | None) -> list[str | Exception]:
+    """Make `texts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of a text
+    may be what making it raises."""
+    made: dict[int, str | Exception] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(texts)))
+    while answers:
+        asked: dict[int, dict[str, Any]] = {}
+        for i, answer in answers.items():
+            try:
+                asked[i] = texts[i].throw(answer) if isinstance(answer, Exception) else texts[i].send(answer)
+            except StopIteration as end:
+                made[i] = end.value
+            except Exception as error:  # an expression of a template may raise anything
+                made[i] = error
+        answers = {} if chat is None else dict(zip(asked, chat.render_all(list(asked.values())), strict=True))
+    return [made[i] for i in range(len(texts))]

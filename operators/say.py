@@ -17,9 +17,9 @@ from operators.prompts.messages import NoPrompt, conversation, read_messages, re
 from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
-from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.errors import HALF_A_CHARACTER, ConfigError, SchemaError
 from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import HALF_A_CHARACTER, Batch, Output, require_column
+from pipeline.api.records import Batch, Output, require_column
 
 ASSISTANT, TOOL = "assistant", "tool"
 NEEDS = {SYSTEM: "content", USER: "content", ASSISTANT: "answer", TOOL: "function"}

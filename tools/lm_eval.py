@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from operators.engine.backend.loading import load_model
 from operators.generate import Generate
-from operators.prompts.template import Template
+from operators.prompts.template_process import shared_process
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
@@ -122,8 +122,12 @@ class LlamaBatch(TemplateLM):
                 else "a task that begins the answer (gen_prefix) cannot be combined with a chat template here"
             )
         special = {"bos_token": self._model.bos_token, "eos_token": self._model.eos_token}
-        template = Template(self._model.chat_template, "the model's chat template", strict=False)
-        return template.render({"messages": chat_history, "add_generation_prompt": True, **special})
+        values = {"messages": chat_history, "add_generation_prompt": True, **special}
+        proof = {**values, "messages": [{"role": "user", "content": "x"}]}
+        (text,) = shared_process(self._runtime(), self._model.chat_template, None, proof).render_all([values])
+        if isinstance(text, Exception):
+            raise text
+        return text
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         windows = [(i, window) for i, request in enumerate(requests) for window in self._windows(request.args[0])]

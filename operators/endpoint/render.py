@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from operators.prompts.messages import with_text_arguments
 from operators.prompts.rendering import PROMPT_TEXT, Rendering
+from operators.prompts.template import attempt
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
@@ -53,6 +54,9 @@ class EndpointRender(Rendering):
             yield "model.system", self._model.system is not None, chat
             yield self._arguments.setting or "", bool(self._arguments.setting), chat
         yield "writes=user", self._user_writes, "a model of this process can write the user's message"
+
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
+        return [attempt(self._text, values) for values in rows]
 
     def _text(self, values: tuple[Any, ...]) -> str:
         row = dict(zip(self._columns, values, strict=True))

@@ -17,7 +17,8 @@ from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
 from operators.prompts.rendering import PROMPT_TEXT
 from operators.settings import SamplingSettings
-from pipeline.api.records import HALF_A_CHARACTER, ROW, Batch, Rejects
+from pipeline.api.errors import HALF_A_CHARACTER
+from pipeline.api.records import ROW, Batch, Rejects
 
 PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
 CHARACTERS_PER_TOKEN = 3

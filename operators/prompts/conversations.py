@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.prompts.columns import columns_of, used_columns
 from operators.prompts.messages import NoPrompt, conversation, require_messages
-from operators.prompts.template import Template, columns_of, used_columns
+from operators.prompts.template import Template
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 
 USER, SYSTEM = "user", "system"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jinja2
 import pyarrow as pa
 
 from operators.prompts.arguments import TemplateArguments
+from operators.prompts.columns import columns_of, used_columns
 from operators.prompts.conversations import (
     SYSTEM,
     USER,
@@ -20,7 +20,8 @@ from operators.prompts.conversations import (
     PromptColumn,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.template import Template, columns_of, used_columns
+from operators.prompts.template import Template, reason_of
+from operators.prompts.template_process import TemplateProcess
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
@@ -34,12 +35,14 @@ CHAT_KEY = "model.chat_template"
 
 
 class Rendering(BaseOperator):
-    """Adds `prompt_text` to each row; a row without a prompt is a reject. Subclasses make the text in `_text`.
+    """Adds `prompt_text` to each row; a row without a prompt is a reject. Subclasses make the texts in `_texts`.
 
     Args:
         model, data, template, template_file, raw_column, messages, writes: see operators.render.Render.
     """
 
+    _chat: Template | TemplateProcess | None
+    """The chat template: a file of the user's, or after `open` the model's own."""
     _bos = ""
     """Taken off the beginning of a text, where the tokenizer puts it."""
 
@@ -95,28 +98,27 @@ class Rendering(BaseOperator):
         raw: list[Any] = [None] * batch.num_rows
         if self._raw_column is not None:
             raw = batch.data.column(self._raw_column).to_pylist()
+        rows = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
+        made = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
         texts: list[str] = []
         failed: dict[int, str] = {}
-        for i, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
-            try:
-                texts.append((self._text(values) if raw[i] is None else raw[i]).removeprefix(self._bos))
-            except NoPrompt as error:
-                failed[i] = str(error)
-            except jinja2.TemplateError as error:
-                failed[i] = f"template: {error.message}"
-            except Exception as error:  # an expression of the template may raise anything
-                failed[i] = f"template: {type(error).__name__}: {error}"
+        for i, given in enumerate(raw):
+            text = next(made) if given is None else given
+            if isinstance(text, Exception):
+                failed[i] = str(text) if isinstance(text, NoPrompt) else reason_of(text)
+            else:
+                texts.append(text.removeprefix(self._bos))
         data = batch.data
         if failed:
             yield batch.reject(list(failed), list(failed.values()))
             data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
         if texts:
-            made = pa.array(texts, pa.string())
-            yield batch.with_data(pa.record_batch([*data.columns, made], schema=self._schema))
+            column = pa.array(texts, pa.string())
+            yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
 
-    def _text(self, values: tuple[Any, ...]) -> str:
-        """Return the prompt of a row with these `values` of `self._columns`. Raises NoPrompt, or what a template
-        raises."""
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
+        """Return the prompt of each row, which has these values of `self._columns`; in its place may be NoPrompt,
+        or what a template raises."""
         raise NotImplementedError
 
     def _with_system(self, messages: Messages) -> Messages:

@@ -1,16 +1,13 @@
-"""Jinja templates, sandboxed and deterministic: they may come from an untrusted model file.
-
-Jinja's sandbox keeps a template from reaching Python. Its text and what its operators make are bounded in size.
-Time is not bounded: the watchdog (`runtime.stall_timeout_s`) ends the run of a template that never ends.
-"""
+"""Jinja templates, sandboxed and deterministic. Jinja's sandbox keeps them from reaching Python, and their text is
+bounded in size. Time and memory are bounded for those of model files, which strangers wrote (`TemplateProcess`)."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import re
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 import jinja2
 import jinja2.ext
@@ -18,21 +15,15 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-import pyarrow as pa
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, markup_join
 
-from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
-from pipeline.api.records import HALF_A_CHARACTER, ROW
+from pipeline.api.errors import HALF_A_CHARACTER, ConfigError
 
+T = TypeVar("T")
 MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
-MAX_NUMBER_BITS = 1 << 14
-MAX_BASE, MAX_EXPONENT = 100_000, 64
 CALLS_WITHOUT_CONTENT = re.compile(r"\bcontent['\"]?\]?\s+is\s+none\s*-?%\}")
 """A branch for messages whose content is null, in which DeepSeek's templates write tool calls."""
-SIZED = (str, list, tuple)
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
@@ -92,9 +83,30 @@ class Template:
             text.encode()
         except RecursionError as error:
             raise SecurityError("it calls itself too deeply, or its values are nested too deeply") from error
+        except MemoryError as error:
+            raise SecurityError("it needs more memory than there is") from error
         except UnicodeEncodeError as error:
             raise jinja2.TemplateError(f"the text has {HALF_A_CHARACTER}") from error
         return text
+
+    def render_all(self, rows: Iterable[dict[str, Any]]) -> list[str | Exception]:
+        """Render the template for each of `rows`; in the place of a text may be what `render` raises."""
+        return [attempt(self.render, values) for values in rows]
+
+
+def attempt(make: Callable[[T], str], given: T) -> str | Exception:
+    """Return the text that `make` makes, or what it raises: an expression of a template may raise anything."""
+    try:
+        return make(given)
+    except Exception as error:
+        return error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of a reject for what a template raised."""
+    if isinstance(error, jinja2.TemplateError):
+        return f"template: {error.message}"
+    return f"template: {type(error).__name__}: {error}"
 
 
 def probe(template: Template, values: dict[str, Any]) -> None:
@@ -116,22 +128,6 @@ def probe(template: Template, values: dict[str, Any]) -> None:
         pass
 
 
-def columns_of(schema: pa.Schema) -> str:
-    """List the columns for a message, or say that the input has none of its own."""
-    listed = f"the columns are {', '.join(schema.names)}"
-    return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
-
-
-def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
-    """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
-    that is not `given`."""
-    unknown = sorted(template.unknown - set(schema.names) - set(given))
-    if unknown:
-        hint = did_you_mean(unknown[0], schema.names)
-        raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
-    return [name for name in schema.names if name in template.named]  # a column named `range` counts as well
-
-
 class GenerationTag(jinja2.ext.Extension):
     """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's own text for training, by its
     content."""
@@ -144,11 +140,6 @@ class GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _bound(size: int) -> None:
-    if size > MAX_TEXT_CHARACTERS:
-        raise SecurityError(f"it makes a text or a list of more than {MAX_TEXT_CHARACTERS} characters or items")
-
-
 def _joined(pieces: Iterable[str]) -> str:
     """Join `pieces`; stop as soon as they are too long."""
     kept: list[str] = []
@@ -157,27 +148,14 @@ def _joined(pieces: Iterable[str]) -> str:
         kept.append(piece)
         size += len(piece)
         if size > MAX_TEXT_CHARACTERS:
-            _bound(size)
+            raise SecurityError(f"it makes a text of more than {MAX_TEXT_CHARACTERS} characters")
     return "".join(kept)
 
 
-class _BoundedConcat(CodeGenerator):
-    """Compiles `a ~ b` to a call of the sandbox, like the operators that Jinja lets a sandbox intercept."""
-
-    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802 - named by Jinja
-        self.write("environment.call_concat(context, (")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A Jinja sandbox in which no operator makes a huge value out of small ones."""
+    """A Jinja sandbox with texts of a bounded size."""
 
-    code_generator_class = _BoundedConcat
     concat = staticmethod(_joined)  # joins the output of a macro, a block or {% set %}
-    intercepted_binops = frozenset({"+", "*", "**"})
     keys_first = False
     """Resolve `struct.items` to the field of that name, if there is one, and not to the method of dict."""
 
@@ -185,30 +163,6 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if self.keys_first and isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
-
-    def call_concat(self, context: Context, parts: tuple[Any, ...]) -> str:
-        if context.eval_ctx.autoescape:
-            _bound(sum(len(str(part)) for part in parts))
-            return markup_join(parts)
-        return _joined(map(str, parts))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator; bound those that can make large values."""
-        if operator == "+":
-            made = left + right
-            if isinstance(made, SIZED):
-                _bound(len(made))  # at most twice the limit has been made
-            return made
-        if operator == "*":
-            for items, count in ((left, right), (right, left)):
-                if isinstance(items, SIZED) and isinstance(count, int):
-                    _bound(len(items) * count)
-            numbers = isinstance(left, int) and isinstance(right, int)
-            if numbers and left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
-                raise SecurityError(f"a product of more than {MAX_NUMBER_BITS} bits")
-        elif operator == "**" and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
-            raise SecurityError("a power of numbers this large")
-        return super().call_binop(context, operator, left, right)
 
 
 def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:

@@ -18,8 +18,7 @@ from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_s
 from operators.rows.json_values import noun, unique_keys
 from operators.sources.input_file import BUFFER_BYTES
 from operators.sources.text import KEPT_BYTES, Row, TextReader
-from pipeline.api.errors import InputError
-from pipeline.api.records import HALF_A_CHARACTER
+from pipeline.api.errors import HALF_A_CHARACTER, InputError
 
 COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"

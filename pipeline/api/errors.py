@@ -12,6 +12,11 @@ from pathlib import Path
 
 from pipeline import PACKAGES, PROJECT
 
+HALF_A_CHARACTER = (
+    "half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
+)
+"""Part of the reason of a reject for a lone surrogate: JSON can spell one, UTF-8 and Arrow cannot store it."""
+
 
 class ExitCode(IntEnum):
     """Exit status of `python -m pipeline`."""

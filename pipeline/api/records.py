@@ -19,10 +19,6 @@ from pipeline.api.errors import SchemaError
 
 ROW = pa.field("row", pa.int64(), nullable=False)
 LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
-HALF_A_CHARACTER = (
-    "half a character (an escape from \\ud800 to \\udfff without the other one); write the whole character"
-)
-"""Part of the reason of a reject for a lone surrogate: JSON can spell one, UTF-8 and Arrow cannot store it."""
 
 REJECT_SCHEMA = pa.schema(
     [

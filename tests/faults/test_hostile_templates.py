@@ -1,5 +1,6 @@
-"""A chat template that attacks ends the job before anything is generated, and one that never ends is ended by the
-watchdog; one that a row sets off costs that row."""
+"""A chat template of the user's that attacks ends the job before anything is generated, and one that never ends is
+ended by the watchdog; one that a row sets off costs that row. Those of models are in test_template_process.py of
+tests/operators/prompts."""
 
 from __future__ import annotations
 
@@ -59,14 +60,14 @@ def test_one_that_works_for_no_row_ends_the_job(name, tmp_path, capfd):
 
 def test_one_that_a_row_sets_off_costs_that_row(tmp_path):
     source = (
-        "{% if 'BOMB' in messages[0].content %}{% set ns = namespace(x='x') %}"
-        "{% for i in range(100) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{% endif %}"
+        "{% if 'BOMB' in messages[0].content %}"
+        "{% for i in range(99999) %}{% for i in range(99999) %}some text{% endfor %}{% endfor %}{% endif %}"
     )
     assert run(tmp_path, source + TURN, ["a", "BOMB", "b"]) == ExitCode.DONE
     assert pq.read_table(tmp_path / "out/data")["prompt"].to_pylist() == ["a", "b"]
     (reject,) = pq.read_table(tmp_path / "out/rejects").to_pylist()
     assert (reject["row"], reject["node"]) == (1, "render")
-    assert "a text or a list of more than 16777216 characters" in reject["reason"]
+    assert "a text of more than 16777216 characters" in reject["reason"]
 
 
 @pytest.mark.parametrize("condition", [pytest.param("true", marks=pytest.mark.faults), "'BOMB' in messages[0].content"])

@@ -305,3 +305,15 @@ def test_a_prompt_template_beside_another_source_of_prompts_is_refused() -> None
         DataSettings(prompt_template="x", messages_column="chat")
     with pytest.raises(ConfigError, match=r"data.prompt_template has no effect where template is set"):
         Render(chat_model(TURNS), DataSettings(prompt_template="x"), template="y").plan(PROMPT)
+
+
+def test_what_the_template_of_a_model_takes_too_much_for_costs_its_row(tmp_path: Path) -> None:
+    attack = "{% if 'BOMB' in messages[0].content %}{{ 'x' * 100000000000 }}{% endif %}"
+    op = Render(chat_model(attack + TURNS), DataSettings())
+    rows = [{"prompt": prompt} for prompt in ("a", "BOMB", "b")]
+    texts, reasons = render(tmp_path, rows, PROMPT, op)
+    assert texts == ["[user]a[assistant]", "[user]b[assistant]"]
+    assert reasons == ["template: it needs more memory than there is"]
+    with pytest.raises(NodeFailed, match="cannot be used, not even for a conversation of one word") as error:
+        render(tmp_path, rows, PROMPT, Render(chat_model("{{ 'x' * 100000000000 }}"), DataSettings()))
+    assert isinstance(error.value.__cause__, ConfigError)

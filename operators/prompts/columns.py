@@ -1,0 +1,27 @@
+"""The columns that templates name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from operators.prompts.template import Template
+from pipeline.api.errors import SchemaError, did_you_mean
+from pipeline.api.records import ROW
+
+
+def columns_of(schema: pa.Schema) -> str:
+    """List the columns for a message, or say that the input has none of its own."""
+    listed = f"the columns are {', '.join(schema.names)}"
+    return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
+
+
+def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
+    """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
+    that is not `given`."""
+    unknown = sorted(template.unknown - set(schema.names) - set(given))
+    if unknown:
+        hint = did_you_mean(unknown[0], schema.names)
+        raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
+    return [name for name in schema.names if name in template.named]  # a column named `range` counts as well
