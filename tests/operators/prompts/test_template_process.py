@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +14,9 @@ import jinja2
 import psutil
 import pytest
 
-from operators.prompts import template_process
 from operators.prompts.template import Template
 from operators.prompts.template_process import TemplateProcess
+from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
 
 Made = Callable[..., TemplateProcess]
@@ -149,7 +151,5 @@ def test_it_ends_with_its_object_and_serves_all_threads(made: Made) -> None:
 
 def test_it_needs_neither_arrow_nor_numpy() -> None:
     loaded = "import sys, operators.prompts.template_process; print(sorted({'pyarrow', 'numpy'} & sys.modules.keys()))"
-    done = template_process.subprocess.run(
-        [template_process.sys.executable, "-c", loaded], cwd=template_process.PACKAGES, capture_output=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=PACKAGES, capture_output=True, check=True)
     assert done.stdout == b"[]\n"
