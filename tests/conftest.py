@@ -8,7 +8,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests import seconds
+from tests import seconds, template_processes
 from tests.composing import keep
 from tests.reports import write_again, write_none
 
@@ -19,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(seconds)
     _take_own_cores()
     keep()
+    template_processes.keep()
     write_none()
 
 
