@@ -46,6 +46,7 @@ def test_it_is_the_same_whatever_was_composed_before(choices, anew):
         assert composed("quickstart", *choices, *values) == anew("quickstart", *choices, *values)
 
 
+@pytest.mark.laws
 def test_a_job_may_lie_elsewhere_under_the_same_name(tmp_path: Path, anew):
     for folder in ("one", "other"):
         job = tmp_path / folder / "own.yaml"
@@ -56,6 +57,7 @@ def test_a_job_may_lie_elsewhere_under_the_same_name(tmp_path: Path, anew):
     assert "renamed" in composed(str(tmp_path / "other" / "renamed.yaml"))
 
 
+@pytest.mark.laws
 def test_a_job_file_that_changes_is_read_again(tmp_path: Path, anew):
     job = tmp_path / "own.yaml"
     for text in ("seed: 1\n", "seed: 2\n", "defaults: [{override /sampling: greedy}]\nseed: 2\n"):

@@ -17,6 +17,8 @@ from pipeline.dry_run.estimate import estimate_lines, report_costs
 from pipeline.run_dir.lock import locked
 from tests.pipeline.command_line import NODES
 
+pytestmark = pytest.mark.slow("estimates, and runs what it estimated")
+
 FAKE = ("model=fake", "sampling.max_tokens=12", "chunk_rows=10", "runtime.slots=4", "progress=none")
 TINY = ("model=tiny", "sampling.max_tokens=6", "data.limit=20", "runtime.slots=4", "progress=none")
 

@@ -18,6 +18,8 @@ from tests.operators.engine.rules import scheduled
 from tests.sets import often
 from tools.models.make_model import write_model
 
+pytestmark = pytest.mark.slow("runs a job in several ways with the model that ships")
+
 SAMPLINGS = {"greedy": (), "warm": ("sampling.temperature=1.0", "sampling.n=2")}
 PLAIN = tuple(
     f"runtime.optimise.{name}=false"

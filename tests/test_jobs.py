@@ -28,6 +28,8 @@ from pipeline.results.report.page import page
 from tests.operators.endpoint.real_server import llama_cpp_server
 from tests.pipeline.cluster.thread_pool import workers_in_threads
 
+pytestmark = pytest.mark.slow("runs every job once")
+
 ROWS, SLOTS = 20, 4
 SMALL = (
     *(f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24"),

@@ -113,6 +113,7 @@ def test_it_names_every_scenario_of_the_benchmark():
     assert [name for name in SCENARIOS if f"`{name}`" not in SECTIONS["bench"]] == []
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_works(here, command):
     assert run(command) == ExitCode.DONE

@@ -92,7 +92,6 @@ def growth_bytes(directory: Path, rows: int, *settings: str) -> int:
     return late - early
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rows", [40_000, pytest.param(100_000, marks=pytest.mark.laws)])
 def test_memory_is_flat_over_all_rows(tmp_path, rows):
     assert growth_bytes(tmp_path, rows) < MARGIN_BYTES

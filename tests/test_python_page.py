@@ -7,7 +7,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from pipeline import PROJECT
+
+pytestmark = pytest.mark.slow("runs what the page shows")
 
 
 def test_the_blocks_of_the_page_run_in_their_order(tmp_path):

@@ -16,6 +16,9 @@ from docs.refresh_readme import BLOCK, PAGES, output_of
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.sets import often
+
+pytestmark = pytest.mark.slow("runs the commands of the README")
 
 README, OUTPUT = ((PROJECT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/output.md"))
 STEPS, *MORE = (
@@ -46,8 +49,9 @@ def blocks(language: str, page: str = README) -> Iterator[re.Match[str]]:
     return (block for block in FENCE.finditer(page) if block["language"] == language)
 
 
-def commands() -> list[str]:
-    found = [block for page in RUN_PAGES for block in blocks("sh", page)]
+def commands(*pages: str) -> list[str]:
+    """The commands of `pages`; of none: of all."""
+    found = [block for page in pages or RUN_PAGES for block in blocks("sh", page)]
     lines = [line for block in found for line in block["text"].replace("\\\n", " ").splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -98,7 +102,7 @@ def test_there_is_something_to_run():
     assert set(NOT_RUN) <= set(commands())
 
 
-@pytest.mark.parametrize("command", runnable())
+@pytest.mark.parametrize("command", often(runnable(), *commands(README)))
 def test_a_command_of_the_readme_works(here, command):
     assert run(command) == ExitCode.DONE
 

@@ -12,6 +12,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.operators.engine.rules import scheduled
 
+pytestmark = pytest.mark.slow("composes and begins a run for each key")
+
 ROWS = 30
 MAY_CHANGE = [
     "runtime.slots=3",

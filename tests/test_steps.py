@@ -21,6 +21,8 @@ from pipeline.cli.main import main
 from pipeline.config.expand import OVERRIDDEN, typed_key
 from tests.operators.engine.rules import scheduled
 
+pytestmark = pytest.mark.slow("runs whole jobs with the model that ships")
+
 HEAD = f"""
 defaults: [override /model: tiny]
 data: {{path: {PROJECT}/jobs/data/self_instruct_seeds.jsonl, id_column: id, limit: 10}}

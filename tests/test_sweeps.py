@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import polars as pl
+import pytest
 import yaml
 
 from operators.engine.backend import fake
@@ -14,6 +15,8 @@ from operators.engine.backend.loading import ModelFacts
 from operators.settings import ModelSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+
+pytestmark = pytest.mark.slow("runs sweeps")
 
 __all__ = ["inspect"]
 loads: list[ModelSettings] = []

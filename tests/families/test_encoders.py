@@ -27,6 +27,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tools.models.make_model import quantize_file, write_model
 
+pytestmark = pytest.mark.slow("reads texts with a model of each kind")
+
 HERE = Path(__file__).parent / "encoders"
 NAMES = sorted(path.stem for path in HERE.glob("*.json"))
 EMBEDDERS = [name for name in NAMES if name not in ("classifier", "reranker")]

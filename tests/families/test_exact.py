@@ -22,6 +22,8 @@ from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
 from tools.models.make_model import quantize_file
 
+pytestmark = pytest.mark.slow("decodes with a model of each family")
+
 SHUFFLED = np.random.default_rng(1).permutation(len(LENGTHS)).tolist()
 AS_TRANSFORMERS: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
 GELU_BY_TABLE = ("gemma3",)

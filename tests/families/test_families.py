@@ -21,6 +21,8 @@ from pipeline.system.file_cache import PLACE
 from tests.families.make import LARGEST, LEAST_GAP, LEAST_TOKENS, NEAR, NEW_TOKENS, PROMPTS, STRANGERS
 from tests.operators.engine.rules import scheduled
 
+pytestmark = pytest.mark.slow("runs a job with a model of each family")
+
 HERE = Path(__file__).parent
 REFERENCES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.json"))

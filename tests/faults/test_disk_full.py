@@ -27,6 +27,8 @@ from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
 
+pytestmark = pytest.mark.slow("fills disks under whole runs")
+
 OPS = "tests.pipeline.job_ops"
 HERE = "tests.faults.test_disk_full"
 NEEDS_DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

@@ -17,6 +17,8 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
+pytestmark = pytest.mark.slow("starts unprivileged processes")
+
 ROWS = pa.table({"prompt": [f"prompt {i}" for i in range(20)]})
 JOB = ("job=generate", "model=fake", "sampling.max_tokens=4", "chunk_rows=8", "progress=none")
 

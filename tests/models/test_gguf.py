@@ -111,7 +111,6 @@ def test_the_f32_file_holds_the_dequantised_weights(f32, fields):
             assert reader.fields[name].contents() == value, name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantised", [True, False])
 def test_the_model_answers_and_stops(quantised, f32, fields):
     model = load(SHIPPED if quantised else f32)

@@ -104,7 +104,6 @@ def test_the_harness_finds_the_model_by_its_name():
     assert get_model("llama_batch") is LlamaBatch
 
 
-@pytest.mark.slow
 def test_the_harness_own_model_gives_the_same(tmp_path: Path):
     """`hf` on the same F32 weights: 1,000 requests, log-likelihoods within 1e-3, `is_greedy` and accuracy equal."""
     for package in ("torch", "transformers", "accelerate"):

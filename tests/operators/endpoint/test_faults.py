@@ -16,6 +16,8 @@ from tests.operators.endpoint.asking import ROWS, asked, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, at
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("waits for servers that fail")
+
 LATER = {
     "429": Fault(429, {"error": {"message": "slow down"}}),
     "429 with seconds": Fault(429, {}, {"Retry-After": "0.2"}),

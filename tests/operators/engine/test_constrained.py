@@ -22,6 +22,8 @@ from operators.settings.structured import StructuredSettings
 from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
 from tests.operators.rows.schemas import PERSON, valid
 
+pytestmark = pytest.mark.slow("compiles grammars, and checks each text")
+
 COMPILER = Compiler(FakeModel())
 ENDS = frozenset({END_ID})
 

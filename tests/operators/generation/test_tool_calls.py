@@ -26,6 +26,8 @@ from tests.operators.engine.rules import scheduled
 from tests.operators.generation.test_reasoning import Vocabulary, row
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("runs jobs with a model in several formats")
+
 MODEL = Path(__file__).parents[2] / "families/llama.gguf"
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 9}
 ADD = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}

@@ -31,6 +31,8 @@ from tests.operators.llama.test_split import TINY, split
 from tests.pipeline.damage import files, flip
 from tools.models.make_model import write_model
 
+pytestmark = pytest.mark.slow("converts models, and runs jobs with them")
+
 AS_IS = ModelSettings(path=str(TINY))
 BF16 = replace(AS_IS, weights="bf16")
 

@@ -20,6 +20,8 @@ from pipeline.cli.run import worst
 from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
 
+pytestmark = pytest.mark.slow("composes and runs jobs")
+
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
 
 

@@ -49,6 +49,7 @@ def test_a_row_that_ends_its_worker_becomes_one_reject(tmp_path: Path) -> None:
     assert_poison_is_rejected(tmp_path, *PROCESSES)
 
 
+@pytest.mark.laws
 def test_an_operator_that_raises_ends_the_run_and_names_the_worker(tmp_path: Path) -> None:
     code, said = finished(command(job_with(tmp_path, "fails"), tmp_path / "out", *PROCESSES))
     assert code == ExitCode.FAILED
@@ -65,7 +66,8 @@ def test_a_worker_that_hangs_is_ended(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out/data").num_rows == 40
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_workers_and_the_run_can_go_on(sent: signal.Signals, tmp_path: Path) -> None:
     slow = job_with(tmp_path, "slow")
     process = start(command(slow, tmp_path / "out", *PROCESSES))

@@ -51,11 +51,13 @@ def actors(kinds: Sequence[str] = WORKER) -> list[psutil.Process]:
     return workers_of(psutil.Process(), kinds)
 
 
+@pytest.mark.laws
 def test_actors_give_the_same_files(nodes, alone, tmp_path: Path) -> None:
     assert run("quickstart", tmp_path / "out", *RAY) == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
 
 
+@pytest.mark.faults
 def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     """Workers and the actor with the completion store are killed while the run goes on."""
     killed: list[int] = []
@@ -81,6 +83,7 @@ def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
     assert_a_line_for_each_row(tmp_path / "out", 16)
 
 
+@pytest.mark.laws
 def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:
     much = ("cluster.cpus=64", "cluster.start_timeout_s=1", "+cluster.resources.tpu=2")
     assert run("quickstart", tmp_path / "out", *RAY, *much) == ExitCode.FAILED

@@ -30,6 +30,9 @@ from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ROUNDS, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.thread_pool import workers_in_threads
+from tests.sets import often
+
+pytestmark = pytest.mark.slow("runs jobs with workers and without")
 
 JOBS = {
     "quickstart": ("chunk_rows=16",),
@@ -62,7 +65,7 @@ def local(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", often(JOBS, "quickstart"))
 def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(job, out, *JOBS[job], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
@@ -70,8 +73,9 @@ def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> Non
     assert accounts(out) == accounts(local(job))
 
 
-@pytest.mark.parametrize(("workers", "rows"), CLUSTERS)
-def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, local, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", often(CLUSTERS, (3, 1)), ids=str)
+def test_neither_workers_nor_pieces_change_a_byte(size: tuple[int, int], local, tmp_path: Path) -> None:
+    workers, rows = size
     sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}")
     of_chunk = ("chunk_rows=16",) if rows <= 16 else (f"chunk_rows={rows}", f"data.limit={rows + 6}")
     assert run("quickstart", tmp_path / "out", *of_chunk, "cluster=processes", *sizes) == ExitCode.DONE
@@ -172,7 +176,7 @@ def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys,
     assert "llama.cpp of node 'generate' is another than when the run began" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["score_perplexity", "embed", "label", "rerank", "classify_head"])
+@pytest.mark.parametrize("name", often(["score_perplexity", "embed", "label", "rerank", "classify_head"], "embed"))
 def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkeypatch) -> None:
     """One flipped bit of what a worker computes is refused, before a row is given out."""
     few = ("cluster=processes", "cluster.workers=2", "data.limit=4")

@@ -12,6 +12,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
 
+pytestmark = pytest.mark.slow("Hydra composes for each test")
+
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
 
 

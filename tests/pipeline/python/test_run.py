@@ -30,6 +30,8 @@ from pipeline.cli.main import main
 from pipeline.python import run as rooms
 from pipeline.run_dir.names import INPUT
 
+pytestmark = pytest.mark.slow("runs whole jobs from Python")
+
 QUIET: dict[str, Any] = {"progress": "none", "report": False}
 PROMPTS = [{"id": i, "prompt": f"Reverse these items: pear, fig, {i}", "tags": ["a", None]} for i in range(7)]
 TABLE = pa.Table.from_pylist(PROMPTS)

@@ -25,6 +25,8 @@ from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import JOBS, find_job
 from tests.pipeline.damage import LAST, ODD, OPS, REJECT, cut, files, flip, garbage, inodes, job, run
 
+pytestmark = pytest.mark.slow("runs, damages and mends jobs")
+
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:

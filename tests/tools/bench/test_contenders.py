@@ -34,6 +34,8 @@ from tools.bench.contenders import (
 from tools.bench.scenarios import ALL, DYNAMIC, JOB, LADDER, PEERS
 from tools.bench.workload import Recipe
 
+pytestmark = pytest.mark.laws  # runs each contender of the benchmark
+
 BATCHED = """\
 {"n_kv_max": 4096, "n_batch": 2048, "n_ubatch": 512, "flash_attn": -1, "is_pp_shared": 0, "n_gpu_layers": -1, \
 "n_threads": 2, "n_threads_batch": 2, "pp": 64, "tg": 16, "pl": 4, "n_kv": 320, "t_pp": 0.512, "speed_pp": 500.0, \

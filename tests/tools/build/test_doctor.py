@@ -23,7 +23,6 @@ def child(on_decode: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.slow
 def test_this_build_is_healthy(capsys):
     assert doctor.main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)

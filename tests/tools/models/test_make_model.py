@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
+from tests.sets import often
 from tools.models import make_model
 from tools.models.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, main, write_model
 from tools.models.shapes import SHAPES
@@ -74,8 +75,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "file_type"), CASES)
-def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, shape: str, file_type: str) -> None:
+@pytest.mark.parametrize("case", often(CASES, ("tiny", "q8_0"), ("tiny-256", "q4_k_m")), ids="-".join)
+def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, case: tuple[str, str]) -> None:
+    shape, file_type = case
     summary = write_model(tmp_path / "model.gguf", shape=shape, file_type=file_type)
     with opened(summary.path) as loaded:
         tokens, logits = greedy(loaded, ["Hello world", "How many people?", "🙂"], n_new=16)

@@ -8,6 +8,8 @@ from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError
 from tools.models.random_model import inspect, load, written
 
+pytestmark = pytest.mark.laws  # makes a model of each shape
+
 
 def test_it_is_written_once_and_names_its_content(tmp_path):
     settings = ModelSettings(path=str(tmp_path / "models"), options={"seed": 3})

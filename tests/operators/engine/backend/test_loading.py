@@ -62,4 +62,4 @@ def test_a_run_calibrates_and_computes_on_the_thread_of_the_engine_alone(tmp_pat
     monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     job = ("job=quickstart", "model=fake", "runtime=auto", "data.limit=4", "sampling.max_tokens=4", "progress=none")
     assert main([*job, f"output_dir={tmp_path / 'out'}"]) == ExitCode.DONE
-    assert threads == {"engine-0"}
+    assert threads == {"engine"}

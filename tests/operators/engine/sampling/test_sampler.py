@@ -19,6 +19,8 @@ from operators.engine.sampling.top_k import block_maxima, fits, patch_maxima, to
 from operators.engine.sampling.whole_vocabulary import Full, Scratch
 from operators.engine.sequence import Sequence
 
+pytestmark = pytest.mark.slow("draws often enough to see frequencies")
+
 REAL = 151_936
 """Words of a common vocabulary."""
 KINDS: list[dict[str, Any]] = [

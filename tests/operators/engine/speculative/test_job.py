@@ -142,7 +142,7 @@ def test_a_draft_model_changes_no_byte_also_resumed_and_from_its_store(tmp_path,
 
 
 def test_drafts_of_a_model_are_counted_with_their_time(tmp_path):
-    run(tmp_path / "out", *ALWAYS, BY_TINY)
+    run(tmp_path / "out", *ALWAYS, BY_TINY, "output.card=true")
     sums, steps = totals(tmp_path / "out"), pq.read_table(tmp_path / "out/metrics/steps.parquet")
     assert sums["draft_s"] == pytest.approx(sum(steps["draft_s"].to_pylist()))
     assert sums["draft_s"] > 0
@@ -164,7 +164,7 @@ def test_the_plan_and_the_estimate_count_the_draft_model(tmp_path, capsys, stran
     assert "stranger.gguf" in said
     assert "1 context(s) of" in said
     assert main([*given, "dry_run=true"]) == 0
-    assert "draft model" in capsys.readouterr().out
+    assert "peak memory" in capsys.readouterr().out
 
 
 def test_a_draft_model_for_shorter_rows_is_refused(tmp_path, capsys):
