@@ -45,7 +45,7 @@ def generated(
     """Estimate the cost of `count` rows like `rows`; return it, and those that were begun, with the tokens they got.
 
     Args:
-        engine: its threads are not started.
+        engine: its thread is not started.
         rows: some or (`whole`) all of them, none begun; in an order in which any first part is representative.
         seconds: about the time that this may take.
         fixed_lengths: whether each row gets all of its max_tokens.

@@ -18,10 +18,6 @@ from pipeline.api.meter import StageMeter
 
 MOST_ROWS = 256
 """Most rows to begin: their lengths are a large enough sample."""
-_PROMPTS_SHARE = 0.5
-"""Share of the time for the prompts before the first decode step."""
-_EARLY_SHARE = 0.5
-"""Share of the time in which rows are begun whose lengths count: later ones would nearly all be cut short."""
 _FULL = 0.75
 """Steps with at least this share of the rows of the fullest step count as full."""
 
@@ -36,12 +32,12 @@ class CallTime(NamedTuple):
 
 @dataclass
 class Trial:
-    """Runs rows on the first worker of an engine, whose threads are not started, and keeps the times of its calls.
+    """Runs rows on an engine whose thread is not started, and keeps the times of its calls.
 
     Attributes:
         rows: those that got a token and did not fail.
-        early: those of them whose lengths count.
-        complete: whether all rows have ended.
+        early: those whose lengths count: all if all ended, else those that were begun in the first half of the time,
+            since nearly all others are cut short.
         prompts: calls that read prompts; their tokens are those of the prompts.
         steps: calls in which rows decoded and no prompt was read; their tokens are those that were drawn.
     """
@@ -49,7 +45,6 @@ class Trial:
     engine: Engine
     rows: list[Sequence] = field(default_factory=list)
     early: list[Sequence] = field(default_factory=list)
-    complete: bool = False
     prompts: list[CallTime] = field(default_factory=list)
     steps: list[CallTime] = field(default_factory=list)
 
@@ -58,6 +53,7 @@ class Trial:
         engine, worker = self.engine, self.engine.worker
         scheduler, slots = worker.scheduler, worker.decoder.shape.slots
         began = engine.now()
+        half = began + seconds / 2
         rows = rows[: max(MOST_ROWS, 2 * slots)]
         meter = StageMeter("trial")
         client = engine.connect(meter, 1, len(rows), lambda: None, steps=False)
@@ -68,14 +64,13 @@ class Trial:
             if not scheduler.runnable:
                 break
             self._step(meter)
-            if not self.steps and engine.now() > began + _PROMPTS_SHARE * seconds:
+            if not self.steps and engine.now() > half:
                 # All prompts are read before any row decodes; continue with the rows whose prompts were read.
                 pending = iter(())
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
-        self.complete = all(row.finish_reason is not None or row.error is not None for row in rows)
+        ended = all(row.finish_reason is not None or row.error is not None for row in rows)
         self.rows = [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]
-        until = began + (1.0 if self.complete else _EARLY_SHARE) * seconds
-        self.early = [row for row in self.rows if row.times.queued <= until]
+        self.early = [row for row in self.rows if ended or row.times.queued <= half]
         scheduler.abandon(lambda row: True)
         scheduler.clear()
         engine.drop(client)
@@ -104,16 +99,13 @@ class Trial:
         """Return the seconds per token in steps of `full` rows, `depth` tokens deep on average; None if they are not
         known.
 
-        If not all rows of the trial ended, the job's steps may have more rows, each of which then takes as long at
-        most and the whole step at least; and more tokens before them, by which a step takes longer, but no more than
-        in proportion.
+        The job's steps may have more rows than those of a trial that was cut short: each row then takes as long at
+        most, and the whole step at least. They may be deeper: a step then takes longer, but no more than in proportion.
         """
         most = max((step.rows for step in self.steps), default=0)
         steps = [step for step in self.steps if step.rows >= _FULL * most]
         if tokens := sum(step.tokens for step in steps):
             seen = sum(step.seconds for step in steps) / tokens
-            if self.complete:
-                return Range.exact(seen)
             lengths = np.array([len(row.tokens) for row in self.rows], np.float64)
             rows = sum(step.rows for step in steps) / len(steps)
             return _between(seen * min(rows / full, 1.0), seen * max(depth / depth_of(self.rows, lengths), 1.0))

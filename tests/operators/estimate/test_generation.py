@@ -154,13 +154,11 @@ def test_lengths_are_those_of_the_rows_that_were_begun_early():
     """Nearly all that are begun late are cut short, and would say little."""
     trial = Trial(engine_on(Timed(shape(4), call_s=0.3)))
     trial.run(rows(prompts(200), ENDING, max_tokens=100), 30.0)
-    assert not trial.complete
     assert trial.early == trial.rows[: len(trial.early)]
     unfinished = [sum(row.finish_reason is None for row in some) / len(some) for some in (trial.early, trial.rows)]
     assert unfinished[0] < unfinished[1]
     trial = Trial(engine_on(Timed(shape(4))))
     trial.run(rows(prompts(9), max_tokens=4), 30.0)
-    assert trial.complete
     assert len(trial.early) == len(trial.rows) == 9
 
 
