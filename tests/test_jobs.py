@@ -142,6 +142,7 @@ def test_every_row_is_in_the_data_or_in_the_rejects(finished):
 @pytest.mark.laws
 def test_two_workers_give_the_same_bytes(finished, tmp_path):
     """Those jobs whose model is at a server, or that measure, have nothing that workers could do."""
+    assert finished.code == ExitCode.DONE
     workers = ("cluster=processes", "cluster.piece_rows=3", f"output_dir={tmp_path / 'out'}")
     if main([*finished.arguments, *workers, "dry_run=plan"]) == ExitCode.CONFIG:
         pytest.skip("no node of it has a model that workers could share")
