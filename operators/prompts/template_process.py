@@ -1,7 +1,8 @@
 """TemplateProcess: renders the chat template of a model file, which a stranger wrote, in a process with limits.
 
 The sandbox bounds neither the time of a loop nor what `'x' * 10**10` and `|center(10**10)` make, which Jinja computes
-when it compiles where all is constant. A thread can neither be ended nor give its memory back, a process can.
+when it compiles where all is constant. A thread can neither be ended nor give its memory back, a process can. Render
+took 50 us a row with it and 35 without (batches of 1024 prompts of 220 characters), and half of the CPU time here.
 """
 
 from __future__ import annotations
@@ -186,9 +187,10 @@ def _made(template: Template, values: dict[str, Any]) -> str | tuple[bool, str]:
 
 def main() -> None:
     """Read pickles from stdin until it is closed, and write answers to stdout, a line of JSON each."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one for each row
     try:
         for answer in _answers():
-            line = json.dumps(answer, ensure_ascii=False)
+            line = encode(answer)
             sys.stdout.buffer.write(line.encode("utf-8", "surrogatepass") + b"\n")
     except MemoryError:
         sys.exit(NO_MEMORY)
