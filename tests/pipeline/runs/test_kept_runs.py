@@ -84,7 +84,11 @@ def test_what_its_metrics_counted_is_kept(kept):
     assert [stage for stage in metrics(kept / "steps", "stages") if stage["attempt"] == 1] == before != []
 
 
-def test_it_can_be_repaired(kept):
-    assert run("steps", "steps") == ExitCode.DONE
-    (shard := kept / "steps/data/part-00000.parquet").write_bytes(shard.read_bytes()[:-9])
+def test_it_is_repaired_from_its_own_config(kept):
+    shard = kept / "steps/data/part-00000.parquet"
+    before = shard.read_bytes()
+    shard.write_bytes(before[:-9])
+    assert run("steps", "steps") == ExitCode.CONFIG  # it names the repair
     assert main(["verify", "steps", "repair=true"]) == ExitCode.DONE
+    assert shard.read_bytes() == before
+    assert run("steps", "steps") == ExitCode.DONE
