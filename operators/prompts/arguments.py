@@ -67,7 +67,7 @@ class TemplateArguments:
             values |= _kwargs_of_row(row[name], name)
         if self._tools is not None:
             values["tools"] = self._tools
-        elif (name := self._columns.get("tools_column")) is not None and row[name] is not None:
+        elif (name := self._columns.get("tools_column")) is not None and row[name]:
             values |= {"tools": tools} if (tools := tools_of_row(row[name], name)) else {}
         return values
 
@@ -90,8 +90,9 @@ def tools_of_job(given: Any) -> list[dict[str, Any]]:
 
 
 def tools_of_row(value: Any, column: str) -> list[dict[str, Any]]:
-    """Return the tools in a row's `value` of `data.tools_column`; raise NoPrompt if it holds something else."""
-    return [] if value is None else _tools(_read(value, column), f"column '{column}'", NoPrompt)
+    """Return the tools in a row's `value` of `data.tools_column`: none for null and for an empty text. Raise NoPrompt
+    if it holds something else."""
+    return [] if value in (None, "") else _tools(_read(value, column), f"column '{column}'", NoPrompt)
 
 
 def _tools(given: Any, where: str, failure: type[Exception]) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ def _tools(given: Any, where: str, failure: type[Exception]) -> list[dict[str, A
 
 
 def _kwargs_of_row(value: Any, name: str) -> dict[str, Any]:
-    if value is None:
+    if value in (None, ""):
         return {}
     given = _read(value, name)
     if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):  # pyarrow's form of a map

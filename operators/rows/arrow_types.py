@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +23,16 @@ MAX_NESTING = 100
 """Deepest nesting of a column's type."""
 SPELLING = f"{', '.join(SCALARS)}, list<type> or struct<name: type, ...>"
 INT64 = range(-(1 << 63), 1 << 63)
+UINT64 = range(1 << 64)
+_NUMBERS = {pa.int64(), pa.uint64(), pa.float64()}
+JSON_TEXT = pa.json_()
+"""The type of an inferred column that holds any value but texts and booleans as the text of its JSON, since no other
+type holds what was found: an object without keys, whole numbers beyond all types. Results have it as string."""
 
 
-def parse_schema(types: Mapping[str, str]) -> pa.Schema:
-    """Parse `data.schema`; raise ConfigError with the column if a type is misspelt."""
-    return pa.schema([(name, parse_type(text, f"data.schema.{name}")) for name, text in types.items()])
+def parse_schema(types: Mapping[str, str], key: str = "data.schema") -> pa.Schema:
+    """Parse the types that the setting `key` gives; raise ConfigError with the column if one is misspelt."""
+    return pa.schema([(name, parse_type(text, f"{key}.{name}")) for name, text in types.items()])
 
 
 def parse_type(text: str, key: str) -> pa.DataType:
@@ -71,39 +75,92 @@ def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
     """Infer the columns of JSON objects, in the order in which `rows` first have them; `null` for a column without a
     value.
 
-    If two rows contradict each other (a number and a string), the type of the first stays. An integer that does not fit
-    int64 is a double. Strings stay strings, also those of which pyarrow.json would make dates.
+    Every value comes back from its type as it was, but for those that contradict the type of the first (a number and a
+    string). Whole numbers are int64, or uint64 where all fit, and with fractions among them double. Strings stay
+    strings, also those of which pyarrow.json would make dates.
     """
-    kinds: dict[str, pa.DataType] = {}
+    columns: dict[str, _Seen] = {}
     for row in rows:
         for name, value in row.items():
-            kinds[name] = _widened(kinds.get(name, pa.null()), value)
-    return pa.schema(list(kinds.items()))
+            columns.setdefault(name, _Seen()).add(value)
+    return pa.schema([(name, seen.type()) for name, seen in columns.items()])
 
 
 def type_of(value: object) -> pa.DataType:
     """Return the Arrow type of a JSON value."""
-    if value is None:
-        return pa.null()
-    if isinstance(value, bool):
-        return pa.bool_()
-    if isinstance(value, int | float):
-        return pa.int64() if isinstance(value, int) and value in INT64 else pa.float64()
-    if isinstance(value, str):
-        return pa.string()
-    if isinstance(value, list):
-        return pa.list_(reduce(_widened, value, pa.null()))
-    if isinstance(value, dict):
-        return pa.struct([pa.field(k, type_of(v)) for k, v in value.items()])
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
+    seen = _Seen()
+    seen.add(value)
+    return seen.type()
 
 
-def _widened(known: pa.DataType, value: object) -> pa.DataType:
-    """Return the type that holds both the values of `known` and `value`; `known` if there is none."""
-    if value is None or (isinstance(value, str) and known == pa.string()):  # the usual case, without merging
-        return known
-    merged = merge_types(known, type_of(value), json=True)
-    return known if merged is None else merged
+class _Seen:
+    """The JSON values that were seen at one place of a column. Those of another kind than the first are left out."""
+
+    __slots__ = ("fields", "fractions", "inexact", "items", "kind", "least", "most")
+
+    def __init__(self) -> None:
+        self.kind: type | None = None
+        self.least = self.most = 0
+        self.fractions = self.inexact = False
+        self.items: _Seen | None = None
+        self.fields: dict[str, _Seen] = {}
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            return
+        kind = float if type(value) is int else type(value)
+        if self.kind is None:
+            self.kind = kind
+        if kind is not self.kind:
+            return
+        if kind is float:
+            self._number(value)
+        elif kind is list:
+            self.items = self.items or _Seen()
+            for item in value:
+                self.items.add(item)
+        elif kind is dict:
+            for name, inner in value.items():
+                self.fields.setdefault(name, _Seen()).add(inner)
+
+    def _number(self, value: float) -> None:
+        if isinstance(value, int):
+            self.least, self.most = min(self.least, value), max(self.most, value)
+            self.inexact = self.inexact or not is_exact(value)
+        else:
+            self.fractions = True
+
+    def type(self) -> pa.DataType:
+        """Return the type that all values come back from."""
+        if self.kind is None:
+            return pa.null()
+        if self.kind in _OF_KIND:
+            return _OF_KIND[self.kind]
+        if self.kind is float:
+            return self._of_numbers()
+        if self.kind is list:
+            inner = self.items.type() if self.items else pa.null()
+            return JSON_TEXT if inner == JSON_TEXT else pa.list_(inner)
+        fields = {name: seen.type() for name, seen in self.fields.items()}
+        return pa.struct(list(fields.items())) if fields and JSON_TEXT not in fields.values() else JSON_TEXT
+
+    def _of_numbers(self) -> pa.DataType:
+        if self.fractions:
+            return JSON_TEXT if self.inexact else pa.float64()
+        if self.least in INT64 and self.most in INT64:
+            return pa.int64()
+        return pa.uint64() if self.least in UINT64 and self.most in UINT64 else JSON_TEXT
+
+
+_OF_KIND: Mapping[type, pa.DataType] = {str: pa.string(), bool: pa.bool_()}
+
+
+def is_exact(value: int) -> bool:
+    """Return True if a double holds this whole number."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def depth(value: Any) -> int:
@@ -142,7 +199,8 @@ def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | 
     """Return the type that holds the values of both, or None. Null merges with any type, also nested; other types must
     be equal.
 
-    `json`: int64 and double merge to double, and a struct may lack fields that the other has.
+    `json`: int64 and double merge to double, a struct may lack fields that the other has, and what has no other common
+    type but is no text or boolean is JSON_TEXT.
     """
     if pa.types.is_null(b) or a == b:
         return a
@@ -150,9 +208,11 @@ def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | 
         return b
     if json and {a, b} == {pa.int64(), pa.float64()}:
         return pa.float64()
+    if json and (JSON_TEXT in (a, b) or {a, b} <= _NUMBERS):
+        return None if {a, b} & {pa.string(), pa.bool_()} else JSON_TEXT
     if pa.types.is_list(a) and pa.types.is_list(b):
         inner = merge_types(a.value_type, b.value_type, json=json)
-        return None if inner is None else pa.list_(inner)
+        return inner if inner in (None, JSON_TEXT) else pa.list_(inner)
     if not (pa.types.is_struct(a) and pa.types.is_struct(b)):
         return None
     merged = {f.name: f.type for f in a}
@@ -160,4 +220,6 @@ def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | 
         return None
     for field in b:
         merged[field.name] = merge_types(merged.get(field.name, pa.null()), field.type, json=json)
-    return None if None in merged.values() else pa.struct(list(merged.items()))
+    if None in merged.values():
+        return None
+    return JSON_TEXT if JSON_TEXT in merged.values() else pa.struct(list(merged.items()))

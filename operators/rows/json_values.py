@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.rows.arrow_types import merge_types, parse_type, type_of
+from operators.rows.arrow_types import JSON_TEXT, merge_types, parse_type, type_of
 from pipeline.api.errors import ConfigError
 
 JSON = "json"
@@ -26,6 +26,7 @@ _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _LIMITS: Mapping[pa.DataType, tuple[float, float]] = {
     pa.int32(): (-(1 << 31), (1 << 31) - 1),
     pa.int64(): (-(1 << 63), (1 << 63) - 1),
+    pa.uint64(): (0, (1 << 64) - 1),
     pa.float32(): (-_LARGEST_FLOAT, _LARGEST_FLOAT),
     pa.float64(): (-sys.float_info.max, sys.float_info.max),
 }
@@ -111,7 +112,7 @@ def _of_options(schema: Mapping[str, Any], root: Any, place: str) -> pa.DataType
     merged = pa.null()
     for kind in kinds:
         merged = merge_types(merged, kind, json=True)
-        if merged is None:
+        if merged in (None, JSON_TEXT):
             return pa.null()
     return merged
 

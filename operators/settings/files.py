@@ -43,7 +43,10 @@ class DataSettings:
         continue_final_message: leave the last message open, where it is the assistant's, for the model to continue.
         id_column: column whose value, rather than the row's position, seeds the row's random numbers. A null leaves it
             to the position.
-        schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data.
+        schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data;
+            only these columns are read.
+        types: column name to type for single columns, the others are read off the data; or text: all columns of a CSV
+            file are text.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
     """
@@ -65,6 +68,7 @@ class DataSettings:
     continue_final_message: bool = field(default=False, metadata=WHEN_GIVEN)
     id_column: str | None = None
     schema: Any = None
+    types: Any = field(default=None, metadata=WHEN_GIVEN)
     rename: Any = None
     limit: int | None = None
 
@@ -72,6 +76,12 @@ class DataSettings:
     def has_tools(self) -> bool:
         """True if the job or its rows have tools."""
         return self.tools is not None or self.tools_column is not None
+
+    @property
+    def free_form(self) -> list[str]:
+        """The columns whose objects differ from row to row by nature."""
+        columns = (self.messages_column, self.tools_column, self.template_kwargs_column)
+        return [name for name in columns if name is not None]
 
     def __post_init__(self) -> None:
         paths = self.path if isinstance(self.path, list) else [self.path]
@@ -84,6 +94,10 @@ class DataSettings:
         both = self.tools is not None and self.tools_column is not None
         check(not both, "data.tools_column", self.tools_column, "data.tools is set, too; keep one")
         check(_texts(self.schema), "data.schema", self.schema, "it maps names of columns to types, or is null")
+        types = "it maps names of columns to types, or is text or null"
+        check(self.types == "text" or _texts(self.types), "data.types", self.types, types)
+        both = self.types is not None and self.schema is not None
+        check(not both, "data.types", self.types, "data.schema is set, too; keep one")
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
         options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out
         check(options, "data.storage_options", "...", "it maps names of options to values, or is null")

@@ -87,7 +87,7 @@ def _not_writable(field: pa.Field, files: str) -> SchemaError:
 def _too_deep(field: pa.Field, files: str) -> SchemaError:
     return SchemaError(
         f"column '{field.name}' is nested deeper than {files} files can be; read it as a text with"
-        f" data.schema={{{field.name}: json, ...}}, write output=jsonl, or take the column out"
+        f" data.types={{{field.name}: json}}, write output=jsonl, or take the column out"
     )
 
 

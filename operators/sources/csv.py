@@ -1,9 +1,10 @@
 """CSV with a header line, comma-separated, or tab-separated for .tsv.
 
-Types come from the first rows, as narrow as their values allow: int64, double (neither with leading zeros nor with more
-digits than the type keeps, so that postcodes and identifiers stay text), bool (true, false) or string. An empty field
-is null, but in a string column it is an empty string. Blank lines are no rows. Quotes are taken strictly: a quote that
-is not closed makes a bad row of the line that opens it, and of no other.
+A column whose values in the first rows all come back as they are written from int64, or from double, has that type;
+any other is text. So `007`, `+49`, `3.10`, `1e5`, `TRUE` and `-0` stay what they are, and a column that has one of them
+is text. A later value that does not come back is a bad row. An empty field is null, but in a string column it is an
+empty string. Blank lines are no rows. Quotes are taken strictly: a quote that is not closed makes a bad row of the line
+that opens it, and of no other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -18,44 +20,42 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.rows.arrow_types import parse_schema
+from operators.rows.arrow_types import INT64, parse_schema
 from operators.sources.input_file import BUFFER_BYTES
-from operators.sources.text import KEPT_BYTES, UNFIT, Row, TextReader, as_text
+from operators.sources.text import KEPT_BYTES, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
 BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
-SPELLED: tuple[tuple[pa.DataType, str], ...] = (
-    (pa.int64(), r"^-?(0|[1-9][0-9]{0,18})$"),
-    (pa.float64(), r"^[-+]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
-    (pa.bool_(), r"^(?i:true|false)$"),
-)
-"""The spelling of the values of a type, narrowest type first."""
 CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
 class CsvReader(TextReader):
-    """Reads a CSV file; see TextReader. With `data.schema` only the columns that it names are read.
+    """Reads a CSV file; see TextReader.
 
     Bytes that are not UTF-8 are half characters in its fields (Python's `surrogateescape`).
     """
 
     format = "csv"
     extensions = (".csv", ".tsv")
+    texts = True
     _names: Sequence[str] = ()
 
     def schema(self, sample_rows: int) -> pa.Schema:
         found = [values for row in self.sample(sample_rows) if not isinstance(values := self.values(row), str)]
-        if self.types is None:
-            return pa.schema([(name, _inferred([values[name] for values in found])) for name in self._names])
-        schema = parse_schema(self.types)
-        for column in schema if self._names else ():
+        given = parse_schema(self.types, self.key)
+        for column in given if self._names else ():
             if column.name not in self._names:
-                raise ConfigError(f"data.schema names '{column.name}'; {self.file} has {', '.join(self._names)}")
+                raise ConfigError(f"{self.key} names '{column.name}'; {self.file} has {', '.join(self._names)}")
             if column.type not in CONVERTIBLE:
-                raise ConfigError(f"data.schema.{column.name}={column.type} cannot be read from CSV; use JSONL")
-        return schema
+                raise ConfigError(f"{self.key}.{column.name}={column.type} cannot be read from CSV; use JSONL")
+        if self.only:
+            return given
+        types = {field.name: field.type for field in given}
+        if self.all_text:
+            types = dict.fromkeys(self._names, pa.string())
+        return pa.schema([(name, types.get(name) or _inferred([row[name] for row in found])) for name in self._names])
 
     def decoded(self, content: io.BufferedReader) -> IO[str]:
         return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -82,26 +82,30 @@ class CsvReader(TextReader):
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
         return json.dumps({name: as_text(value) for name, value in values.items()}, ensure_ascii=False)
 
-    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        kind = field.type
+        if kind != pa.string() and field.name not in self.types and not _come_back(values, kind):
+            raise ValueError
         texts = pa.array(values, pa.string())
         return texts if kind == pa.string() else _cast(texts, kind)
 
 
 def _inferred(values: Sequence[str]) -> pa.DataType:
-    """Return the narrowest type of all `values` that are UTF-8; null if all values are empty."""
-    texts = pa.array([value for value in values if value and _is_utf8(value)], pa.string())
-    if not len(texts):
+    """Return the type from which all `values` come back; null if all are empty, string if there is none."""
+    texts = [value for value in values if _is_utf8(value)]
+    if not any(texts):
         return pa.string() if any(values) else pa.null()
-    spelt = (kind for kind, spelling in SPELLED if pc.all(pc.match_substring_regex(texts, spelling)).as_py())
-    return next((kind for kind in spelt if _fits(texts, kind)), pa.string())
+    return next((kind for kind in (pa.int64(), pa.float64()) if _come_back(texts, kind)), pa.string())
 
 
-def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
+def _come_back(texts: Sequence[str], kind: pa.DataType) -> bool:
+    """Return True if all texts that are not empty are numbers of this type as Python writes them."""
     try:
-        _cast(texts, kind)
-    except UNFIT:
+        if kind == pa.int64():
+            return all(str(whole := int(text)) == text and whole in INT64 for text in texts if text)
+        return all(repr(number := float(text)) == text and math.isfinite(number) for text in texts if text)
+    except ValueError:
         return False
-    return True
 
 
 def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:

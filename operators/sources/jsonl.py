@@ -1,6 +1,7 @@
 """JSONL: one JSON object per line; and lines, each a row as it is.
 
-Keys that are not in the schema are ignored, missing ones are null; NaN and Infinity are numbers.
+Keys that `data.schema` does not name are left out; of others that no column holds the rows are counted. Missing keys
+are null; NaN and Infinity are numbers.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 
-from operators.rows.arrow_types import MAX_NESTING, depth, infer_schema, parse_schema
+from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
 from operators.sources.input_file import BUFFER_BYTES
 from operators.sources.text import KEPT_BYTES, Row, TextReader
@@ -23,7 +24,10 @@ from pipeline.api.errors import HALF_A_CHARACTER, InputError
 COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
 BOM = b"\xef\xbb\xbf"
-SCALARS = {pa.string().id: str, pa.bool_().id: bool, pa.int32().id: int, pa.int64().id: int, pa.float64().id: float}
+SCALARS = {
+    **dict.fromkeys((pa.int32().id, pa.int64().id, pa.uint64().id), int),
+    **{pa.string().id: str, pa.bool_().id: bool, pa.float64().id: float},
+}
 """The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
 TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
@@ -76,8 +80,8 @@ class LinesReader(TextReader):
         except UnicodeDecodeError as error:
             return _not_utf8(error)
 
-    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        return pa.array(values, kind)
+    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        return pa.array(values, field.type)
 
 
 class JsonlReader(LinesReader):
@@ -90,12 +94,13 @@ class JsonlReader(LinesReader):
 
     @cached_property
     def _as_json(self) -> list[str]:
-        return [name for name, kind in (self.types or {}).items() if kind.strip() == "json"]
+        return [*self.as_json, *(name for name, kind in self.types.items() if kind.strip() == "json")]
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
-            if self.types is not None:
-                return parse_schema(self.types)
+            given = parse_schema(self.types, self.key)
+        if self.only:
+            return given
         found = [self.values(row) for row in self.sample(sample_rows)]
         objects = [values for values in found if not isinstance(values, str) and depth(values) <= MAX_NESTING]
         schema = infer_schema(objects)
@@ -105,7 +110,8 @@ class JsonlReader(LinesReader):
                 f"{self.file} is not JSONL: none of its first {len(found)} lines is a JSON object with values"
                 f" (the first: {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
             )
-        return schema
+        types = {field.name: field.type for field in (*schema, *given)}
+        return pa.schema(list(types.items()))
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
@@ -115,10 +121,16 @@ class JsonlReader(LinesReader):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
         return found
 
-    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        kind = field.type
+        if kind == JSON_TEXT:
+            return pa.array([_as_json(value) for value in values], pa.string())
         if not set(map(type, values)) <= {SCALARS.get(kind.id), type(None)}:
             values = [_exactly(value, kind) for value in values]
         return pa.array(values, kind)
+
+    def unread(self, values: Mapping[str, Any], schema: pa.Schema) -> Iterable[str]:
+        return () if self.only else _unread(values, schema)
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
@@ -168,9 +180,32 @@ def _exactly(value: Any, kind: pa.DataType) -> Any:
         return [_exactly(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind) and isinstance(value, dict):
         return {field.name: _exactly(value.get(field.name), field.type) for field in kind}
-    if pa.types.is_floating(kind) and type(value) in (int, float):
+    if pa.types.is_floating(kind) and (type(value) is float or (type(value) is int and is_exact(value))):
         return float(value)
     raise TypeError
+
+
+def _as_json(value: Any) -> str | None:
+    if isinstance(value, str | bool):  # its text would be that of another value
+        raise TypeError
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _unread(values: Mapping[str, Any], fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
+    """Yield the keys in `values` that `fields` do not hold: `meta.new`."""
+    types = {field.name: field.type for field in fields}
+    for name, value in values.items():
+        if name not in types:
+            yield f"{path}{name}"
+        elif isinstance(value, dict | list):
+            yield from _unread_in(value, types[name], f"{path}{name}")
+
+
+def _unread_in(value: Any, kind: pa.DataType, path: str) -> Iterator[str]:
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        yield from _unread(value, kind, f"{path}.")
+    elif isinstance(value, list) and pa.types.is_list(kind) and kind.value_type.num_fields:
+        yield from {key: None for item in value for key in _unread_in(item, kind.value_type, path)}
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

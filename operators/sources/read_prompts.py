@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import READERS, find_files
 from operators.sources.input_file import InputFile, Stamp, unreadable
 from operators.sources.reader import Block, Reader, common_schema
 from pipeline.api.errors import InputError
+from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
@@ -22,6 +25,8 @@ SAMPLE_ROWS = 10_000
 """Rows of the first file to infer types from, if the format has none."""
 FURTHER_ROWS = 1_000
 """Rows of every further file to infer types from: a directory may have thousands of files."""
+MOST_KEYS, OTHER_KEYS = 20, "(others)"
+"""Keys without a column that are told by name, and the name of the others."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 """Exceptions of the libraries for bytes of another format."""
 
@@ -36,6 +41,8 @@ class ReadPrompts(BaseOperator):
     Args:
         data: what to read (`data`).
         chunk_rows: source rows of a chunk, bad ones included.
+        json_columns: columns of JSONL that are read as JSON text, besides those that `data` names for conversations,
+            tools and template arguments: what such a column holds in one row must not change that of another.
 
     Example:
         read:
@@ -45,10 +52,13 @@ class ReadPrompts(BaseOperator):
             chunk_rows: ${chunk_rows}
     """
 
-    def __init__(self, data: DataSettings, chunk_rows: int) -> None:
+    def __init__(self, data: DataSettings, chunk_rows: int, json_columns: Sequence[str] = ()) -> None:
         check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
         self._data = data
         self._chunk_rows = chunk_rows
+        self._json_columns = json_columns
+        self.meter = StageMeter("read")
+        self._unread: set[str] = set()
         self._first_chunk = 0
         self._rows_read = 0
         self._bytes_before = 0
@@ -62,6 +72,7 @@ class ReadPrompts(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         """Log the size of the input. Raises InputError if a file is not what it was when the run was planned."""
+        self.meter = runtime.meter
         for reader in self._readers:
             self._refuse_changed(reader.file)
         files = len(self._readers)
@@ -123,9 +134,23 @@ class ReadPrompts(BaseOperator):
             for i, (file, stamp) in enumerate(self._stamps.items())
         }
 
+    def _tell(self, chunk: int, key: str) -> None:
+        """Count a row of `chunk` that has a key which no column holds."""
+        if len(self._unread) < MOST_KEYS:
+            self._unread.add(key)
+        key = key if key in self._unread else OTHER_KEYS
+        column = key.partition(".")[0]
+        how = "" if key == OTHER_KEYS else f"; data.types={{{column}: json}} keeps it"
+        self.meter.tell(chunk, f"the key '{key}' is left out, since no row that types are inferred from has it{how}")
+
     @cached_property
     def _readers(self) -> list[Reader]:
-        return [READERS[file.format](file, self._data.schema) for file in find_files(self._data)]
+        data = self._data
+        types, only = (data.types, False) if data.schema is None else (data.schema, True)
+        read_as = {new: old for old, new in (data.rename or {}).items()}
+        free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
+        files = find_files(data)
+        return [READERS[file.format](file, types, only=only, as_json=free) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
@@ -150,8 +175,8 @@ class ReadPrompts(BaseOperator):
     @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
-        names = [rename.get(name, name) for name in self._columns.names]
-        return pa.schema([f.with_name(name) for f, name in zip(self._columns, names, strict=True)]).append(ROW)
+        columns = plain_schema(self._columns)
+        return pa.schema([f.with_name(rename.get(f.name, f.name)) for f in columns]).append(ROW)
 
     @cached_property
     def _total_bytes(self) -> int:
@@ -193,6 +218,9 @@ class ReadPrompts(BaseOperator):
         if bad:
             rejects = (Reject(position + b.offset, b.reason, b.record, file=str(file), line=b.line) for b in bad)
             yield Rejects(chunk, tuple(rejects))
+        low, high = (bisect_left(block.unread, (at - position,)) for at in (first, last))
+        for _, key in block.unread[low:high]:
+            self._tell(chunk, key)
         if data is not None and len(offsets):
             rows = pa.array(offsets + position)
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,9 @@ from operators.rows.arrow_types import merge_types
 from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW
+
+TEXT = "text"
+"""The value of `data.types` with which all columns of a CSV file are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,13 @@ class Block:
         rows: their number, with the bad ones.
         data: the good ones, in order; None for a block that was skipped.
         bad: the bad ones, by offset.
+        unread: the offset of a row and a key of it that no column holds, by offset.
     """
 
     rows: int
     data: pa.RecordBatch | None = None
     bad: tuple[BadRow, ...] = ()
+    unread: tuple[tuple[int, str], ...] = ()
 
     def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[BadRow, ...]]:
         """Return the rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
@@ -62,8 +67,13 @@ class Reader(ABC):
 
     A new format is a class like this one in `files.READERS`.
 
+    Args:
+        types: the types of columns, the others are inferred; or TEXT: all are text.
+        only: read only the columns that `types` names (`data.schema`).
+        as_json: columns that are read as JSON text, unless `types` has them.
+
     Raises:
-        ConfigError: `types` (`data.schema`) are given, and files of the format have a schema of their own.
+        ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
     """
 
     format: ClassVar[str]
@@ -73,15 +83,30 @@ class Reader(ABC):
     packable: ClassVar[bool] = False
     """True if a file may be compressed as a whole."""
     takes_types: ClassVar[bool] = False
-    """True if `data.schema` may set the types of the columns."""
+    """True if `data.schema` and `data.types` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
     """True if a column that a file lacks is null in its rows; else it is an error."""
+    texts: ClassVar[bool] = False
+    """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
 
-    def __init__(self, file: InputFile, types: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        file: InputFile,
+        types: Mapping[str, str] | str | None = None,
+        *,
+        only: bool = True,
+        as_json: Collection[str] = (),
+    ) -> None:
+        self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
-            raise ConfigError(f"data.schema is for JSONL and CSV; {file} has a schema of its own")
+            raise ConfigError(f"{self.key} is for JSONL and CSV; {file} has a schema of its own")
+        if types == TEXT and not self.texts:
+            raise ConfigError(f"data.types={TEXT} is for CSV; name the columns of {file}: data.types={{zip: json}}")
         self.file = file
-        self.types = types
+        self.all_text = types == TEXT
+        self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
+        self.only = isinstance(types, Mapping) and only
+        self.as_json = [name for name in as_json if name not in self.types]
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 
@@ -124,6 +149,8 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
             raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
         for name, kind in found.items():
             both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
+            if both is None and reader.texts and name not in reader.types:
+                both = pa.string()
             if both is None:
                 raise SchemaError(
                     f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
@@ -132,8 +159,7 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
             merged[name] = both
     if unknown := sorted(rename.keys() - merged.keys()):
         raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
-    typed = ((name, _without_null(kind)) for name, kind in merged.items())
-    return pa.schema([pa.field(name, kind) for name, kind in typed if kind is not None])
+    return pa.schema([(name, _without_null(kind, name)) for name, kind in merged.items()])
 
 
 def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
@@ -149,14 +175,14 @@ def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) 
             raise ConfigError(f"{file} has two columns '{name}'; rename one, in the file or with data.rename=")
 
 
-def _without_null(kind: pa.DataType) -> pa.DataType | None:
-    """Return `kind` with string in place of null; None for a struct without fields, which Parquet cannot hold."""
+def _without_null(kind: pa.DataType, column: str) -> pa.DataType:
+    """Return `kind`, of a column, with string in place of null; raises SchemaError for a struct without fields."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
-        inner = _without_null(kind.value_type)
-        return None if inner is None else pa.list_(inner)
+        return pa.list_(_without_null(kind.value_type, column))
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        raise SchemaError(f"column '{column}' has structs without fields, which Parquet cannot hold; leave it out")
     if pa.types.is_struct(kind):
-        fields = [(f.name, t) for f in kind if (t := _without_null(f.type)) is not None]
-        return pa.struct(fields) if fields else None
+        return pa.struct([(f.name, _without_null(f.type, column)) for f in kind])
     return kind

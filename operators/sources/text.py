@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from operators.rows.arrow_types import plain_schema
 from operators.sources.reader import BadRow, Block, Reader
 
 KEPT_BYTES = 4096
@@ -49,8 +50,12 @@ class TextReader(Reader):
         return as_text(row[1])
 
     @abstractmethod
-    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """Make a column; raises one of UNFIT for a value of another type."""
+    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        """Make a column whose values are those given; raises one of UNFIT for a value of another type."""
+
+    def unread(self, values: Mapping[str, Any], schema: pa.Schema) -> Iterable[str]:
+        """Return the keys of a row that no column holds and that nobody has asked to leave out."""
+        return ()
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         for rows in self.batches():
@@ -99,11 +104,12 @@ class TextReader(Reader):
                     bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
             columns = [self._column(good.values(), field) for field in schema]
         rejected = tuple(BadRow(i, why, rows[i][0], record) for i, (why, record) in sorted(bad.items()))
-        return Block(len(rows), pa.record_batch(columns, schema=schema), rejected)
+        unread = tuple((i, key) for i, values in good.items() for key in self.unread(values, schema))
+        return Block(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, unread)
 
     def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
         try:
-            return self.column([row.get(field.name) for row in rows], field.type)
+            return self.column([row.get(field.name) for row in rows], field)
         except UNFIT:
             return None
 
@@ -118,4 +124,5 @@ def _why_not(value: object, field: pa.Field) -> str:
     shown = reprlib.repr(as_text(value) if isinstance(value, str) else value)
     if isinstance(value, str) and field.type == pa.string():
         return f"column '{field.name}' is not UTF-8: {shown}; convert the file to UTF-8"
-    return f"column '{field.name}' is {field.type}, the value is {shown}; data.schema can give another type"
+    given = f"data.types={{{field.name}: ...}}"
+    return f"column '{field.name}' is {field.type}, the value is {shown}; {given} sets another type"

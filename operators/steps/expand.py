@@ -71,7 +71,7 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
         inputs[SINK] = sink["inputs"] = sink["inputs"] or [final]
     _refuse_cycle(inputs, steps)
     last = {name: next(reversed(chain)) for name, chain in chains.items()}
-    all_nodes = {source: own[source]}
+    all_nodes = {source: _with_json_columns(own[source], chains)}
     for step, chain in chains.items():
         read = [last.get(name, name) for name in inputs[step]]
         for name, node in chain.items():
@@ -98,6 +98,15 @@ def key_of(ending: str, setting: str, *, asks: bool) -> str | None:
         return None
     group = argument.partition(".")[0]
     return KEYS.get(ending, {}).get(argument) or (argument if group in (*GROUPS, "seed") else None)
+
+
+def _with_json_columns(source: Node, chains: Mapping[str, Mapping[str, Node]]) -> Node:
+    """Return the source, told to read as JSON text the columns that steps take their messages from."""
+    ops = [node["op"] for chain in chains.values() for node in chain.values()]
+    columns = sorted({name for op in ops if isinstance(name := op.get("messages"), str)})
+    if not columns or source["op"]["_target_"] != READS["_target_"]:
+        return source
+    return {**source, "op": {**source["op"], "json_columns": columns}}
 
 
 def _inputs(steps: Mapping[str, Step], source: str, own: Mapping[str, Node]) -> dict[str, list[str]]:

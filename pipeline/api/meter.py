@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pipeline.api.histogram import CacheUse, Histogram
@@ -104,14 +105,16 @@ class Completed:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts of a node: rows_in + expanded = rows_out + rejected."""
+    """Row counts of a node: rows_in + expanded = rows_out + rejected. `told`: rows by what was said of them."""
 
     rows_in: int = 0
     expanded: int = 0
     rejected: int = 0
     rows_out: int = 0
+    told: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
+        self.told.update(other.told)
         self.rows_in += other.rows_in
         self.expanded += other.expanded
         self.rejected += other.rejected
@@ -149,13 +152,22 @@ class StageMeter:
         self.expanded += expanded
         self.rejected += rejected
         self.rows_out += rows_out
-        counts = self._chunks.get(chunk)
-        if counts is None:
-            counts = self._chunks[chunk] = RowCounts()
+        counts = self._of(chunk)
         counts.rows_in += rows_in
         counts.expanded += expanded
         counts.rejected += rejected
         counts.rows_out += rows_out
+
+    def tell(self, chunk: int, what: str, rows: int = 1) -> None:
+        """Note what the user must know about `rows` of `chunk` that go on: the summary, run.log and the manifest have
+        it, with the number of rows of all committed chunks. `what` takes few values in a run."""
+        self._of(chunk).told[what] += rows
+
+    def _of(self, chunk: int) -> RowCounts:
+        counts = self._chunks.get(chunk)
+        if counts is None:
+            counts = self._chunks[chunk] = RowCounts()
+        return counts
 
     def take(self, chunk: int) -> RowCounts:
         """Return and forget the counts of `chunk`, which the stage has ended."""

@@ -19,7 +19,7 @@ from pipeline.settings import GROUPS, JobSettings, NodeSettings
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
 FREE_FORM = (
-    *("data.storage_options", "data.schema", "data.rename", "model.options", "output.storage_options"),
+    *("data.storage_options", "data.schema", "data.types", "data.rename", "model.options", "output.storage_options"),
     *("model.headers", "model.extra_body", "model.price_per_million"),
     *("sampling.logit_bias", "sampling.structured.json_schema", "cluster.resources"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Outcome:
         attempt, started_at: number of the attempt, from 1, and its start, ISO 8601.
         rows, uncommitted: source rows, and finished ones in chunks that were not committed.
         data_rows: rows in data/.
+        warnings: what was told about rows, as `RunState.warnings` has it.
         tokens_in, tokens_out: prompt and completion tokens.
         totals: counts and seconds that operators have registered (`Runtime.totals`).
         target: progress under a target, else None.
@@ -53,6 +54,7 @@ class Outcome:
     uncommitted: int
     data_rows: int
     rejects: RejectCounts
+    warnings: Sequence[Mapping[str, object]]
     new_rejects: RejectCounts
     tokens_in: int
     tokens_out: int
@@ -92,13 +94,13 @@ def report_lines(graph: Graph, directory: Path) -> list[str]:
 
 
 def summary_lines(o: Outcome) -> list[str]:
-    """Return the summary of an attempt without `closing_lines`: at most eight lines."""
+    """Return the summary of an attempt without `closing_lines`: at most eight lines, and the warnings."""
     ended = f"{o.status} after {duration(o.wall_s)}"
     if o.status is RunStatus.BUDGET:
         why = f"budget spent ({o.spent})" if o.spent else "no more rows"
         ended = f"stopped after {duration(o.wall_s)}, {why}"
     results = [f"results     {o.directory / DATA}"] if o.data_rows else []
-    return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_token_lines(o), *results]
+    return [f"{o.job}: {ended}", _rows_line(o), *_reject_lines(o.rejects), *_warnings(o), *_token_lines(o), *results]
 
 
 def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
@@ -132,6 +134,11 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
         f"rejects     {sum(rejects.values()):,}{said}",
         *(f"  {n:>9,}  {kind} at {node}: {one_line(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
     ]
+
+
+def _warnings(o: Outcome) -> list[str]:
+    rows = (f"{w['rows']:,} row{'s' * (w['rows'] != 1)} at {w['node']}: {w['warning']}" for w in o.warnings)
+    return [f"warning     {one_line(said, LONGEST_REASON)}" for said in rows]
 
 
 def _token_lines(o: Outcome) -> list[str]:

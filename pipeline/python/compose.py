@@ -45,7 +45,9 @@ def settings_from(
         values["output_dir"] = fallback(found.name)
     if rows is not None:
         path = (folder or Path(values.get("output_dir") or found.directory)) / INPUT
-        write_rows(rows, path, keep=not found.overwrite and (path.parent / STATE_FILE).is_file())
+        named = [name for node in found.nodes.values() for name in node.op.get("json_columns", ())]
+        keep = not found.overwrite and (path.parent / STATE_FILE).is_file()
+        write_rows(rows, path, keep=keep, as_json={*named, *getattr(found.data, "free_form", ())})
         values |= {"data.path": str(path), "data.format": "parquet", "data.dataset": None}
     return _composed(job, options, values)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,34 @@ TAKES = (
     "rows is a polars or pandas frame, a pyarrow table or reader, a Hugging Face dataset, or an iterable of dicts or of"
     " prompts"
 )
+ONE_TYPE = "give the values of a key one type, or a table with a schema"
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_EXACT: Mapping[type, pa.DataType] = {
+    str: pa.string(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bytes: pa.binary(),
+}
+"""The types of Arrow that hold all values of a Python type that they accept."""
 
 
-def write_rows(rows: Any, path: Path, *, keep: bool = False) -> None:
+def write_rows(rows: Any, path: Path, *, keep: bool = False, as_json: Collection[str] = ()) -> None:
     """Write `rows` as a Parquet file, unless it holds just these already: a resumed run is to find its input unchanged.
 
     Args:
         keep: refuse to replace a file with other rows.
+        as_json: keys of dicts whose values are kept as JSON text, as such columns of JSONL are.
 
     Raises:
-        ConfigError: they are no rows, a row does not fit the columns of those before it, or there are other rows.
+        ConfigError: they are no rows, a value would become another one in its column, or there are other rows.
         StorageError: the file cannot be written.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write(batches_of(rows), temporary)
+            _write(batches_of(rows, as_json), temporary)
             if not path.is_file() or _digest(path) != _digest(temporary):
                 if keep and path.is_file():
                     raise ConfigError(
@@ -50,17 +62,13 @@ def write_rows(rows: Any, path: Path, *, keep: bool = False) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def batches_of(rows: Any) -> Iterator[pa.Table]:
-    """Yield `rows` as tables with the same columns; raises ConfigError if they are no rows."""
+def batches_of(rows: Any, as_json: Collection[str] = ()) -> Iterator[pa.Table]:
+    """Yield `rows` as tables, whose columns may differ; raises ConfigError if they are no rows."""
     kind = type(rows).__module__.partition(".")[0]
     if kind == "polars":
-        polars = sys.modules["polars"]
-        frame = rows.collect() if isinstance(rows, polars.LazyFrame) else rows
-        if not isinstance(frame, polars.DataFrame):
-            raise ConfigError(f"rows is a polars {type(rows).__name__}; give a frame: series.to_frame('prompt')")
-        yield frame.to_arrow()
+        yield _of_polars(rows)
     elif kind == "pandas":
-        yield pa.Table.from_pandas(rows, preserve_index=False)
+        yield _of_pandas(rows)
     elif kind == "datasets":
         if isinstance(rows, dict):
             raise ConfigError(f"rows is a {type(rows).__name__} of several splits; give one of them: dataset['train']")
@@ -74,35 +82,170 @@ def batches_of(rows: Any) -> Iterator[pa.Table]:
     elif isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
         raise ConfigError(f"rows is {type(rows).__name__}; {TAKES}")
     else:
-        yield from _of_items(iter(rows))
+        yield from _of_items(iter(rows), as_json)
 
 
-def _of_items(items: Iterator[Any]) -> Iterator[pa.Table]:
-    """Yield tables of dicts, or of prompts as the column `prompt`."""
-    schema: pa.Schema | None = None
+def _of_polars(rows: Any) -> pa.Table:
+    polars = sys.modules["polars"]
+    frame = rows.collect() if isinstance(rows, polars.LazyFrame) else rows
+    if not isinstance(frame, polars.DataFrame):
+        raise ConfigError(f"rows is a polars {type(rows).__name__}; give a frame: series.to_frame('prompt')")
+    for name, kind in frame.schema.items():
+        if kind == polars.Object:
+            raise ConfigError(f"column '{name}' of rows holds Python objects; give it a type that is data")
+    try:
+        return frame.to_arrow()
+    except pa.ArrowException as error:
+        raise ConfigError(f"rows does not become an Arrow table: {error}; cast the column to another type") from error
+
+
+def _of_pandas(rows: Any) -> pa.Table:
+    names = [str(name) for name in rows.columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"rows has two columns '{twice}'; rename one")
+    columns = {}
+    for at, name in enumerate(names):
+        column = rows.iloc[:, at]
+        if column.dtype == object:
+            columns[name] = _column(name, column.where(column.notna(), None).tolist(), None, 0)
+        else:
+            columns[name] = pa.Table.from_pandas(column.to_frame(name), preserve_index=False)[name]
+    return pa.table(columns)
+
+
+def _of_items(items: Iterator[Any], as_json: Collection[str]) -> Iterator[pa.Table]:
+    """Yield tables of dicts, or of prompts as the column `prompt`. A table has the keys of all its dicts."""
+    known: dict[str, pa.DataType] = {}
     begun = 0
     while some := list(itertools.islice(items, BATCH_ROWS)):
         dicts = [{"prompt": item} if isinstance(item, str) else item for item in some]
-        if wrong := next((item for item in dicts if not isinstance(item, dict)), None):
-            raise ConfigError(f"rows has a {type(wrong).__name__}; {TAKES}")
+        for at, item in enumerate(dicts):
+            if not isinstance(item, dict):
+                raise ConfigError(f"rows[{begun + at}] is a {type(item).__name__}; {TAKES}")
+            if not all(isinstance(key, str) for key in item):
+                raise ConfigError(f"rows[{begun + at}] has a key that is no text: {list(item)}")
+        columns = {}
+        for name in dict.fromkeys(key for item in dicts for key in item):
+            values = [item.get(name) for item in dicts]
+            if name in as_json:
+                values = [_as_json(name, value) for value in values]
+            columns[name] = _column(name, values, known.get(name), begun)
+        known |= {name: column.type for name, column in columns.items()}
+        begun += len(some)
+        yield pa.table(columns) if columns else pa.table({"prompt": pa.nulls(len(some))})
+
+
+def _column(name: str, values: Sequence[Any], known: pa.DataType | None, begun: int) -> pa.Array:
+    """Return the values of key `name`, of rows from `begun` on, as a column of the type `known` if they fit it, else of
+    another; raises ConfigError if they would come back as others."""
+    why = ""
+    for kind in (known, None, pa.uint64()):
         try:
-            table = pa.Table.from_pylist(dicts, schema=schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"rows {begun} to {begun + len(some) - 1} do not become columns: {error}; give the values of a key one"
-                " type, or a table with a schema"
-            ) from error
-        schema, begun = table.schema, begun + len(some)
-        yield table
+            array = pa.array(values, kind)
+        except _UNFIT as error:
+            why = why or f": {error}"
+            continue
+        if _has_no_fields(array.type):
+            return pa.array([_as_json(name, value) for value in values], pa.string())
+        if {_EXACT.get(of) for of in set(map(type, values)) - {type(None)}} <= {array.type}:
+            return array
+        back = zip(array.to_pylist(), values, strict=True)
+        odd = next((i for i, pair in enumerate(back) if not _same(*pair)), None)
+        if odd is None:
+            return array
+        why = why or f": row {begun + odd} would have {array[odd].as_py()!r} for {values[odd]!r}"
+    first = next(value for value in values if value is not None)
+    other = next((i for i, value in enumerate(values) if type(value) not in (type(first), type(None))), None)
+    at = "" if other is None else f"; row {begun + other} has {values[other]!r}, and one before it {first!r}"
+    raise ConfigError(f"the values of '{name}' in rows do not become one column{why}{at}; {ONE_TYPE}")
+
+
+def _same(found: Any, given: Any) -> bool:
+    """Return True if `found`, of a column, is the value that was given for it. Missing keys are null."""
+    if hasattr(given, "tolist"):  # of NumPy
+        given = given.tolist()
+    if isinstance(given, Mapping):
+        return isinstance(found, dict) and all(_same(found.get(key), value) for key, value in given.items())
+    if isinstance(given, list | tuple):
+        return isinstance(found, list) and len(found) == len(given) and all(map(_same, found, given))
+    return found is given or bool(found == given) or bool(found != found and given != given)
+
+
+def _has_no_fields(kind: pa.DataType) -> bool:
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not inner) or any(map(_has_no_fields, inner))
+
+
+def _as_json(name: str, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"a value of '{name}' in rows does not become JSON text: {error}") from error
 
 
 def _write(tables: Iterator[pa.Table], path: Path) -> None:
-    first = next(tables, None)
-    if first is None:
+    """Write `tables` one after the other; where one has other columns than those before it, write these again under
+    the columns of all."""
+    schema, writer = pa.schema([]), None
+    before = path.with_name(f"{path.name}.before")
+    try:
+        for table in tables:
+            wider = _united(schema, table.schema)
+            if writer is None or wider != schema:
+                if writer is not None:
+                    writer.close()
+                    path.replace(before)
+                writer = pq.ParquetWriter(path, _without_null(wider))
+                for batch in pq.ParquetFile(before).iter_batches(BATCH_ROWS) if before.exists() else ():
+                    writer.write_table(_cast(pa.Table.from_batches([batch]), writer.schema), BATCH_ROWS)
+                schema = wider
+                before.unlink(missing_ok=True)
+            writer.write_table(_cast(table, writer.schema), BATCH_ROWS)
+    finally:
+        if writer is not None:
+            writer.close()
+        before.unlink(missing_ok=True)
+    if writer is None:
         raise ConfigError("rows is empty; give one row or more")
-    with pq.ParquetWriter(path, first.schema) as writer:
-        for table in itertools.chain([first], tables):
-            writer.write_table(table.cast(first.schema), BATCH_ROWS)
+
+
+def _united(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    try:
+        return pa.unify_schemas([schema.remove_metadata(), other.remove_metadata()], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ConfigError(f"rows do not become columns: {error}; {ONE_TYPE}") from error
+
+
+def _without_null(schema: pa.Schema) -> pa.Schema:
+    """Return `schema` with text in place of types without a value, which Parquet has not within others."""
+    return pa.schema([pa.field(field.name, _filled(field.type)) for field in schema])
+
+
+def _filled(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_filled(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _filled(field.type)) for field in kind])
+    return kind
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return `table` under the columns of `schema`; raises ConfigError if a value would become another one."""
+    columns = []
+    for field in schema:
+        found = table[field.name] if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        try:
+            column = found.cast(field.type)
+        except pa.ArrowException as error:
+            raise ConfigError(f"column '{field.name}' of rows is {found.type}, then {field.type}: {error}") from error
+        if column.type != found.type and not all(map(_same, column.to_pylist(), found.to_pylist())):
+            raise ConfigError(f"column '{field.name}' of rows is {found.type} and {field.type}; {ONE_TYPE}")
+        columns.append(column)
+    return pa.table(columns, schema=schema)
 
 
 def _digest(path: Path) -> str:

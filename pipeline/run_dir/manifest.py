@@ -33,6 +33,7 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
             "filtered_rejects": rejects.filtered,
         },
         "rejects": rejects.listed(),
+        "warnings": state.warnings(),
         "schema": state.schemas(),
         "shards": [dataclasses.asdict(s) for s in shards],
     }

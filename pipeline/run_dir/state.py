@@ -6,6 +6,7 @@ import json
 import sqlite3
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -209,6 +210,13 @@ class RunState:
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
                 [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in record.counts.items()],
             )
+            told = {node: c.told for node, c in record.counts.items() if c.told}
+            if told:
+                found = self._db.execute("SELECT value FROM meta WHERE key = 'told'").fetchone()
+                counts = {node: Counter(rows) for node, rows in json.loads(found[0]).items()} if found else {}
+                for node, rows in told.items():
+                    counts.setdefault(node, Counter()).update(rows)
+                self._set("told", counts)
 
     def operator_states(self) -> dict[str, Iterator[bytes]]:
         """Return the committed operator states by node: the last one or, with `append`, those of all chunks in order.
@@ -243,6 +251,11 @@ class RunState:
         """Return the committed rejects."""
         found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
         return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
+
+    def warnings(self) -> list[dict[str, object]]:
+        """Return what was told about rows of committed chunks, as JSON values, as in manifest.json."""
+        told: dict[str, dict[str, int]] = self._get("told", {})
+        return [{"node": node, "warning": what, "rows": n} for node, c in told.items() for what, n in c.items()]
 
     def schemas(self) -> dict[str, dict[str, str]]:
         """Return column types by column name, for each directory of files."""

@@ -167,6 +167,7 @@ class Attempt:
             uncommitted=max(0, uncommitted),
             data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
             rejects=rejects,
+            warnings=state.warnings(),
             new_rejects=RejectCounts(rejects - self._rejects_before),
             tokens_in=snapshot.tokens_in,
             tokens_out=snapshot.tokens_out,

@@ -33,6 +33,7 @@ def _summary_of(outcome: Outcome) -> dict[str, Any]:
         "rows": outcome.rows,
         "data_rows": outcome.data_rows,
         "rejects": outcome.rejects.listed(),
+        "warnings": outcome.warnings,
         "tokens_in": outcome.tokens_in,
         "tokens_out": outcome.tokens_out,
         "wall_s": round(outcome.wall_s, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from pipeline.dataflow.inbox import Inbox
 
 @dataclass
 class Reading:
-    """What a source sent: its rows without `row`, by row; its rejects, by row; its chunks' row counts."""
+    """What a source sent: its rows without `row`, by row; its rejects, by row; its chunks' row counts; and the rows by
+    what it told about them."""
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     rejects: dict[int, Reject] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
+    told: Counter[str] = field(default_factory=Counter)
 
     @property
     def values(self) -> list[dict[str, Any]]:
@@ -43,6 +46,7 @@ def drain(op: ReadPrompts, chunk_rows: int, seek: int = 0) -> Reading:
             span = range(item.chunk * chunk_rows, item.chunk * chunk_rows + item.rows)
             assert set(span) <= out.rows.keys() | out.rejects.keys(), "a row of the chunk is missing"
             out.ends[item.chunk] = item.rows
+            out.told += op.meter.take(item.chunk).told
         elif isinstance(item, Batch):
             assert item.data.schema.equals(schema)
             assert 0 < item.num_rows <= BATCH_ROWS

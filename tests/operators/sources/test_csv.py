@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.sources import read_prompts
 from operators.sources.csv import CsvReader
 from operators.sources.input_file import InputFile
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 from tests.operators.sources.reading import read
 
 GOOD = [("1", "a"), ("", ""), ("2", 'quoted "b", and\na line'), ("-3", "é"), ("07", "x")]
@@ -57,18 +58,52 @@ def test_any_mix_of_rows_gives_every_row_its_own_fate(
     assert [row for b in blocks if b.data is not None for row in b.data.to_pylist()] == whole.values
 
 
-def test_types_are_as_narrow_as_the_values(tmp_path: Path) -> None:
+NUMERALS = st.one_of(
+    st.from_regex(r"[-+]?0*[0-9]{1,22}(\.[0-9]{0,20})?([eE][-+]?[0-9]{1,3})?", fullmatch=True),
+    st.integers(-(1 << 65), 1 << 65).map(str),
+    st.floats().map(repr),
+    st.sampled_from(
+        ["", "TRUE", "true", "False", "NA", "nan", "inf", "-0", "1_000", "\u0663", " 1", "1 ", "0x1F", "1e5"]
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(NUMERALS, min_size=1, max_size=6), later=st.lists(NUMERALS, max_size=6), sampled=st.booleans())
+def test_a_text_is_a_number_only_if_it_comes_back(tmp_path_factory, values, later, sampled) -> None:
+    """As a number its Python text is what the file has; a later one that does not come back is a reject."""
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    fields = values + later
+    path.write_bytes(to_bytes([("n", "p"), *((value, "x") for value in fields)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_prompts, "SAMPLE_ROWS", len(fields) if sampled else len(values))
+        found = read(path)
+    for i, field in enumerate(fields):
+        if i in found.rejects:
+            assert i >= len(values)
+            assert not sampled
+            assert "data.types={n: ...}" in found.rejects[i].reason
+        else:
+            value = found.rows[i]["n"]
+            assert field == ("" if value is None else str(value))
+
+
+def test_types_that_are_given_decide(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(
-        "i,d,b,zip,date,long,none\n1,1,true,01234,2020-01-01,123456789012345678901,\n,2.5,FALSE,99999,2021-01-01,1,\n"
-    )
+    path.write_text("i,d,b,zip,none\n1,1,true,01234,\n,2.5,FALSE,99999,\n")
     schema = CsvReader(InputFile(str(path))).schema(2)
-    assert {f.name: str(f.type) for f in schema} == {
-        "i": "int64", "d": "double", "b": "bool", "zip": "string", "date": "string", "long": "string", "none": "null",
-    }  # fmt: skip
-    assert read(path).values[1] == {
-        "i": None, "d": 2.5, "b": False, "zip": "99999", "date": "2021-01-01", "long": "1", "none": "",
-    }  # fmt: skip
+    assert [str(f.type) for f in schema] == ["int64", "string", "string", "string", "null"]
+    found = read(path, types={"d": "double", "b": "bool"}).values
+    assert found[1] == {"i": None, "d": 2.5, "b": False, "zip": "99999", "none": ""}
+    assert read(path, types="text").values[1] == {"i": "", "d": "2.5", "b": "FALSE", "zip": "99999", "none": ""}
+    with pytest.raises(ConfigError, match=r"data\.types names 'x'; .*a\.csv has i, d, b, zip, none"):
+        read(path, types={"x": "string"})
+
+
+def test_a_column_that_is_a_number_in_one_file_only_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    (tmp_path / "b.csv").write_text("n\n02\n")
+    assert read(tmp_path).values == [{"n": "1"}, {"n": "02"}]
 
 
 def test_rejects_say_what_was_there(tmp_path: Path) -> None:
@@ -81,7 +116,7 @@ def test_rejects_say_what_was_there(tmp_path: Path) -> None:
         (5, '{"n": "3", "p": "\\\\xff"}'),
     ]
     assert rejects[1].reason == "has 1 fields, the header has 2; a field with a delimiter or a line break needs quotes"
-    assert rejects[2].reason == "column 'n' is int64, the value is 'x'; data.schema can give another type"
+    assert rejects[2].reason == "column 'n' is int64, the value is 'x'; data.types={n: ...} sets another type"
 
 
 def test_a_row_that_is_wrong_in_both_ways_costs_itself(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.rows.arrow_types import parse_type
+from operators.rows.arrow_types import JSON_TEXT, parse_type
 from operators.sources.input_file import InputFile
 from operators.sources.jsonl import JsonlReader
 from pipeline.api.errors import ConfigError, InputError
@@ -21,7 +21,7 @@ GOOD = [
     b'{"p": "x", "n": 1}',
     b'  {"p": "\\u00e9\\n", "other": [{"deep": null}]}\r',
     '{"p": "é", "m": [{"role": "user", "content": "hi", "name": "a"}]}'.encode(),
-    b'{"d": 9007199254740993}',
+    b'{"d": 9007199254740992}',
     b'{"d": -Infinity}',
     b"{}",
 ]
@@ -40,6 +40,7 @@ BAD = [
     b'{"n": "1"}',
     b'{"n": 1.0}',
     b'{"d": true}',
+    b'{"d": 9007199254740993}',
     b'{"m": "ab"}',
     b'{"m": [[]]}',
     b'{"n": 99999999999999999999}',
@@ -162,15 +163,17 @@ def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
     types, reading = inferred(
         tmp_path,
         {"date": "2020-01-01", "x": 1, "m": [{"role": "user"}], "later": None, "huge": 1 << 70},
-        {"x": 1.5, "m": [{"role": "a", "content": "b"}], "later": [1], "nothing": None, "empty": {}},
+        {"x": 1.5, "m": [{"role": "a", "content": "b"}], "later": [1], "nothing": None, "empty": {}, "id": 1 << 63},
     )
     assert types["date"] == pa.string()
-    assert types["x"] == types["huge"] == pa.float64()
+    assert types["x"] == pa.float64()
+    assert types["huge"] == types["empty"] == JSON_TEXT
+    assert types["id"] == pa.uint64()
     assert types["m"] == parse_type("list<struct<role: string, content: string>>", "k")
     assert types["later"] == pa.list_(pa.int64())
     assert reading.values[0]["x"] == 1.0
     assert reading.values[1]["nothing"] is None
-    assert "empty" not in reading.values[1]
+    assert (reading.values[0]["huge"], reading.values[1]["empty"]) == (str(1 << 70), "{}")
 
 
 @pytest.mark.parametrize(

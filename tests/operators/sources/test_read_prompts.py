@@ -25,7 +25,7 @@ from pipeline.dataflow.inbox import Inbox
 from tests.operators.flow import Flow, chain
 from tests.operators.sources.reading import drain, read
 
-ROWS = [{"prompt": f"p{i}", "n": i, "x": i / 2} for i in range(25)]
+ROWS = [{"prompt": f"p{i}", "n": i, "x": i + 0.5} for i in range(25)]
 
 
 def write_jsonl(path: Path, table: pa.Table) -> None:

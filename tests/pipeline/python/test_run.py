@@ -93,10 +93,10 @@ def test_prompts_alone_are_rows():
     ("rows", "said"),
     [
         ([], "rows is empty"),
-        ([1, 2], "rows has a int"),
+        ([1, 2], r"rows\[0\] is a int"),
         ("prompts.jsonl", "rows is str"),
         (7, "rows is int"),
-        ([{"prompt": "a"}, {"prompt": 3}], "do not become columns"),
+        ([{"prompt": "a"}, {"prompt": 3}], "row 1 has 3, and one before it 'a'"),
         (pl.Series("prompt", ["a"]), "a polars Series"),
         (datasets.DatasetDict({"train": datasets.Dataset.from_list(PROMPTS)}), "several splits"),
     ],
