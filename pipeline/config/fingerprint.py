@@ -25,6 +25,9 @@ from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import SECRET
 
 ABSENT = "(absent)"
+RULES = 2
+"""The version of how rows are read, prompts made and answers checked. A change by which equal settings and files may
+give other rows makes it one more; a run that was begun under other rules is refused, since it would mix two."""
 _parser_free = threading.Lock()
 
 
@@ -35,7 +38,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     else is below its node (`nodes.render.op.template`).
     """
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
-    found = dict(top)
+    found = {**top, "rules": RULES}
     if (target := settings.target).accepted_rows is not None:
         rows = target.rows_of_chunk(settings.chunk_rows)
         # Tokens and minutes are left out: they end a run between two chunks, and a resume continues there.
@@ -88,6 +91,8 @@ def _difference(key: str, before: object, now: object) -> str:
     node, is_code, module = key.removeprefix("nodes.").partition(".code.")
     if is_code and ABSENT not in (before, now):  # do not print two hashes
         return f"{module.replace('.', '/')}.py, code of the node '{node}', has changed"
+    if key == "rules":
+        return f"this version reads rows, makes prompts or checks answers by other rules ({before} -> {now})"
     return f"{key}: {_shown(before)} -> {_shown(now)}"
 
 

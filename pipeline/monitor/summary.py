@@ -34,11 +34,11 @@ class Outcome:
         attempt, started_at: number of the attempt, from 1, and its start, ISO 8601.
         rows, uncommitted: source rows, and finished ones in chunks that were not committed.
         data_rows: rows in data/.
-        warnings: what was told about rows, as `RunState.warnings` has it.
         tokens_in, tokens_out: prompt and completion tokens.
         totals: counts and seconds that operators have registered (`Runtime.totals`).
         target: progress under a target, else None.
         unwritten: files that could not be written after the error.
+        warnings: what was told about rows, as `RunState.warnings` has it.
     """
 
     job: str
@@ -54,7 +54,6 @@ class Outcome:
     uncommitted: int
     data_rows: int
     rejects: RejectCounts
-    warnings: Sequence[Mapping[str, object]]
     new_rejects: RejectCounts
     tokens_in: int
     tokens_out: int
@@ -63,6 +62,7 @@ class Outcome:
     max_error_rate: float
     target: TargetProgress | None
     unwritten: tuple[Path, ...] = ()
+    warnings: Sequence[Mapping[str, object]] = ()
 
     @property
     def stores(self) -> bool:

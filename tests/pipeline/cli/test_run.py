@@ -13,10 +13,12 @@ import pytest
 import yaml
 from hydra._internal.hydra import Hydra
 
+from operators.sources import read_prompts
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.cli.run import worst
+from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
 
@@ -30,6 +32,19 @@ def test_what_only_tells_ends_with_0_and_writes_nothing(arguments, here, capsys)
     assert main(arguments) == 0
     assert capsys.readouterr().out
     assert [p.name for p in here.iterdir()] == ["squares.yaml"]
+
+
+def test_what_is_left_out_is_told_at_the_end_and_kept(here, capsys, monkeypatch):
+    monkeypatch.setattr(read_prompts, "SAMPLE_ROWS", 1)
+    (here / "a.jsonl").write_text('{"prompt": "a"}\n' + '{"prompt": "b", "late": 1}\n' * 3)
+    job = ["job=generate", "model=fake", "data.path=a.jsonl", "sampling.max_tokens=1", "chunk_rows=2", "output_dir=out"]
+    assert main(job) == ExitCode.DONE
+    said = "warning     3 rows at read: the key 'late' is left out"
+    assert said in capsys.readouterr().out
+    assert said in (here / "out/run.log").read_text()
+    (told,) = read_manifest(here / "out")["warnings"]
+    assert (told["node"], told["rows"]) == ("read", 3)
+    assert "data.types={late: json} keeps it" in told["warning"]
 
 
 def test_show_and_dry_run_print_and_write_nothing(here, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 
 import pyarrow as pa
@@ -180,6 +181,14 @@ def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, comm
         assert again.accounts() == {"write": RowCounts(8, 0, 0, 8)}
         kept = {node: list(states) for node, states in again.operator_states().items()}
         assert kept == {"limit": [b"1"], "dedup": [b"seen 0", b"seen 1"]}
+
+
+def test_what_was_told_of_rows_is_summed_over_chunks_and_attempts(state, commit):
+    assert manifest(state, RunStatus.RUNNING)["warnings"] == state.warnings() == []
+    for chunk, told in enumerate(({"late": 2}, {}, {"late": 1, "later": 4})):
+        commit(chunk, counts={"read": RowCounts(4, 0, 0, 4, Counter(told))}, attempt=chunk + 1)
+    late, later = ({"node": "read", "warning": what, "rows": n} for what, n in (("late", 3), ("later", 4)))
+    assert manifest(state, RunStatus.DONE)["warnings"] == state.warnings() == [late, later]
 
 
 def test_a_file_is_no_output_directory(tmp_path):
