@@ -6,9 +6,11 @@ stand in rejects/ and in messages as they were given), and its globs match files
 
 from __future__ import annotations
 
+import errno
 import glob
 import io
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +39,16 @@ MAGIC: Mapping[bytes, str] = {
     b"[": "a JSON array; make lines of it with `jq -c '.[]'`",
 }
 
+FILE, DIRECTORY = "file", "directory"
+KINDS = (
+    (stat.S_ISREG, FILE),
+    (stat.S_ISDIR, DIRECTORY),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
 
 class Stamp(NamedTuple):
     """The size of a file as stored, and a tag: its time of change, or an object store's ETag or checksum. At least one
@@ -57,20 +69,31 @@ class Storage:
         return path
 
     def kind(self, path: str) -> str | None:
-        """Return the kind of `path`: "file" (a regular one), "directory", "other", or None if there is nothing."""
+        """Return FILE, DIRECTORY, or in words what else `path` is; None if there is nothing."""
         found = Path(path)
-        if found.is_file():
-            return "file"
-        return "directory" if found.is_dir() else "other" if found.exists() else None
+        try:
+            mode = found.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return f"a link to {found.readlink()}, where no file is" if found.is_symlink() else None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return "a link to itself"
+            raise
+        return next((kind for test, kind in KINDS if test(mode)), "no regular file")
 
-    def listing(self, path: str) -> Mapping[str, bool]:
-        """Return the paths in a directory, unordered, each with True for a regular file."""
-        return {str(p): p.is_file() for p in Path(path).iterdir()}
+    def listing(self, path: str) -> Mapping[str, str | None]:
+        """Return the paths in a directory, unordered, each with its kind."""
+        return {str(p): self.kind(str(p)) for p in Path(path).iterdir()}
 
-    def matches(self, pattern: str) -> Mapping[str, bool]:
-        """Return the paths that match a glob, each with True for a regular file."""
-        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
-        return {path: Path(path).is_file() for path in found}
+    def matches(self, pattern: str) -> Mapping[str, str | None]:
+        """Return the paths that match a glob, each with its kind. Raises OSError for a folder that may not be read,
+        which `glob` takes for an empty one."""
+        for step in (Path(pattern), *Path(pattern).parents):
+            needed = os.X_OK | (os.R_OK if glob.has_magic(step.name) else 0)
+            for folder in glob.iglob(str(step.parent), recursive=True):  # noqa: PTH207 - absolute patterns too
+                if Path(folder).is_dir() and not os.access(folder, needed, effective_ids=True):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return {path: self.kind(path) for path in glob.iglob(pattern, recursive=True)}  # noqa: PTH207
 
     def open(self, path: str) -> io.BufferedReader:
         return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
@@ -104,7 +127,7 @@ def unreadable(shown: object, error: OSError) -> InputError:
     """Return the error for a local input that is gone or may not be read."""
     if isinstance(error, FileNotFoundError):
         return InputError(f"{shown} is not there any more; put it back as it was and run the same command again")
-    remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
+    remedy = "let this user read it, or narrow data.path," if isinstance(error, PermissionError) else "see to the disk"
     why = os.strerror(error.errno) if error.errno else str(error)  # Arrow's messages repeat the file's name
     return InputError(f"{shown} cannot be read: {why}; {remedy} and run the same command again")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +50,8 @@ class ReadPrompts(BaseOperator):
         check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
         self._data = data
         self._chunk_rows = chunk_rows
+        self._warnings: list[str] = []
+        self._warn = self._warnings.append
         self._first_chunk = 0
         self._rows_read = 0
         self._bytes_before = 0
@@ -61,11 +64,18 @@ class ReadPrompts(BaseOperator):
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
-        """Log the size of the input. Raises InputError if a file is not what it was when the run was planned."""
+        """Log the size of the input, and warnings. Raises InputError if a file is not what it was when the run was
+        planned."""
         for reader in self._readers:
             self._refuse_changed(reader.file)
         files = len(self._readers)
-        runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files > 1), f"{self._total_bytes:,}")
+        runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files != 1), f"{self._total_bytes:,}")
+        for warning in self._warnings:
+            runtime.log.warning("%s", warning)
+
+    def report(self, directory: Path, node: str) -> Iterator[str]:
+        """Repeat the warnings about the input below the results."""
+        return (f"warning: {warning}" for warning in self._warnings)
 
     def seek(self, chunk: int) -> None:
         """Begin at `chunk`, as if the chunks before it had been emitted."""
@@ -125,7 +135,7 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _readers(self) -> list[Reader]:
-        return [READERS[file.format](file, self._data.schema) for file in find_files(self._data)]
+        return [READERS[file.format](file, self._data.schema) for file in find_files(self._data, self._warn)]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
