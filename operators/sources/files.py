@@ -100,9 +100,10 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if kind == FILE:
         file = InputFile(path, storage)
         if wanted == "auto" and file.suffix not in EXTENSIONS:
+            like = file.looks_like()
+            remedy = f": say what it is with data.format={', '.join(READERS)}" if file.is_text() else ""
             raise InputError(
-                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
-                f" say what it is with data.format={', '.join(READERS)}"
+                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {like}{remedy}"
             )
         return [replace(file, format=EXTENSIONS[file.suffix] if wanted == "auto" else wanted)]
     if kind == DIRECTORY:
@@ -119,9 +120,9 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     chosen, others = _sorted_out(storage, found, wanted, trusted=trusted)
     if not chosen and data.empty == "error":
         names = [PurePosixPath(path).name for path in _in_order(found)]
-        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {_some(names)}; {OR_EMPTY}")
+        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {OR_EMPTY}")
     if others:
-        names = f"{_some(others)} ({len(others)} in all)"
+        names = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {names}; the names of files that are read end in {_endings(wanted)}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
@@ -191,7 +192,8 @@ def _endings(wanted: str) -> str:
     return ", ".join(known) + packed
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
@@ -205,7 +207,7 @@ def _near(storage: Storage, path: str) -> str:
     names = [name for name in names if not name.startswith(".")]
     own = PurePosixPath(path).name
     hint = did_you_mean(own, names, f"data.path={storage.shown(path).removesuffix(own)}")
-    return f"; the directory {storage.shown(parent)} has {_some(names)}{hint}"
+    return f"; the directory {storage.shown(parent)} has {some(names)}{hint}"
 
 
 def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:

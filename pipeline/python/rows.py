@@ -99,7 +99,7 @@ def _of_items(items: Iterator[Any]) -> Iterator[pa.Table]:
 def _write(tables: Iterator[pa.Table], path: Path) -> None:
     first = next(tables, None)
     if first is None:
-        raise ConfigError("rows is empty; give one row or more")
+        first = pa.table({})  # `data.empty` says what an input without rows is
     with pq.ParquetWriter(path, first.schema) as writer:
         for table in itertools.chain([first], tables):
             writer.write_table(table.cast(first.schema), BATCH_ROWS)
