@@ -49,6 +49,7 @@ class DataSettings:
             file are text.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
+        empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
     """
 
     # What is Any is checked below: OmegaConf 2.3 can declare no unions, and no mappings that the command line can set.
@@ -71,6 +72,7 @@ class DataSettings:
     types: Any = field(default=None, metadata=WHEN_GIVEN)
     rename: Any = None
     limit: int | None = None
+    empty: str = field(default="error", metadata=NOT_IN_DATA)
 
     @property
     def has_tools(self) -> bool:
@@ -102,6 +104,7 @@ class DataSettings:
         options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out
         check(options, "data.storage_options", "...", "it maps names of options to values, or is null")
         check(self.limit is None or self.limit >= 1, "data.limit", self.limit, "it is 1 or more, or null for all rows")
+        check_one_of("data.empty", self.empty, ("error", "ok"))
 
 
 def _texts(mapping: Any) -> bool:

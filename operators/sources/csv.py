@@ -66,7 +66,7 @@ class CsvReader(TextReader):
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
-        if not _is_utf8("".join(self._names)):
+        if "\0" in (names := "".join(self._names)) or not _is_utf8(names):
             looks = self.file.looks_like()
             raise InputError(f"{self.file} cannot be read as CSV: its header is not UTF-8; it begins like {looks}")
         return rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +17,7 @@ from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.columnar import ArrowReader, ParquetReader
 from operators.sources.csv import CsvReader
-from operators.sources.input_file import CODECS, InputFile, Storage, unreadable
+from operators.sources.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, unreadable
 from operators.sources.jsonl import JsonlReader, LinesReader
 from operators.sources.remote import remote
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
@@ -28,24 +28,35 @@ EXTENSIONS = {extension: reader.format for reader in READERS.values() for extens
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
 """URLs in which `?` begins a query instead of matching a character."""
+ESCAPED = re.compile(r"\[[*?[]\]")
 ON_DISK = ("file://", "local://")
 HUB_FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
 """The name of a format in `datasets`, to its name in `data.format`."""
+NO_ROWS = re.compile(r"(README|LICENSE|LICENCE)|.*\.md$", re.IGNORECASE)
+"""Names of files that lie beside data and that nobody takes for input."""
+REMEDIES = (
+    "fetch what a link (of a cache, DVC, git-annex) leads to, write what a pipe gives into a file, name a folder as"
+    " data.path=FOLDER, or take it away"
+)
+OR_EMPTY = "if a run of no rows is right then, write data.empty=ok"
 UNREACHABLE = ("ConnectionError", "Timeout", "OfflineModeIsEnabled", "TransportError")
 
 
-def find_files(data: DataSettings) -> list[InputFile]:
+def find_files(data: DataSettings, warn: Callable[[str], None] = lambda sentence: None) -> list[InputFile]:
     """Find the files of `data.path`, path by path in the order given and sorted in each; or those of `data.dataset`.
 
     A directory stands for the files in it, a glob for those that it matches; both without hidden files, names that
     begin with `_` or end in `.tmp`, and files of unknown extensions (unless `data.format` says what a glob's files
     are). As lines any file can be read.
 
+    Args:
+        warn: is called with a sentence about what is there and not read, where that may be a mistake.
+
     Raises:
         ConfigError: no path is set, or a dataset too; a file is meant twice; there is no such `data.format`,
             configuration or split; or a package is not installed.
         InputError: there is no such file or dataset, it may not be read, or its format is not known; says what was
-            found.
+            found. A folder, a link to nothing, a pipe that is named like a file of rows is an error, too.
         SourceError: a network does not answer.
     """
     check_one_of("data.format", data.format, ("auto", *READERS))
@@ -58,7 +69,7 @@ def find_files(data: DataSettings) -> list[InputFile]:
             "data.path is not set; write data.path=prompts.jsonl (a file, a directory, a glob or a URL), or data=hf"
             " data.dataset=owner/name"
         )
-    files = [file for path in paths for file in _files_of(path, data)]
+    files = [file for path in paths for file in _files_of(path, data, warn)]
     named = [str(file) for file in files]
     if len(set(named)) < len(named):
         twice = next(name for i, name in enumerate(named) if name in named[:i])
@@ -66,7 +77,7 @@ def find_files(data: DataSettings) -> list[InputFile]:
     return files
 
 
-def _files_of(path: str, data: DataSettings) -> list[InputFile]:
+def _files_of(path: str, data: DataSettings, warn: Callable[[str], None]) -> list[InputFile]:
     storage = Storage()
     if URL.match(path) and not path.startswith(ON_DISK):
         storage, path = remote(path, data.storage_options or {})
@@ -74,53 +85,93 @@ def _files_of(path: str, data: DataSettings) -> list[InputFile]:
         prefix = next((p for p in ON_DISK if path.startswith(p)), "")
         path = str(Path(path.removeprefix(prefix)).expanduser())
     try:
-        found = _files_at(storage, path, data.format)
+        found = _files_at(storage, path, data, warn)
     except OSError as error:
-        raise unreadable(storage.shown(path), error) from error
+        raise unreadable(error.filename or storage.shown(path), error) from error
     for file in found:
         if file.codec and not READERS[file.format].packable:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
     return found
 
 
-def _files_at(storage: Storage, path: str, wanted: str) -> list[InputFile]:
-    shown = storage.shown(path)
+def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[str], None]) -> list[InputFile]:
+    shown, wanted = storage.shown(path), data.format
     kind = storage.kind(path)
-    if kind == "file":
+    if kind == FILE:
         file = InputFile(path, storage)
         if wanted == "auto" and file.suffix not in EXTENSIONS:
+            like = file.looks_like()
+            remedy = f": say what it is with data.format={', '.join(READERS)}" if file.is_text() else ""
             raise InputError(
-                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {file.looks_like()}:"
-                f" say what it is with data.format={', '.join(READERS)}"
+                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {like}{remedy}"
             )
         return [replace(file, format=EXTENSIONS[file.suffix] if wanted == "auto" else wanted)]
-    if kind == "directory":
+    if kind == DIRECTORY:
         trusted = wanted == LinesReader.format
-        return _of_several(storage, storage.listing(path), f"the directory {shown}", wanted, trusted=trusted)
-    if kind is not None:
-        raise InputError(f"data.path={shown} is no regular file; write what it gives into a file first")
-    if glob.has_magic(path.partition("?")[0] if WEB.match(path) else path):
-        return _of_several(storage, storage.matches(path), f"the pattern {shown}", wanted, trusted=wanted != "auto")
-    raise InputError(f"data.path={shown} does not exist{_near(storage, path)}")
-
-
-def _of_several(
-    storage: Storage, found: Mapping[str, bool], where: str, wanted: str, *, trusted: bool
-) -> list[InputFile]:
-    """Return the input files among `found`; if `trusted`, all of them have the format `wanted`."""
-    chosen = []
-    for path in _in_order(path for path, is_regular in found.items() if is_regular):
-        file = InputFile(path, storage)
-        kind = wanted if trusted else _format(file, wanted)
-        hidden = file.name.startswith((".", "_")) or file.name.endswith(".tmp")
-        if kind is not None and not hidden:
-            chosen.append(replace(file, format=kind))
-    if not chosen:
+        found, where = storage.listing(path), f"the directory {shown}"
+    elif kind is not None:
+        raise InputError(f"data.path={shown} is {kind}; {REMEDIES}")
+    else:
+        pattern = path if WEB.match(path) else _literal(storage, path)
+        if not glob.has_magic(pattern.partition("?")[0] if WEB.match(path) else ESCAPED.sub("", pattern)):
+            raise InputError(f"data.path={shown} does not exist{_near(storage, path)}")
+        trusted = wanted != "auto"
+        found, where = storage.matches(pattern), f"the pattern {shown}"
+    chosen, others = _sorted_out(storage, found, wanted, trusted=trusted)
+    if not chosen and data.empty == "error":
         names = [PurePosixPath(path).name for path in _in_order(found)]
-        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {_some(names)}")
+        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {OR_EMPTY}")
+    if others:
+        names = f"{some(others)} ({len(others)} in all)"
+        warn(f"{where} has what is not read: {names}; the names of files that are read end in {_endings(wanted)}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen
+
+
+def _literal(storage: Storage, pattern: str) -> str:
+    """Escape the folders at the beginning of a glob that exist as they are written, as `b[2]` in `b[2]/*.jsonl`."""
+    head, _, tail = pattern.rpartition("/")
+    while glob.has_magic(head):
+        if storage.kind(head) == DIRECTORY:
+            return f"{glob.escape(head)}/{tail}"
+        head, _, last = head.rpartition("/")
+        tail = f"{last}/{tail}"
+    return pattern
+
+
+def _sorted_out(
+    storage: Storage, found: Mapping[str, str | None], wanted: str, *, trusted: bool
+) -> tuple[list[InputFile], list[str]]:
+    """Return the input files among `found`, and the names of others that somebody may take for read.
+
+    Args:
+        trusted: all files have the format `wanted`.
+
+    Raises:
+        InputError: something is named like an input file and is none.
+    """
+    files: list[InputFile] = []
+    others: list[str] = []
+    suffixes = {InputFile(path, storage).suffix for path, kind in found.items() if trusted and kind == FILE}
+    parents = {str(parent) for path, kind in found.items() if kind == FILE for parent in PurePosixPath(path).parents}
+    for path in _in_order(found):
+        file, kind = InputFile(path, storage), found[path]
+        if not file.name or file.name.startswith((".", "_")) or file.name.endswith(".tmp"):
+            continue
+        form = wanted if trusted and (kind == FILE or file.suffix in suffixes) else _format(file, wanted)
+        if kind == FILE and form is not None:
+            files.append(replace(file, format=form))
+        elif kind == DIRECTORY and str(PurePosixPath(path)) in parents:
+            continue  # files in it are found, too
+        elif form is not None:
+            what = "a folder" if kind == DIRECTORY else kind or "there no more"
+            raise InputError(f"{file} is named like a file of rows and is {what}; {REMEDIES}")
+        elif kind == DIRECTORY:
+            others.append(f"{file.name}/")
+        elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in EXTENSIONS):
+            others.append(file.name)
+    return files, others
 
 
 def _format(file: InputFile, wanted: str) -> str | None:
@@ -141,7 +192,8 @@ def _endings(wanted: str) -> str:
     return ", ".join(known) + packed
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
@@ -149,13 +201,13 @@ def _near(storage: Storage, path: str) -> str:
     parent = str(Path(path).parent) if storage.local(path) is not None else path.rpartition("/")[0]
     if not parent:
         return ""
-    if storage.kind(parent) != "directory":
+    if storage.kind(parent) != DIRECTORY:
         return f"; nor does the directory {storage.shown(parent)}"
     names = [PurePosixPath(p).name for p in _in_order(storage.listing(parent))]
     names = [name for name in names if not name.startswith(".")]
     own = PurePosixPath(path).name
     hint = did_you_mean(own, names, f"data.path={storage.shown(path).removesuffix(own)}")
-    return f"; the directory {storage.shown(parent)} has {_some(names)}{hint}"
+    return f"; the directory {storage.shown(parent)} has {some(names)}{hint}"
 
 
 def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:

@@ -6,11 +6,15 @@ stand in rejects/ and in messages as they were given), and its globs match files
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import glob
+import gzip
 import io
 import os
+import stat
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -22,6 +26,11 @@ from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
 
 BUFFER_BYTES = 1 << 16
+HEAD_BYTES = 512
+EMPTY = "nothing: it is empty"
+UTF_16 = "UTF-16 text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+BOM = b"\xef\xbb\xbf"
+TEXT_MAGIC = (b"{", b"[")
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """Compression by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
@@ -30,12 +39,27 @@ MAGIC: Mapping[bytes, str] = {
     b"\xff\xff\xff\xff": "an Arrow IPC stream",
     b"\x1f\x8b": "gzip, which is unpacked where the name ends in .gz",
     b"\x28\xb5\x2f\xfd": "zstd, which is unpacked where the name ends in .zst",
-    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"PK\x03\x04": "a zip archive; unpack it first (of an Excel file, export CSV)",
+    b"BZh": "bzip2, which is not unpacked here; unpack it first (bunzip2)",
+    b"\xfd7zXZ\0": "xz, which is not unpacked here; unpack it first (unxz)",
+    b"7z\xbc\xaf": "a 7z archive; unpack it first",
+    b"FEA1": "Feather 1, which is not read; write it again as Feather 2, Arrow or Parquet",
     b"GGUF": "a GGUF model",
-    b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
+    b"\xff\xfe": UTF_16,
+    b"\xfe\xff": UTF_16,
     b"{": "JSON",
     b"[": "a JSON array; make lines of it with `jq -c '.[]'`",
 }
+
+FILE, DIRECTORY = "file", "directory"
+KINDS = (
+    (stat.S_ISREG, FILE),
+    (stat.S_ISDIR, DIRECTORY),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class Stamp(NamedTuple):
@@ -57,20 +81,31 @@ class Storage:
         return path
 
     def kind(self, path: str) -> str | None:
-        """Return the kind of `path`: "file" (a regular one), "directory", "other", or None if there is nothing."""
+        """Return FILE, DIRECTORY, or in words what else `path` is; None if there is nothing."""
         found = Path(path)
-        if found.is_file():
-            return "file"
-        return "directory" if found.is_dir() else "other" if found.exists() else None
+        try:
+            mode = found.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return f"a link to {found.readlink()}, where no file is" if found.is_symlink() else None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return "a link to itself"
+            raise
+        return next((kind for test, kind in KINDS if test(mode)), "no regular file")
 
-    def listing(self, path: str) -> Mapping[str, bool]:
-        """Return the paths in a directory, unordered, each with True for a regular file."""
-        return {str(p): p.is_file() for p in Path(path).iterdir()}
+    def listing(self, path: str) -> Mapping[str, str | None]:
+        """Return the paths in a directory, unordered, each with its kind."""
+        return {str(p): self.kind(str(p)) for p in Path(path).iterdir()}
 
-    def matches(self, pattern: str) -> Mapping[str, bool]:
-        """Return the paths that match a glob, each with True for a regular file."""
-        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns too
-        return {path: Path(path).is_file() for path in found}
+    def matches(self, pattern: str) -> Mapping[str, str | None]:
+        """Return the paths that match a glob, each with its kind. Raises OSError for a folder that may not be read,
+        which `glob` takes for an empty one."""
+        for step in (Path(pattern), *Path(pattern).parents):
+            needed = os.X_OK | (os.R_OK if glob.has_magic(step.name) else 0)
+            for folder in glob.iglob(str(step.parent), recursive=True):  # noqa: PTH207 - absolute patterns too
+                if Path(folder).is_dir() and not os.access(folder, needed, effective_ids=True):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return {path: self.kind(path) for path in glob.iglob(pattern, recursive=True)}  # noqa: PTH207
 
     def open(self, path: str) -> io.BufferedReader:
         return io.BufferedReader(io.FileIO(path), BUFFER_BYTES)
@@ -104,7 +139,7 @@ def unreadable(shown: object, error: OSError) -> InputError:
     """Return the error for a local input that is gone or may not be read."""
     if isinstance(error, FileNotFoundError):
         return InputError(f"{shown} is not there any more; put it back as it was and run the same command again")
-    remedy = "let this user read it" if isinstance(error, PermissionError) else "see to the disk"
+    remedy = "let this user read it, or narrow data.path," if isinstance(error, PermissionError) else "see to the disk"
     why = os.strerror(error.errno) if error.errno else str(error)  # Arrow's messages repeat the file's name
     return InputError(f"{shown} cannot be read: {why}; {remedy} and run the same command again")
 
@@ -145,7 +180,7 @@ class InputFile:
         """Open the raw bytes."""
         return self.storage.open(self.path)
 
-    @contextmanager
+    @contextlib.contextmanager
     def unpacked(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
         """Open the decompressed content, and the raw file, whose `tell` gives the progress.
 
@@ -159,14 +194,22 @@ class InputFile:
             if not raw.peek(1):
                 raise InputError(f"{self} is empty, which no {self.codec} archive is; make or fetch it again")
             try:
-                unpacked = pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
+                # Of the two only Python's takes zeros behind an archive, with which tapes and blocks are filled up.
+                gzipped = self.codec == "gzip"
+                unpacked = (
+                    gzip.GzipFile(fileobj=raw)
+                    if gzipped
+                    else pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
+                )
                 yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
-            except OSError as error:
-                if error.errno is not None:  # Arrow's own errors have no errno
+            except (OSError, EOFError, zlib.error) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # those of archives have no errno
                     raise
+                with self.open() as file:
+                    like = _likeness(file.read(HEAD_BYTES))
                 raise InputError(
-                    f"{self} is damaged or cut off near byte {raw.tell():,}: {error}; it begins like"
-                    f" {self.looks_like()}. Make or fetch it again and run the same command"
+                    f"{self} is damaged or cut off near byte {raw.tell():,}: {error}; it begins like {like}. Make or"
+                    " fetch it again and run the same command"
                 ) from error
 
     def stamp(self) -> Stamp:
@@ -175,17 +218,44 @@ class InputFile:
     def content_id(self, stamp: Stamp) -> str:
         return self.storage.content_id(self.path, stamp)
 
+    def head(self) -> bytes:
+        """Return the first bytes of the content; of an archive that is damaged, its own."""
+        with contextlib.suppress(InputError), self.unpacked() as (content, _):
+            return content.read(HEAD_BYTES)
+        with self.open() as file:
+            return file.read(HEAD_BYTES)
+
+    def is_blank(self) -> bool:
+        """Return True if the content begins with white space and nothing else."""
+        with self.unpacked() as (content, _):
+            return not content.read(BUFFER_BYTES).removeprefix(BOM).strip()
+
     def looks_like(self) -> str:
         """Guess the kind of file by its first bytes, for error messages."""
         try:
-            with self.open() as file:
-                head = file.read(512)
+            return _likeness(self.head())
         except OSError as error:
             return f"nothing that can be read ({error.strerror})"
-        if not head:
-            return "nothing: it is empty"
-        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        for magic, name in MAGIC.items():
-            if start.startswith(magic):
-                return name
-        return "binary data" if b"\0" in head else f"text: {start[:40].decode('utf-8', 'replace')!r}"
+
+    def is_text(self) -> bool:
+        """Return True unless the first bytes are of a binary file or of UTF-16."""
+        start = _start(self.head())
+        return b"\0" not in start and not start.startswith(tuple(MAGIC.keys() - set(TEXT_MAGIC)))
+
+
+def _start(head: bytes) -> bytes:
+    return head.removeprefix(BOM).lstrip()
+
+
+def _likeness(head: bytes) -> str:
+    if not head:
+        return EMPTY
+    start = _start(head)
+    if b"\0" in head and head.strip(b"\0") and not (head[::2].strip(b"\0") and head[1::2].strip(b"\0")):
+        return UTF_16  # without a mark, and of letters that ASCII has
+    like = next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
+    if like is None and b"\0" in head:
+        return "binary data"
+    like = like or (f"text: {start[:40].decode('utf-8', 'replace')!r}" if start else "blank lines")
+    one_line = b"\r" in head.rstrip() and b"\n" not in head
+    return f"{like}, in lines that end in CR alone; make them end in LF (tr '\\r' '\\n')" if one_line else like

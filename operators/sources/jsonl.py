@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
-from operators.sources.input_file import BUFFER_BYTES
+from operators.sources.input_file import BOM, BUFFER_BYTES, UTF_16
+from operators.sources.reader import NoRowFitsError
 from operators.sources.text import KEPT_BYTES, Row, TextReader
 from pipeline.api.errors import HALF_A_CHARACTER, InputError
 
 COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
-BOM = b"\xef\xbb\xbf"
 SCALARS = {
     **dict.fromkeys((pa.int32().id, pa.int64().id, pa.uint64().id), int),
     **{pa.string().id: str, pa.bool_().id: bool, pa.float64().id: float},
@@ -42,6 +42,8 @@ class LinesReader(TextReader):
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
+            if (like := self.file.looks_like()) == UTF_16:  # which is text with NULs to UTF-8
+                raise InputError(f"{self.file} begins like {like}")
             return pa.schema([TEXT, LINE])
 
     def total_rows(self) -> int | None:
@@ -106,7 +108,7 @@ class JsonlReader(LinesReader):
         schema = infer_schema(objects)
         if found and not schema.names:
             first = found[0] if isinstance(found[0], str) else f"it is nested more than {MAX_NESTING} deep"
-            raise InputError(
+            raise NoRowFitsError(
                 f"{self.file} is not JSONL: none of its first {len(found)} lines is a JSON object with values"
                 f" (the first: {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
             )
@@ -147,6 +149,8 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
     except UnicodeEncodeError:
         return f"has {HALF_A_CHARACTER}"
     except json.JSONDecodeError as error:
+        if line.startswith(BOM):
+            return "begins with a byte order mark (BOM), as where files were put behind one another; take it out"
         return f"not JSON: {error.msg} at character {error.pos + 1}; each line must be one JSON object"
     except RecursionError:
         return "is nested too deeply to be read; write it as a text"

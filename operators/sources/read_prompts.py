@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from operators.rows.arrow_types import plain_schema
+from operators.prompts.template import Template
+from operators.rows.arrow_types import parse_schema, plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
-from operators.sources.files import READERS, find_files
-from operators.sources.input_file import InputFile, Stamp, unreadable
-from operators.sources.reader import Block, Reader, common_schema
+from operators.sources.files import OR_EMPTY, READERS, find_files, some
+from operators.sources.input_file import EMPTY, HEAD_BYTES, MAGIC, InputFile, Stamp, unreadable
+from operators.sources.jsonl import LINE, TEXT, LinesReader
+from operators.sources.reader import Block, NoRowFitsError, Reader, common_schema
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
+T = TypeVar("T")
 BATCH_ROWS = 1024
 SAMPLE_ROWS = 10_000
 """Rows of the first file to infer types from, if the format has none."""
@@ -36,7 +39,7 @@ class ReadPrompts(BaseOperator):
 
     Output: the columns of the input, renamed by `data.rename`, and `row` int64, the position in the source over all
     files. A row that cannot be read is a reject with file and line, and uses up its number. An input without rows is
-    one empty chunk.
+    an error, or with `data.empty=ok` one empty chunk.
 
     Args:
         data: what to read (`data`).
@@ -59,6 +62,8 @@ class ReadPrompts(BaseOperator):
         self._json_columns = json_columns
         self.meter = StageMeter("read")
         self._unread: set[str] = set()
+        self._warnings: list[str] = []
+        self._warn = self._warnings.append
         self._first_chunk = 0
         self._rows_read = 0
         self._bytes_before = 0
@@ -66,17 +71,24 @@ class ReadPrompts(BaseOperator):
 
     def plan(self) -> pa.Schema:
         """Return the columns of the input and `row`. Raises what `find_files` and `common_schema` raise, and InputError
-        for content that is not of its format."""
+        for content that is not of its format, or no rows (`data.empty`)."""
         _ = self._stamps  # taken before reading, so that later changes are noticed
-        return self._schema
+        schema = self._schema
+        self._refuse_no_rows()
+        return schema
 
     def open(self, runtime: Runtime) -> None:
-        """Log the size of the input. Raises InputError if a file is not what it was when the run was planned."""
+        """Log the size of the input, and warnings, which the results keep. Raises InputError if a file is not what it
+        was when the run was planned."""
         self.meter = runtime.meter
         for reader in self._readers:
             self._refuse_changed(reader.file)
         files = len(self._readers)
-        runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files > 1), f"{self._total_bytes:,}")
+        runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files != 1), f"{self._total_bytes:,}")
+        for warning in self._warnings:
+            runtime.log.warning("%s", warning)
+            if self._first_chunk == 0:
+                self.meter.tell(0, warning, rows=0)
 
     def seek(self, chunk: int) -> None:
         """Begin at `chunk`, as if the chunks before it had been emitted."""
@@ -149,7 +161,7 @@ class ReadPrompts(BaseOperator):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
-        files = find_files(data)
+        files = find_files(data, self._warn)
         return [READERS[file.format](file, types, only=only, as_json=free) for file in files]
 
     @cached_property
@@ -168,15 +180,58 @@ class ReadPrompts(BaseOperator):
 
     @cached_property
     def _columns(self) -> pa.Schema:
-        """The columns, under their names in the files."""
-        found = [_schema_of(r, FURTHER_ROWS if i else SAMPLE_ROWS) for i, r in enumerate(self._readers)]
-        return common_schema(self._readers, found, self._data.rename or {})
+        """The columns, under their names in the files; none where no file has any."""
+        found: dict[Reader, pa.Schema] = {}
+        blank: list[str] = []
+        useless: list[NoRowFitsError] = []
+        for i, reader in enumerate(self._readers):
+            try:
+                schema = _asked(reader, partial(reader.schema, FURTHER_ROWS if i else SAMPLE_ROWS))
+            except NoRowFitsError as error:
+                if not reader.file.is_text():
+                    raise
+                useless.append(error)
+                continue
+            if schema.names or not reader.packable:
+                found[reader] = schema
+            is_small = self._stamps[reader.file].size_bytes < HEAD_BYTES
+            if reader.packable and is_small and reader.file.is_blank():
+                blank.append(str(reader.file))
+        if useless and not found:
+            raise useless[0]
+        for error in useless:
+            self._warn(f"{error}. Its lines are rejects, the other files are read")
+        if blank and len(blank) < len(self._readers):
+            self._warn(f"{some(blank)}: empty, {len(blank)} of {len(self._readers)} files; there are no rows in them")
+        if not any(schema.names for schema in found.values()):
+            return parse_schema(self._data.schema) if self._data.schema else pa.schema([])
+        return common_schema([*found], [*found.values()], self._data.rename or {})
 
     @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
         columns = plain_schema(self._columns)
-        return pa.schema([f.with_name(rename.get(f.name, f.name)) for f in columns]).append(ROW)
+        fields = [field.with_name(rename.get(field.name, field.name)) for field in columns]
+        return pa.schema([*(fields or self._assumed()), ROW])
+
+    def _assumed(self) -> list[pa.Field]:
+        """Return the columns of an input that has none, and no rows: those that `data` names, as text."""
+        data = self._data
+        if data.format == LinesReader.format:
+            return [TEXT, LINE]
+        prompt = {data.messages_column or data.prompt_column}
+        if data.prompt_template is not None:
+            prompt = Template(data.prompt_template, "data.prompt_template", strict=True).unknown
+        others = {data.template_kwargs_column, data.tools_column, data.id_column}
+        return [pa.field(name, pa.string()) for name in sorted(filter(None, {*prompt, *others} - {ROW.name}))]
+
+    def _refuse_no_rows(self) -> None:
+        """Refuse an input without rows, or warn of it, as `data.empty` says."""
+        if not any(_asked(reader, reader.has_rows) for reader in self._readers):
+            files = some([str(reader.file) for reader in self._readers])
+            if self._data.empty == "error":
+                raise InputError(f"the input has no rows (files: {files}); {OR_EMPTY}")
+            self._warn(f"the input has no rows (files: {files})")
 
     @cached_property
     def _total_bytes(self) -> int:
@@ -226,12 +281,17 @@ class ReadPrompts(BaseOperator):
             yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))
 
 
-def _schema_of(reader: Reader, sample_rows: int) -> pa.Schema:
+def _asked(reader: Reader, ask: Callable[[], T]) -> T:
+    """Return what the reader answers; raises InputError for content that is not of its format."""
     try:
-        return reader.schema(sample_rows)
+        return ask()
     except UNREADABLE as error:
         like = reader.file.looks_like()
-        remedy = f"it begins like {like}. If it is another format, write data.format="
+        if like == EMPTY:
+            what = f"{reader.file} is empty, which no {reader.format} file is"
+            raise InputError(f"{what}; make or fetch it again, or take it away") from error
+        is_known = like in MAGIC.values() and "; " in like  # with a remedy of its own
+        remedy = f"it begins like {like}" + ("" if is_known else ". If it is another format, write data.format=")
         raise _explained(reader.file, error, f"as {reader.format}", remedy) from error
 
 

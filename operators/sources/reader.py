@@ -13,11 +13,15 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import merge_types
 from operators.sources.input_file import InputFile
-from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.records import LINEAGE, ROW
 
 TEXT = "text"
 """The value of `data.types` with which all columns of a CSV file are text."""
+
+
+class NoRowFitsError(InputError):
+    """A file none of whose lines is a row of its format. Among other files it costs its lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,11 @@ class Reader(ABC):
         """Return the number of rows in the file, if that is cheap to know."""
         return None
 
+    def has_rows(self) -> bool:
+        """Return True if the file has a row, good or bad."""
+        rows = self.total_rows()
+        return any(block.rows for block in self.blocks(self.schema(0), 0)) if rows is None else rows > 0
+
     @abstractmethod
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
         """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""
@@ -171,8 +180,10 @@ def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) 
                 f"{file} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
                 f" 'data.rename={{{old}: source_{name}}}'"
             )
+        if schema.names.count(old) > 1:
+            raise ConfigError(f"{file} has two columns '{old}'; rename one in the file: data.rename takes both for one")
         if names.count(name) > 1:
-            raise ConfigError(f"{file} has two columns '{name}'; rename one, in the file or with data.rename=")
+            raise ConfigError(f"with data.rename {file} has two columns '{name}'; give one of them another name")
 
 
 def _without_null(kind: pa.DataType, column: str) -> pa.DataType:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from operators.sources.input_file import BUFFER_BYTES, Stamp, Storage
+from operators.sources.input_file import BUFFER_BYTES, DIRECTORY, FILE, Stamp, Storage
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 
@@ -79,18 +79,23 @@ class RemoteStorage(Storage):
 
     def kind(self, path: str) -> str | None:
         with suppress(_Missing), self.explaining(path):
-            return str(self._fs.info(path)["type"])
+            return _kind(self._fs.info(path))
         return None
 
-    def listing(self, path: str) -> Mapping[str, bool]:
+    def listing(self, path: str) -> Mapping[str, str | None]:
         with self.explaining(path):
             found = self._fs.ls(path, detail=True)
-        return {entry["name"]: entry["type"] == "file" for entry in found}
+        return {entry["name"]: self._resolved(entry) for entry in found}
 
-    def matches(self, pattern: str) -> Mapping[str, bool]:
+    def matches(self, pattern: str) -> Mapping[str, str | None]:
         with self.explaining(pattern):
             found = self._fs.glob(pattern, detail=True)
-        return {name: entry["type"] == "file" for name, entry in found.items()}
+        return {name: self._resolved(entry) for name, entry in found.items()}
+
+    def _resolved(self, entry: Mapping[str, Any]) -> str | None:
+        """Return the kind of what is listed; of a link, of what it leads to."""
+        is_link = entry["type"] == "link" or entry.get("islink")
+        return self.kind(entry["name"]) or "a link to what is not there" if is_link else _kind(entry)
 
     def open(self, path: str) -> io.BufferedReader:
         with self.explaining(path):
@@ -131,6 +136,10 @@ class RemoteStorage(Storage):
 
 
 class _Missing(InputError): ...
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    return str(entry["type"]) if entry["type"] in (FILE, DIRECTORY) else "no regular file"
 
 
 def _explained(shown: str, error: Exception, options: Mapping[str, Any]) -> PipelineError:

@@ -32,6 +32,7 @@ class TextReader(Reader):
     """Text of a block."""
     max_row_bytes = 64 << 20
     """A longer row is a bad row."""
+    _has_rows: bool | None = None
 
     def decoded(self, content: io.BufferedReader) -> IO[Any]:
         """Return the content in the form that `rows` takes."""
@@ -83,7 +84,12 @@ class TextReader(Reader):
 
     def sample(self, count: int) -> list[Row]:
         """Return the first `count` rows."""
-        return list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
+        found = list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
+        self._has_rows = bool(found)
+        return found
+
+    def has_rows(self) -> bool:
+        return bool(self.sample(1)) if self._has_rows is None else self._has_rows
 
     def _block(self, rows: Sequence[Row], schema: pa.Schema) -> Block:
         """Convert `rows` column by column. If that fails, convert row by row, and make bad rows of those that do not

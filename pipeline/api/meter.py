@@ -160,7 +160,7 @@ class StageMeter:
 
     def tell(self, chunk: int, what: str, rows: int = 1) -> None:
         """Note what the user must know about `rows` of `chunk` that go on: the summary, run.log and the manifest have
-        it, with the number of rows of all committed chunks. `what` takes few values in a run."""
+        it, with the number of rows of all committed chunks. `what` takes few values in a run; 0: it is of no row."""
         self._of(chunk).told[what] += rows
 
     def _of(self, chunk: int) -> RowCounts:

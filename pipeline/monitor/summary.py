@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.records import RejectKind
@@ -62,7 +63,7 @@ class Outcome:
     max_error_rate: float
     target: TargetProgress | None
     unwritten: tuple[Path, ...] = ()
-    warnings: Sequence[Mapping[str, object]] = ()
+    warnings: Sequence[Mapping[str, Any]] = ()
 
     @property
     def stores(self) -> bool:
@@ -137,8 +138,9 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
 
 
 def _warnings(o: Outcome) -> list[str]:
-    rows = (f"{w['rows']:,} row{'s' * (w['rows'] != 1)} at {w['node']}: {w['warning']}" for w in o.warnings)
-    return [f"warning     {one_line(said, LONGEST_REASON)}" for said in rows]
+    of = (f"{w['rows']:,} row{'s' * (w['rows'] != 1)} at " * bool(w["rows"]) + str(w["node"]) for w in o.warnings)
+    said = (f"{rows}: {w['warning']}" for rows, w in zip(of, o.warnings, strict=True))
+    return [f"warning     {one_line(line, LONGEST_REASON)}" for line in said]
 
 
 def _token_lines(o: Outcome) -> list[str]:

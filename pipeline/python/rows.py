@@ -208,7 +208,7 @@ def _write(tables: Iterator[pa.Table], path: Path) -> None:
             writer.close()
         before.unlink(missing_ok=True)
     if writer is None:
-        raise ConfigError("rows is empty; give one row or more")
+        pq.write_table(pa.table({}), path)  # `data.empty` says what an input without rows is
 
 
 def _united(schema: pa.Schema, other: pa.Schema) -> pa.Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
+from operators.sources.input_file import MAGIC
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
@@ -103,18 +105,125 @@ def test_seek_counts_as_read(tmp_path: Path) -> None:
     assert op.fraction_read() == 10 / 25
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
-def test_an_input_without_rows_is_one_empty_chunk(tmp_path: Path, name: str) -> None:
-    empty = pa.schema([("prompt", pa.string())]).empty_table()
-    WRITERS[name.partition(".")[2]](tmp_path / name, empty)
-    assert read(tmp_path / name).ends == {0: 0}
-    assert read(tmp_path / name, seek=1).ends == {}
+def header_only(path: Path, table: pa.Table) -> None:
+    WRITERS[path.suffix[1:]](path, table.schema.empty_table())
 
 
-def test_empty_csv_files(tmp_path: Path) -> None:
-    (tmp_path / "none.csv").write_text("")
-    (tmp_path / "header.csv").write_text("prompt,n\n")
-    assert read(tmp_path / "none.csv").ends == read(tmp_path / "header.csv").ends == {0: 0}
+NOTHING: dict[str, Callable[[Path, pa.Table], Any]] = {
+    **{f"a.{suffix}": header_only for suffix in WRITERS},
+    "bytes.csv": lambda path, table: path.write_bytes(b""),
+    "bytes.jsonl": lambda path, table: path.write_bytes(b""),
+    "bytes.tsv": lambda path, table: path.write_bytes(b""),
+    "blank.csv": lambda path, table: path.write_bytes(b"\xef\xbb\xbf\n\n"),
+    "blank.jsonl": lambda path, table: path.write_bytes(b" \n\r\n"),
+    "packed.csv.gz": lambda path, table: path.write_bytes(gzip.compress(b"")),
+    "packed.jsonl.gz": lambda path, table: path.write_bytes(gzip.compress(b"\n")),
+    "packed.jsonl.zst": lambda path, table: pa.output_stream(path, compression="zstd").close(),
+    "columns.parquet": lambda path, table: pq.write_table(pa.table({}), path),
+}
+"""Files without rows."""
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_an_input_without_rows_is_refused_or_one_empty_chunk(tmp_path: Path, name: str) -> None:
+    NOTHING[name](tmp_path / name, pa.Table.from_pylist(ROWS))
+    for path in (tmp_path / name, tmp_path, tmp_path / f"*{name}"):
+        with pytest.raises(InputError, match=rf"no rows \(files: .*{name}\); .* write data\.empty=ok"):
+            read(path)
+        assert read(path, empty="ok").ends == {0: 0}
+        assert read(path, seek=1, empty="ok").ends == {}
+
+
+@pytest.mark.parametrize("name", [name for name in NOTHING if name != "columns.parquet"])
+def test_beside_others_a_file_without_rows_has_none(tmp_path: Path, name: str) -> None:
+    suffix = "csv" if name.endswith("tsv") else name.split(".")[1]
+    table = pa.Table.from_pylist(ROWS)
+    NOTHING[name](tmp_path / name, table)
+    for first in ("a", "z"):
+        WRITERS[suffix](tmp_path / f"{first}0.{suffix}", table)
+        op = ReadPrompts(DataSettings(path=str(tmp_path)), 10)
+        assert drain(op, 10).values == ROWS * (1 if first == "a" else 2)
+        is_told = [f"{tmp_path / name}: empty, 1 of"] if not name.startswith("a.") or suffix == "jsonl" else []
+        assert [warning[: len(said)] for warning, said in zip(op._warnings, is_told, strict=True)] == is_told
+
+
+@pytest.mark.parametrize("name", ["e.parquet", "e.arrow", "e.arrows", "e.jsonl.gz", "e.csv.gz", "e.jsonl.zst"])
+def test_a_file_that_needs_a_header_and_is_empty_is_damaged(tmp_path: Path, name: str) -> None:
+    kind = name.split(".")[1]
+    WRITERS[kind](tmp_path / f"a.{kind}", pa.Table.from_pylist(ROWS))
+    (tmp_path / name).write_bytes(b"")
+    typed: list[dict[str, Any]] = [{"schema": {"prompt": "string"}}] if kind in ("jsonl", "csv") else []
+    for data in ({}, {"empty": "ok"}, *typed):
+        for path in (tmp_path, tmp_path / name):
+            with pytest.raises(InputError, match=rf"{name} is empty, which no .* is; make or fetch it again"):
+                ReadPrompts(DataSettings(path=str(path), **data), 10).plan()
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        ({}, ["prompt"]),
+        ({"prompt_column": "q", "id_column": "i", "rename": {"x": "q"}}, ["i", "q"]),
+        ({"messages_column": "m", "tools_column": "t", "template_kwargs_column": "k"}, ["k", "m", "t"]),
+        ({"prompt_template": "{{ a }} {{ b }}"}, ["a", "b"]),
+        ({"schema": {"a": "int64", "b": "string"}, "rename": {"a": "c"}}, ["c", "b"]),
+        ({"format": "lines"}, ["text", "line"]),
+    ],
+)
+@pytest.mark.parametrize("at", [".", "*.jsonl", "a.txt/*"])
+def test_an_input_without_files_has_the_columns_that_the_settings_name(tmp_path: Path, data, columns, at: str) -> None:
+    with pytest.raises(InputError, match=r"found nothing; .* write data\.empty=ok"):
+        read(tmp_path / at, **data)
+    op = ReadPrompts(DataSettings(path=str(tmp_path / at), empty="ok", **data), 10)
+    assert op.plan().names == [*columns, "row"]
+    assert drain(op, 10).ends == {0: 0}
+    assert op.fraction_read() == 1
+    with pytest.raises(InputError, match="does not exist"):
+        read(tmp_path / "a.jsonl", empty="ok", **data)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b'{"prompt": "cut', "not JSON"),
+        (b"just\ntext\n", "not JSON"),
+        (b"[1]\n[2]\n", "not an object"),
+        (b'"a"\n', "not an object"),
+        (b'{"prompt": "a"}\r{"prompt": "b"}', "not JSON"),
+        (b"caf\xe9\n", "not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["0.jsonl", "2.jsonl"])
+def test_a_useless_file_costs_its_lines_and_not_the_others(
+    tmp_path: Path, content: bytes, line: str, packed: bool, name: str
+) -> None:
+    write_jsonl(tmp_path / "1.jsonl", pa.Table.from_pylist(ROWS))
+    useless = tmp_path / (f"{name}.gz" if packed else name)
+    useless.write_bytes(gzip.compress(content) if packed else content)
+    op = ReadPrompts(DataSettings(path=str(tmp_path)), 10)
+    found = drain(op, 10)
+    assert found.values == ROWS
+    assert [(r.file, r.line) for r in found.rejects.values()] == [
+        (str(useless), i + 1) for i in range(len(content.splitlines() if b"\r" not in content else [0]))
+    ]
+    assert all(line in reject.reason for reject in found.rejects.values())
+    assert [useless.name in warning for warning in op._warnings] == [True]
+    (tmp_path / "1.jsonl").unlink()
+    with pytest.raises(InputError, match="is not JSONL"):
+        read(tmp_path)
+
+
+BINARY = [*(MAGIC.keys() - {b"{", b"["}), "{}\n".encode("utf-16-le"), "{}\n".encode("utf-16-be"), bytes(99)]
+
+
+@pytest.mark.parametrize("start", BINARY)
+def test_a_file_of_another_format_as_a_whole_is_refused_and_named(tmp_path: Path, start: bytes) -> None:
+    write_jsonl(tmp_path / "1.jsonl", pa.Table.from_pylist(ROWS))
+    (tmp_path / "2.jsonl").write_bytes(start + b"\0\0\0\0" * bool(start.strip(b"\0")))
+    with pytest.raises(InputError, match=r"2\.jsonl is not JSONL.*it begins like") as refused:
+        read(tmp_path)
+    assert "\0" not in str(refused.value)
 
 
 def test_a_directory_is_read_in_order_without_what_is_not_data(tmp_path: Path) -> None:
@@ -136,7 +245,7 @@ def test_rows_are_numbered_over_all_files(tmp_path_factory, sizes: list[int], ch
         pq.write_table(
             pa.table({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())}), folder / f"{i}.parquet"
         )
-    rows = read(folder, chunk_rows, seek).rows
+    rows = read(folder, chunk_rows, seek, empty="ok").rows
     assert rows == {i: {"n": i} for i in range(seek * chunk_rows, sum(sizes))}
 
 
@@ -182,7 +291,7 @@ def test_of_renamed_results_the_next_job_can_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rename", "message"),
     [
-        ({"a": "b"}, "two columns 'b'; rename one, in the file or with data.rename="),
+        ({"a": "b"}, "with data.rename .* has two columns 'b'; give one of them another name"),
         ({"a": "row"}, "column 'row', a name .*'data.rename={a: source_row}'"),
         ({"c": "d"}, "data.rename names 'c'; the columns are a, b"),
     ],
@@ -198,7 +307,12 @@ def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str
     [
         ("a.parquet", b"hello", {}, "cannot be read as parquet: .* text: 'hello'"),
         ("a.parquet", b'{"a": 1}', {}, "begins like JSON"),
-        ("a.parquet", b"", {}, "it is empty"),
+        ("a.feather", b"FEA1" * 99, {}, "begins like Feather 1, .* write it again as Feather 2, Arrow or Parquet$"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), {}, "begins like UTF-16 text; convert it to UTF-8"),
+        ("a.txt", "a\nb\n".encode("utf-16-le"), {"format": "lines"}, "begins like UTF-16 text; convert it to UTF-8"),
+        ("a.jsonl", b'{"a": 1}\r{"a": 2}\r', {}, "begins like JSON, in lines that end in CR alone; make them"),
+        ("a.jsonl.bz2", b"BZh91AY&SY", {}, "begins like bzip2, .* unpack it first"),
+        ("a.csv", b"\xfd7zXZ\0\0", {}, "begins like xz, .* unpack it first"),
         ("a.arrow", b"hello", {}, "cannot be read as arrow"),
         ("a.jsonl", b"[\n{}]", {}, "a JSON array"),
         ("a.jsonl", b"PAR1\0\0\0", {}, "begins like Parquet"),
@@ -210,7 +324,7 @@ def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str
         ("a.jsonl", b'{"a": 1}', {"schema": {"a": "strin"}}, "data.schema.a='strin' is not a type"),
         ("a.csv", b"a,b\n1,2\n", {"schema": {"c": "string"}}, "data.schema names 'c'; .* has a, b"),
         ("a.csv", b"a,b\n1,2\n", {"schema": {"a": "list<string>"}}, "cannot be read from CSV"),
-        ("a.csv", b"a,a\n1,2\n", {}, "two columns 'a'"),
+        ("a.csv", b"a,a\n1,2\n", {}, "two columns 'a'; rename one in the file"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, data: Any, message: str) -> None:

@@ -89,10 +89,19 @@ def test_prompts_alone_are_rows():
     assert "2 rows" in repr(made)
 
 
+@pytest.mark.parametrize("rows", [[], iter([]), pl.DataFrame({"prompt": []}), pa.table({"prompt": ["a"]}).slice(1)])
+def test_no_rows_are_what_data_empty_says(tmp_path, rows):
+    with pytest.raises(ConfigError, match=r"the input has no rows .* write data\.empty=ok"):
+        run(rows=rows, model="fake", directory=tmp_path / "out", **QUIET)
+    made = run(rows=rows, model="fake", directory=tmp_path / "out", data={"empty": "ok"}, **QUIET)
+    assert made.outcome is ExitCode.DONE
+    assert "0 rows" in repr(made)
+    assert "warning: the input has no rows" in (tmp_path / "out/run.log").read_text().lower()
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], "rows is empty"),
         ([1, 2], r"rows\[0\] is a int"),
         ("prompts.jsonl", "rows is str"),
         (7, "rows is int"),
