@@ -96,7 +96,9 @@ class RowExpression:
         except (SQLSyntaxError, SQLInterfaceError) as error:
             raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
         except PolarsError as error:
-            raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}") from error
+            texts = [f.name for f in schema if f.type == pa.string() and _names(self._text, f.name)]
+            hint = f"; '{texts[0]}' has texts: data.types={{{texts[0]}: double}} reads numbers" if texts else ""
+            raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}{hint}") from error
 
     def _works_without(self, schema: pa.Schema, name: str) -> bool:
         try:
@@ -111,6 +113,10 @@ class RowExpression:
         return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
 
 
+def _names(expression: str, column: str) -> bool:
+    return re.search(rf"\b{re.escape(column)}\b", expression) is not None
+
+
 def known_to_polars(kind: pa.DataType) -> bool:
     """Return True if polars accepts a column of this type; some other types make it abort the process."""
     if any(is_other(kind) for is_other in _OTHERS):
@@ -120,7 +126,7 @@ def known_to_polars(kind: pa.DataType) -> bool:
 
 
 def _without_plan(error: PolarsError) -> str:
-    return str(error).partition("\n\nResolved plan")[0]
+    return str(error).partition("\n\nResolved plan")[0].partition("\n\nThis error occurred")[0]
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

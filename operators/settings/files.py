@@ -47,6 +47,8 @@ class DataSettings:
             only these columns are read.
         types: column name to type for single columns, the others are read off the data; or text: all columns of a CSV
             file are text.
+        quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
+            text; auto: `"`, but null for .tsv.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
@@ -70,6 +72,7 @@ class DataSettings:
     id_column: str | None = None
     schema: Any = None
     types: Any = field(default=None, metadata=WHEN_GIVEN)
+    quote: str | None = "auto"
     rename: Any = None
     limit: int | None = None
     empty: str = field(default="error", metadata=NOT_IN_DATA)
@@ -100,6 +103,8 @@ class DataSettings:
         check(self.types == "text" or _texts(self.types), "data.types", self.types, types)
         both = self.types is not None and self.schema is not None
         check(not both, "data.types", self.types, "data.schema is set, too; keep one")
+        quote = self.quote is None or self.quote == "auto" or (len(self.quote) == 1 and self.quote not in ",\t\r\n")
+        check(quote, "data.quote", self.quote, "it is auto, one character or null")
         check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
         options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out
         check(options, "data.storage_options", "...", "it maps names of options to values, or is null")

@@ -4,7 +4,7 @@ A column whose values in the first rows all come back as they are written from i
 any other is text. So `007`, `+49`, `3.10`, `1e5`, `TRUE` and `-0` stay what they are, and a column that has one of them
 is text. A later value that does not come back is a bad row. An empty field is null, but in a string column it is an
 empty string. Blank lines are no rows. Quotes are taken strictly: a quote that is not closed makes a bad row of the line
-that opens it, and of no other.
+that opens it, and of no other. In .tsv they are part of the text, unless `data.quote` says otherwise.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pipeline.api.errors import ConfigError, InputError
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
 BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
+AUTO = "auto"
 CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
@@ -40,6 +41,8 @@ class CsvReader(TextReader):
     format = "csv"
     extensions = (".csv", ".tsv")
     texts = True
+    quote: str | None = AUTO
+    """What quotes a field; None: nothing does; AUTO: `"` does, but in .tsv nothing."""
     _names: Sequence[str] = ()
 
     def schema(self, sample_rows: int) -> pa.Schema:
@@ -62,7 +65,9 @@ class CsvReader(TextReader):
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Yield the rows after the header, which is stored in `_names`."""
-        rows = _rows(file, "\t" if self.file.suffix == ".tsv" else ",", self.max_row_bytes)
+        tabs = self.file.suffix == ".tsv"
+        quote = self.quote if self.quote != AUTO else None if tabs else '"'
+        rows = _rows(file, {"delimiter": "\t" if tabs else ",", **_quoting(quote)}, self.max_row_bytes)
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
@@ -116,7 +121,11 @@ def _is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
-def _rows(file: IO[str], delimiter: str, most: int) -> Iterator[Row]:
+def _quoting(quote: str | None) -> dict[str, Any]:
+    return {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
+
+
+def _rows(file: IO[str], dialect: Mapping[str, Any], most: int) -> Iterator[Row]:
     """Parse the rows of `file`, without blank lines. If a row cannot be parsed, its first line is a bad row and parsing
     starts again at the second."""
     csv.field_size_limit(sys.maxsize)  # applies to the process; rows are bounded by `most`
@@ -131,7 +140,7 @@ def _rows(file: IO[str], delimiter: str, most: int) -> Iterator[Row]:
             size += len(text)
             yield text
 
-    parser = csv.reader(lines(), delimiter=delimiter, strict=True)
+    parser = csv.reader(lines(), strict=True, **dialect)
     while True:
         found: list[str] | str | None
         try:
@@ -141,7 +150,7 @@ def _rows(file: IO[str], delimiter: str, most: int) -> Iterator[Row]:
             again += taken[:0:-1]
             del taken[1:]
             size = len(taken[0])
-            parser = csv.reader(lines(), delimiter=delimiter, strict=True)
+            parser = csv.reader(lines(), strict=True, **dialect)
         if found is None:
             return
         if size > most:

@@ -13,6 +13,7 @@ from operators.prompts.template import Template
 from operators.rows.arrow_types import parse_schema, plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
+from operators.sources.csv import CsvReader
 from operators.sources.files import OR_EMPTY, READERS, find_files, some
 from operators.sources.input_file import EMPTY, HEAD_BYTES, MAGIC, InputFile, Stamp, unreadable
 from operators.sources.jsonl import LINE, TEXT, LinesReader
@@ -162,7 +163,11 @@ class ReadPrompts(BaseOperator):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        return [READERS[file.format](file, types, only=only, as_json=free) for file in files]
+        readers = [READERS[file.format](file, types, only=only, as_json=free) for file in files]
+        for reader in readers:
+            if isinstance(reader, CsvReader):
+                reader.quote = data.quote
+        return readers
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:

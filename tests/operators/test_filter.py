@@ -40,6 +40,7 @@ def test_all_and_none(tmp_path: Path) -> None:
         ("lenght > 3", "unable to find column .lenght.; the columns are completion, n"),
         ("n", "gives Int64, not true or false"),
         ("length(n) > 3", "does not fit the columns"),
+        ("completion > 3", "with numeric type .i32.; 'completion' has texts: data.types={completion: double} reads"),
         ("1 = 1", "names no column"),
         ('completion = "yes"', "find column .yes.; the columns are completion, n; a text takes single quotes: 'yes'"),
     ],

@@ -41,14 +41,14 @@ def test_any_mix_of_rows_gives_every_row_its_own_fate(
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     path.write_bytes(to_bytes([("n", "p"), *rows]))
     types = {"n": "int64", "p": "string"}
-    whole = read(path, chunk_rows, schema=types)
+    whole = read(path, chunk_rows, schema=types, empty="ok")
     assert [(row["n"], row["p"]) for row in whole.values] == [
         (int(n) if n else None, p) for n, p in (row for row in rows if row in GOOD)
     ]
     assert sorted(whole.rejects) == [i for i, row in enumerate(rows) if row not in GOOD]
     before = [sum(field.count("\n") for row in rows[:i] for field in row) for i in range(len(rows))]
     assert all(reject.line == i + 2 + before[i] for i, reject in whole.rejects.items())
-    tail = read(path, chunk_rows, seek, schema=types)
+    tail = read(path, chunk_rows, seek, schema=types, empty="ok")
     assert tail.rows == {i: row for i, row in whole.rows.items() if i >= seek * chunk_rows}
     assert tail.rejects == {i: row for i, row in whole.rejects.items() if i >= seek * chunk_rows}
     reader = CsvReader(InputFile(str(path)), types)
@@ -183,3 +183,14 @@ def test_every_line_end_and_blank_lines(tmp_path: Path, end: str) -> None:
     reading = read(path, schema={"n": "int64", "p": "string"})
     assert reading.values == [{"n": 1, "p": "a"}, {"n": 2, "p": f"c{end}d"}]
     assert [reject.line for reject in reading.rejects.values()] == [5, 8]
+
+
+def test_quotes_are_text_in_tabs_unless_they_are_said_to_be_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('p\tq\n"Yes" he said\t1\n"open\t2\n"b"\t3\n')
+    assert [row["p"] for row in read(tmp_path / "a.tsv").values] == ['"Yes" he said', '"open', '"b"']
+    (tmp_path / "b.tsv").write_text('p\tq\n"a\tb"\t1\n')
+    assert read(tmp_path / "b.tsv", quote='"').values == [{"p": "a\tb", "q": 1}]
+    (tmp_path / "c.csv").write_text("p,q\n'a,b',1\n")
+    assert read(tmp_path / "c.csv", quote="'").values == [{"p": "a,b", "q": 1}]
+    (tmp_path / "d.csv").write_text('p,q\n"a",1\n')
+    assert read(tmp_path / "d.csv", quote=None).values == [{"p": '"a"', "q": 1}]
