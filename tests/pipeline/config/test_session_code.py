@@ -159,7 +159,7 @@ def test_what_has_a_file_counts_with_its_file(target):
 
 
 def test_an_error_names_what_has_changed_and_what_is_no_longer_there():
-    with pytest.raises(ConfigError, match="one of a notebook or a script, .* put it into a module"):
+    with pytest.raises(ConfigError, match=r"one of a notebook or a script, .* put it into a module"):
         load_object("__main__.nowhere_at_all")
     key = "nodes.loud.code.__main__:LIMIT"
     assert differences({key: "a"}, {key: "b"}) == ["LIMIT of __main__, code of the node 'loud', has changed"]
