@@ -101,7 +101,7 @@ def convert(key: str, value: object, hint: object) -> Any:
         near = did_you_mean(str(unknown[0]), names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = hints_of(wanted)
-    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
+    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k, Any)) for k, v in value.items()})
 
 
 def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
@@ -136,7 +136,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     arguments = {f"{key}_" if keyword.iskeyword(key) else key: value for key, value in op.items() if key != TARGET}
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
-    converted = {key: convert(key, value, hints.get(key)) for key, value in arguments.items()}
+    converted = {key: convert(key, value, hints.get(key, Any)) for key, value in arguments.items()}
     suited = factory.suited(converted) if isinstance(factory, type) and issubclass(factory, BaseOperator) else factory
     operator = _call(target, suited, converted)
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))

@@ -165,7 +165,7 @@ def _place(module: str) -> tuple[str, str | None]:
     except (ImportError, ValueError):  # of a package that is not there; of `from . import name`
         spec = None
     name = module if spec is None else spec.name
-    return name, getattr(loaded, "__file__", None) if loaded is not None else spec and spec.origin
+    return name, getattr(loaded, "__file__", None if loaded is not None or spec is None else spec.origin)
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
