@@ -31,7 +31,7 @@ class Map(BaseOperator):
     node's `on_error` says. A template that cannot be rendered (it prints a null) makes its row a reject.
 
     Args:
-        columns: name to an expression in the SQL of polars, about one row.
+        columns: name to an expression in the SQL of polars, about one row, or to a constant: `"'a text'"`.
         templates: name to a Jinja template over the columns, which gives a text.
         numbers: name to {template, least, most}: the last number in the text that the template gives (of `4/5` and
             `4 out of 5` the 4), as a double. A row without one between `least` and `most` is a reject.
@@ -94,7 +94,8 @@ class _Expression:
 
     def plan(self, schema: pa.Schema) -> pa.DataType:
         wanted = "a type that can be written; CAST it"
-        kind = plain_type(self._expression.plan(schema, lambda kind: kind not in (pl.Null, pl.Object), wanted))
+        found = self._expression.plan(schema, lambda k: k not in (pl.Null, pl.Object), wanted, constants=True)
+        kind = plain_type(found)
         # polars parses 0.5 in SQL as a decimal, whose digits differ by version; a double is meant.
         return pa.float64() if pa.types.is_decimal(kind) else kind
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from operators.prompts.template import Template
+from operators.prompts.template import OF_ANY_NAME, Template
 from pipeline.api.errors import SchemaError, did_you_mean
 from pipeline.api.records import ROW
 
@@ -20,8 +20,10 @@ def columns_of(schema: pa.Schema) -> str:
 def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
     """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
     that is not `given`."""
-    unknown = sorted(template.unknown - set(schema.names) - set(given))
+    by_name = set(schema.names) if template.by_name is None else template.by_name
+    unknown = sorted(template.unknown - set(schema.names) - set(given)) or sorted(by_name - set(schema.names))
     if unknown:
-        hint = did_you_mean(unknown[0], schema.names)
+        odd = [name for name in schema.names if not name.isidentifier() and unknown[0] in name]
+        hint = f"; {OF_ANY_NAME}" if odd else did_you_mean(unknown[0], schema.names)
         raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
-    return [name for name in schema.names if name in template.named]  # a column named `range` counts as well
+    return [name for name in schema.names if name in template.named | by_name]  # a column named `range` counts as well

@@ -24,6 +24,10 @@ MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
 CALLS_WITHOUT_CONTENT = re.compile(r"\bcontent['\"]?\]?\s+is\s+none\s*-?%\}")
 """A branch for messages whose content is null, in which DeepSeek's templates write tool calls."""
+OF_ANY_NAME = "a column of any name is written {{ row['its name'] }}, or renamed with data.rename"
+_OF_SUCH_A_NAME = re.compile("expected token 'end of|unexpected char")
+_BY_NAME = "columns_by_name"
+"""What `row` in `row['User Question']` becomes; `row` alone is the number of the row."""
 OTHER_TEMPLATES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 
 
@@ -35,7 +39,8 @@ class Template:
         name: its name in errors.
         strict: an unknown variable and a printed null or function are errors, and `row.items` is the key `items` where
             there is one (templates that users write over columns). Otherwise they are empty, `None` and the method, as
-            chat templates expect.
+            chat templates expect. `row['any name']` is the column of this name then, and `row[name]` any of them,
+            unless the template has a `row` of its own.
         date: what `strftime_now` formats. None: there is no `strftime_now`, for which the templates that ask for it
             (`is defined`) have a fixed date of their own. The clock's date would make every run another one.
 
@@ -54,11 +59,15 @@ class Template:
         environment = _environment(strict, date)
         try:
             tree = environment.parse(source)
-            self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
+            self.by_name = _columns_by_name(tree) if strict else frozenset()
+            """The columns that it names as `row['any name']`; None: it may name any, `row[name]`."""
+            own = {*environment.globals, *({} if self.by_name == frozenset() else {_BY_NAME})}
+            self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - own)
             self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error
+            hint = f"; {OF_ANY_NAME}" if strict and _OF_SUCH_A_NAME.search(error.message or "") else ""
+            raise ConfigError(f"{name}, line {error.lineno}: {error.message}{hint}") from error
         except RecursionError as error:
             raise ConfigError(f"{name} is nested too deeply, or has an expression that is too long") from error
         except Exception as error:  # an untrusted text goes through two compilers, Jinja's and Python's
@@ -78,6 +87,8 @@ class Template:
             SecurityError: it reaches for what the sandbox does not give, calls itself too deeply, or its text grows
                 beyond MAX_TEXT_CHARACTERS.
         """
+        if self.by_name != frozenset():
+            values = {**values, _BY_NAME: values}
         try:
             text = _joined(self._template.root_render_func(self._template.new_context(values)))
             text.encode()
@@ -92,6 +103,21 @@ class Template:
     def render_all(self, rows: Iterable[dict[str, Any]]) -> list[str | Exception]:
         """Render the template for each of `rows`; in the place of a text may be what `render` raises."""
         return [attempt(self.render, values) for values in rows]
+
+
+def _columns_by_name(tree: jinja2.nodes.Template) -> frozenset[str] | None:
+    """Take `row` in `row['any name']` for all columns; return the names, or None if one is not written out."""
+    if any(node.name == "row" and node.ctx != "load" for node in tree.find_all(jinja2.nodes.Name)):
+        return frozenset()
+    found = [
+        node
+        for node in tree.find_all(jinja2.nodes.Getitem)
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == "row"
+    ]
+    for node in found:
+        node.node = jinja2.nodes.Name(_BY_NAME, "load", lineno=node.lineno, environment=node.environment)
+    names = [node.arg.value if isinstance(node.arg, jinja2.nodes.Const) else None for node in found]
+    return frozenset(map(str, names)) if None not in names else None
 
 
 def attempt(make: Callable[[T], str], given: T) -> str | Exception:
@@ -185,7 +211,9 @@ def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
 def _printable(value: object) -> object:
     if value is None:
         raise jinja2.TemplateRuntimeError("prints a null; guard it with {% if column %} or {{ column or '' }}")
-    if callable(value):  # its repr has an address, which differs from run to run
+    if callable(value) and not isinstance(
+        value, jinja2.Undefined
+    ):  # its repr has an address, which differs from run to run
         raise jinja2.TemplateRuntimeError(f"prints a function; call it: {getattr(value, '__name__', 'name')}()")
     return value
 

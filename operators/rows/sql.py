@@ -55,21 +55,24 @@ class RowExpression:
                 " write the date out: DATE('2026-01-31'), or '${now:%Y-%m-%d}' for the day on which the run began"
             )
 
-    def plan(self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str) -> pa.DataType:
+    def plan(
+        self, schema: pa.Schema, fits: Callable[[pl.DataType], bool], wanted: str, *, constants: bool = False
+    ) -> pa.DataType:
         """Check the expression against the columns, and find which it uses. Return the Arrow type of its values.
 
-        `fits` accepts a type, and `wanted` names those that it accepts.
+        `fits` accepts a type, and `wanted` names those that it accepts. `constants`: one value for all rows is meant.
 
         Raises:
             ConfigError: it is not SQL.
-            SchemaError: it names an unknown column or none, or its type does not fit.
+            SchemaError: it names an unknown column, or none although `constants` is false, or its type does not fit.
         """
         schema = pa.schema([f for f in schema if known_to_polars(f.type)])
         kind = self._checked(schema)
         # A column is used if the expression fails without it. Only used columns are converted for each batch.
         self._columns = [name for name in schema.names if not self._works_without(schema, name)]
-        if not self._columns:
-            raise SchemaError(f"{self._name} names no column; the columns are {', '.join(schema.names)}")
+        if not self._columns and not constants:
+            names = ", ".join(schema.names)
+            raise SchemaError(f"{self._name} names no column and is the same for all rows; the columns are {names}")
         if not fits(kind):
             raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
         return pl.Series(dtype=kind).to_arrow().type
@@ -77,7 +80,8 @@ class RowExpression:
     def values(self, data: pa.RecordBatch) -> pl.Series:
         """Evaluate the expression for each row; raise ValueError if one fails (a text that is no number, say)."""
         try:
-            found = self._evaluate(data.select(self._columns))
+            used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
+            found = self._evaluate(used)
         except PolarsError as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
         if len(found) != data.num_rows:

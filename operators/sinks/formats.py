@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from operators.rows.sql import known_to_polars
 from operators.settings import OutputSettings
 from pipeline.api.errors import SchemaError
+from pipeline.system.atomic_files import write_parquet
 from pipeline.system.result_files import scan as scan_files
 
 _PACKED = {"gzip": ".gz", "zstd": ".zst"}
@@ -109,10 +110,6 @@ def scan(folder: Path) -> pl.LazyFrame:
     return pl.LazyFrame() if found is None else found
 
 
-def _write_parquet(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
-    pq.write_table(table, file, compression=compression, compression_level=level)
-
-
 def _write_arrow(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
     codec = None if compression == _NO_COMPRESSION else pa.Codec(compression, compression_level=level)
     with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
@@ -134,7 +131,7 @@ def _is_empty(file: Path) -> bool:
 
 
 FORMATS: Mapping[str, Format] = {
-    "parquet": Format(_check_parquet, _write_parquet),
+    "parquet": Format(_check_parquet, write_parquet),
     "jsonl": Format(_check_jsonl, _write_jsonl, packed=True),
     "arrow": Format(_check_arrow, _write_arrow),
 }

@@ -76,6 +76,8 @@ def load_object(target: str) -> Any:
         near = difflib.get_close_matches(name, dir(module), 1)
         where = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         hint = f"; did you mean '{near[0]}'?" if near else "; a file beside the job comes after all others of its name"
+        if module_name == "__main__":
+            hint = "; it was one of a notebook or a script, which alone can go on with this run; put it into a module"
         raise ConfigError(f"module '{module_name}'{where} has no '{name}'{hint}")
     return getattr(module, name)
 
@@ -99,7 +101,7 @@ def convert(key: str, value: object, hint: object) -> Any:
         near = did_you_mean(str(unknown[0]), names) or f"; its keys are {', '.join(names)}"
         raise ConfigError(f"{key} has no key '{unknown[0]}'{near}")
     hints = hints_of(wanted)
-    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k)) for k, v in value.items()})
+    return _call(key, wanted, {k: convert(f"{key}.{k}", v, hints.get(k, Any)) for k, v in value.items()})
 
 
 def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
@@ -114,15 +116,15 @@ def build_node(name: str, settings: object) -> Node:
         # An interpolation (${data}) may yield any value: OmegaConf does not check its type.
         if not isinstance(settings, NodeSettings):
             raise ConfigError(f"is {settings!r}, and must be a mapping with op and inputs")
-        operator, modules = _operator(settings.op)
+        operator, code = _operator(settings.op)
     except ConfigError as error:
         raise GraphError(name, str(error)) from error
     operator.on_error = OnError(settings.on_error)
-    return Node(operator, tuple(settings.inputs), settings.capacity_rows, modules, settings.step)
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, code, settings.step)
 
 
 def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
-    """Return the operator, and the modules of its class and of the functions among its arguments."""
+    """Return the operator, and the names of its class and of the functions among its arguments."""
     if not isinstance(op, Mapping):
         raise ConfigError(f"op is {op!r}, and must be a mapping with {TARGET}")
     target = op.get(TARGET)
@@ -134,7 +136,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     arguments = {f"{key}_" if keyword.iskeyword(key) else key: value for key, value in op.items() if key != TARGET}
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
-    converted = {key: convert(key, value, hints.get(key)) for key, value in arguments.items()}
+    converted = {key: convert(key, value, hints.get(key, Any)) for key, value in arguments.items()}
     suited = factory.suited(converted) if isinstance(factory, type) and issubclass(factory, BaseOperator) else factory
     operator = _call(target, suited, converted)
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
@@ -144,7 +146,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
             " process or run"
         )
     functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(hints.get(k))]
-    return operator, tuple(_parts(named)[0] for named in (target, *functions))
+    return operator, (target, *functions)
 
 
 def _check_names(target: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> None:

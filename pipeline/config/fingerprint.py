@@ -16,10 +16,12 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pipeline import OURS
+from pipeline.config.session_code import session_code
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import SECRET
@@ -60,7 +62,13 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
 def content_of(name: str, node: Node) -> dict[str, Any]:
     """Return the part of a fingerprint that files decide: the code of the node `name`, and what its operator says, such
     as the hash of its model."""
-    code = {f"nodes.{name}.code.{file}": sha256 for module in node.modules for file, sha256 in code_of(module).items()}
+    made: dict[str, str] = {}
+    for target in node.code:
+        of_session, modules = session_code(target)
+        named = target.replace(":", ".").rpartition(".")[0]
+        made |= of_session | code_of(named)
+        made |= {key: sha256 for module in modules for key, sha256 in code_of(module, with_installed=False).items()}
+    code = {f"nodes.{name}.code.{key}": sha256 for key, sha256 in made.items()}
     return code | {f"nodes.{name}.{key}": _plain(value) for key, value in node.op.fingerprint().items()}
 
 
@@ -90,6 +98,8 @@ def _node(key: str) -> str:
 def _difference(key: str, before: object, now: object) -> str:
     node, is_code, module = key.removeprefix("nodes.").partition(".code.")
     if is_code and ABSENT not in (before, now):  # do not print two hashes
+        if ":" in module:
+            return f"{module.partition(':')[2]} of {module.partition(':')[0]}, code of the node '{node}', has changed"
         return f"{module.replace('.', '/')}.py, code of the node '{node}', has changed"
     if key == "rules":
         return f"this version reads rows, makes prompts or checks answers by other rules ({before} -> {now})"
@@ -121,19 +131,21 @@ def _shown(value: object) -> str:
     return ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)
 
 
-def code_of(module: str) -> dict[str, str]:
-    """Return the SHA-256 of the source of `module`, which is loaded, and of the modules that it imports, by name; empty
-    for modules of this project and for those without Python source.
+def code_of(module: str, *, with_installed: bool = True) -> dict[str, str]:
+    """Return the SHA-256 of the source of `module`, and of the modules that it imports, by name; empty for modules of
+    this project and for those without Python source.
 
     Imports are followed in the source files, not in sys.modules, so that they do not depend on what else the process
     has imported. Only modules in the same import root count, neither installed packages nor this project.
     """
-    file = getattr(sys.modules.get(module), "__file__", None)
+    module, file = _place(module)
     if module.partition(".")[0] in OURS or file is None or not file.endswith(".py"):
         return {}
     depth = module.count(".") + (Path(file).name == "__init__.py")
     root = Path(file).absolute().parents[depth]  # its entry of sys.path
     is_installed = str(root) in {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+    if is_installed and not with_installed:
+        return {}
     only = module.partition(".")[0] if is_installed else None
     found: dict[str, str] = {}
     waiting = [(module, Path(file))]
@@ -147,6 +159,18 @@ def code_of(module: str) -> dict[str, str]:
             imports = _imports(tree, name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
     return dict(sorted(found.items()))
+
+
+def _place(module: str) -> tuple[str, str | None]:
+    """Return the name under which `module` is imported, which of `python -m package.module` is not __main__, and its
+    file, without importing it."""
+    loaded = sys.modules.get(module)
+    try:
+        spec = find_spec(module) if loaded is None else getattr(loaded, "__spec__", None)
+    except (ImportError, ValueError):  # of a package that is not there; of `from . import name`
+        spec = None
+    name = module if spec is None else spec.name
+    return name, getattr(loaded, "__file__", None if loaded is not None or spec is None else spec.origin)
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:

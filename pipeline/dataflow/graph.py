@@ -22,14 +22,14 @@ class Node:
     Args:
         inputs: names of the nodes that it reads; empty for the source.
         capacity_rows: rows that may wait on each input.
-        modules: modules of the operator and of the functions among its arguments.
+        code: the operator's class and the functions among its arguments, as `module.name`.
         step: the step of the job that it was made for, if any.
     """
 
     op: BaseOperator
     inputs: tuple[str, ...] = ()
     capacity_rows: int = 1024
-    modules: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
     step: str | None = None
 
 

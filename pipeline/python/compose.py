@@ -56,4 +56,6 @@ def _composed(job: str | Path | Job, options: Mapping[str, str], values: Mapping
     if not isinstance(job, Job):
         return composed(find_job(str(job)), options, values)
     with tempfile.TemporaryDirectory(prefix="job-") as folder:
-        return composed(find_job(str(job.save(Path(folder) / f"{job.name}.yaml"))), options, values)
+        path = Path(folder) / f"{job.name}.yaml"
+        path.write_text(job.to_yaml(), encoding="utf-8")
+        return composed(find_job(str(path)), options, values)

@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.api.errors import ConfigError
 from pipeline.config.build import TARGET
-from pipeline.python.values import name_of, options_and_values, plain_value
+from pipeline.python.values import name_of, of_main, options_and_values, plain_value
 
 
 class Job:
@@ -83,8 +83,17 @@ class Job:
         return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> Path:
-        """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path."""
+        """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path.
+
+        Raises:
+            ConfigError: the job has a function or a class of a notebook or a script, which no other process can find.
+        """
         where = Path(path)
+        if lost := next(of_main([self._steps, self._nodes, self._values]), None):
+            raise ConfigError(
+                f"a job file cannot name {lost}: only this notebook or script has it; put it into a module, such as a"
+                f" file beside {where}, and import it from there"
+            )
         where.write_text(self.to_yaml(), encoding="utf-8")
         return where
 

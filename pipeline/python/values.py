@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +54,17 @@ def name_of(value: Any) -> str:
     name = getattr(value, "__qualname__", "")
     if not name or "<" in name or "." in name:
         raise ConfigError(f"{value!r} cannot be found by a name; define it at the top of a module")
+    if getattr(sys.modules.get(value.__module__), name, None) is not value:
+        raise ConfigError(f"{value!r} is not what {value.__module__}.{name} is now; give the one that has this name")
     return f"{value.__module__}.{name}"
+
+
+def of_main(value: Any) -> Iterator[str]:
+    """Yield the functions and classes of `__main__` that a plain value names."""
+    if isinstance(value, str):
+        module, _, name = value.replace(":", ".").rpartition(".")
+        if module == "__main__" and callable(getattr(sys.modules["__main__"], name, None)):
+            yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from of_main(inner)

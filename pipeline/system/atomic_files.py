@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,9 +35,16 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
 
 
+def write_parquet(table: pa.Table, file: BinaryIO, compression: str = "zstd", level: int | None = None) -> None:
+    """Write `table` as a Parquet file: of no rows one without row groups, since `datasets` cannot read an empty one."""
+    with pq.ParquetWriter(file, table.schema, compression=compression, compression_level=level) as writer:
+        if table.num_rows:
+            writer.write_table(table)
+
+
 def write_parquet_shard(table: pa.Table, path: Path, chunk: int) -> Shard:
     """Write `table` as a Parquet shard; see `write_table_shard`."""
-    return write_table_shard(table, path, chunk, partial(pq.write_table, compression="zstd"))
+    return write_table_shard(table, path, chunk, write_parquet)
 
 
 def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[pa.Table, BinaryIO], object]) -> Shard:

@@ -177,7 +177,7 @@ def graph_of(**op: Any) -> Any:
 
 def test_a_job_names_the_function_by_its_module():
     node = graph_of(function=f"{HERE}.size", columns={"size": "int64"}).nodes["call"]
-    assert node.modules == ("operators.call", HERE)
+    assert node.code == ("operators.call.Call", f"{HERE}.size")
     assert isinstance(node.op, Call)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
 WORDS = "ARRAY_LENGTH(STRING_TO_ARRAY(text, ' '))"
+CONSTANTS: list[tuple[str, pa.DataType, Any]] = [
+    ("'a text'", pa.string(), "a text"),
+    ("1 + 1", pa.int32(), 2),
+    ("0.5", pa.float64(), 0.5),
+    ("1 = 1", pa.bool_(), True),
+    ("DATE('2026-01-31')", pa.date32(), datetime.date(2026, 1, 31)),
+    ("STRING_TO_ARRAY('a|b', '|')", pa.list_(pa.string()), ["a", "b"]),
+    ("STRING_TO_ARRAY(CONCAT(LEFT(text, 0), 'a|b'), '|')", pa.list_(pa.string()), ["a", "b"]),  # text is not needed
+    ("COALESCE('a', text)", pa.string(), "a"),
+]
 ROWS = [{"text": t, "n": i} for i, t in enumerate(("7", "one two", None, "x"))]
 
 
@@ -45,6 +56,7 @@ def test_columns_are_added_at_the_end_and_replaced_in_their_place(tmp_path):
         ("COALESCE(text, 'none')", pa.string()),
         ("CASE WHEN n > 1 THEN 'big' ELSE 'small' END", pa.string()),
         ("STRING_TO_ARRAY(text, ' ')", pa.list_(pa.string())),
+        *((sql, kind) for sql, kind, _ in CONSTANTS),
     ],
 )
 def test_the_type_that_is_planned_is_that_of_the_rows(tmp_path, sql, kind):
@@ -52,6 +64,11 @@ def test_the_type_that_is_planned_is_that_of_the_rows(tmp_path, sql, kind):
     assert op.plan(pa.schema([("row", pa.int64()), *SCHEMA])).field("made").type == kind
     _, flow = mapped(tmp_path, Map({"made": sql}))
     assert {b.data.schema.field("made").type for b in flow.sink.batches} == {kind}
+
+
+@pytest.mark.parametrize(("sql", "kind", "value"), CONSTANTS)
+def test_every_row_gets_a_constant(tmp_path, sql, kind, value):
+    assert [r["made"] for r in mapped(tmp_path, Map({"made": sql}))[0]] == [value] * len(ROWS)
 
 
 def test_a_row_whose_template_fails_is_a_reject_and_the_others_stay(tmp_path):

@@ -310,4 +310,4 @@ def test_a_job_names_the_function_by_its_module() -> None:
         ),
         "write": NodeSettings({"_target_": "tests.pipeline.job_ops.Parquet"}, "say"),
     }
-    assert build_graph(JobSettings(nodes=nodes)).nodes["say"].modules == ("operators.say", __name__)
+    assert build_graph(JobSettings(nodes=nodes)).nodes["say"].code == ("operators.say.Say", f"{__name__}.calculate")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 
 import jinja2
+import pyarrow as pa
 import pytest
 from jinja2.exceptions import SecurityError
 
+from operators.prompts.columns import used_columns
 from operators.prompts.template import Template
 from pipeline.api.errors import ConfigError
 
@@ -92,6 +95,43 @@ def test_a_template_stands_alone(source: str) -> None:
 def test_one_that_no_compiler_takes_is_a_config_error(source: str) -> None:
     with pytest.raises(ConfigError, match=r"^t "):
         rendered(source)
+
+
+@pytest.mark.parametrize("name", ["User Question", "Was? (€)", "a-b", "2nd", "if", "items", "row", 'say "it"', "", "q"])
+def test_a_column_of_any_name_is_read_by_its_name_and_known_while_planning(name: str) -> None:
+    schema = pa.schema([(column, pa.string()) for column in dict.fromkeys(["row", "q", name])])
+    values = {"row": "3", "q": name} | {name: "here"}
+    template = Template(f"{{{{ row[{json.dumps(name)}] }}}}", "template", strict=True)
+    assert used_columns(template, schema) == [name]
+    assert template.render({name: "here"}) == "here"
+    assert used_columns(Template("{{ row[q ~ ''] }}", "template", strict=True), schema) == schema.names
+    by_another = Template("{{ row[key] }}, {{ row }}", "template", strict=True)
+    assert by_another.render(values | {"key": name}) == f"here, {values['row']}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ User Question }}", r"got 'Question'; .* is written {{ row\['its name'\] }}, or renamed with data.rename"),
+        ("{% if User Question %}{% endif %}", r"row\['its name'\]"),
+        ("{{ Preis (€) }}", r"row\['its name'\]"),
+        ("{{ a-b }}", r"uses 'a'; the columns are a-b; a column of any name is written {{ row\['its name'\] }}"),
+        ("{{ row['c'] }}", "uses 'c'; the columns are a-b"),
+        ("{{ row[0] }}", "uses '0'; the columns are a-b"),
+    ],
+)
+def test_what_names_no_column_is_told_how_one_of_any_name_is_written(source: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        used_columns(Template(source, "template", strict=True), pa.schema([("a-b", pa.string())]))
+
+
+def test_a_row_of_the_template_itself_stays_what_it_is() -> None:
+    macro = "{% macro m(row) %}{{ row[0] }}{% endmacro %}"
+    source = f"{macro}{{% for row in [{{'a': 1}}] %}}{{{{ row['a'] }}}}{{% endfor %}}{{{{ m([2]) }}}}"
+    assert Template(source, "template", strict=True).render({}) == "12"
+    assert Template("{{ row['a'] }}", "chat template", strict=False).render({"row": {"a": 1}}) == "1"
+    with pytest.raises(jinja2.UndefinedError, match="has no attribute 'a'"):
+        Template("{{ row.a }}", "template", strict=True).render({"row": 3})
 
 
 def test_it_says_the_same_again() -> None:

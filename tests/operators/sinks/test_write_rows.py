@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,10 +25,11 @@ from pipeline.api.records import LINEAGE, ROW, Batch, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.graph import Node
 from pipeline.run_dir.metrics_table import MetricsTables
-from pipeline.system.atomic_files import rename_shards
+from pipeline.system.atomic_files import part_name, rename_shards, write_parquet_shard
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
+LOADERS = {"parquet": "parquet", "jsonl": "json", "arrow": "arrow"}
 
 
 def row(i: int) -> dict[str, Any]:
@@ -119,6 +121,30 @@ def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
     rename_shards([shard])
     assert (shard.path.exists(), shard.rows) == (True, 0)
     assert scan(shard.path.parent).collect().height == 0
+
+
+@pytest.mark.parametrize("output", [OutputSettings(), *FORMATS[2:4], FORMATS[5]], ids=named)
+def test_datasets_reads_a_folder_in_which_a_chunk_has_no_rows(tmp_path, output) -> None:
+    """An empty row group of a Parquet file is an error there, also where another file has rows."""
+    empty, full = write(tmp_path / "empty", [], output), write(tmp_path, [[row(0), row(1)]], output)
+    rename_shards([empty, full])
+    for chunk in (1, 2):
+        (full.path.parent / full.path.name.replace("00000", f"{chunk:05d}")).write_bytes(empty.path.read_bytes())
+    for streaming in (False, True):
+        files = sorted(map(str, full.path.parent.iterdir()), reverse=True)
+        loaded = datasets.load_dataset(
+            LOADERS[output.format], data_files=files, cache_dir=tmp_path, split="train", streaming=streaming
+        )
+        assert [found["ids"] for found in loaded] == [[], [1]]
+
+
+def test_no_parquet_shard_has_a_row_group_without_rows(tmp_path) -> None:
+    none = SCHEMA.empty_table()
+    shards = [write(tmp_path, [], output) for output in FORMATS[:2]]
+    shards += [write(tmp_path, [[]]), write_parquet_shard(none, tmp_path / "rejects" / part_name(0), 0)]
+    for shard in shards:
+        found = pq.ParquetFile(shard.temporary)
+        assert (found.num_row_groups, found.schema_arrow) == (0, SCHEMA)
 
 
 def test_rows_that_cannot_be_shown_end_no_run_that_is_done(tmp_path) -> None:

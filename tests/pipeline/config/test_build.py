@@ -12,7 +12,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, GraphError
 from pipeline.api.protocols import BaseOperator
 from pipeline.cli.main import main
-from pipeline.config.build import build_graph
+from pipeline.config.build import build_graph, build_node
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.command_line import NODES, OPS, here
 
@@ -68,6 +68,14 @@ def test_mappings_become_the_dataclass_of_the_annotation_and_as_becomes_as_(monk
     op["options"] = {3: "a"}  # type: ignore[dict-item]
     with pytest.raises(GraphError, match="options has no key '3'; its keys are size"):
         build_graph(JobSettings(nodes=nodes))
+
+
+@pytest.mark.parametrize("value", [None, "", "a", 3, 0.5, True, [1, None], {"a": [2]}])
+def test_an_argument_without_an_annotation_takes_any_value(monkeypatch, value):
+    monkeypatch.setattr(Sink.__init__, "__annotations__", {})
+    sink = build_node("s", NodeSettings({"_target_": f"{__name__}.Sink", "options": value, "as": value})).op
+    assert isinstance(sink, Sink)
+    assert (sink.options, sink.as_) == (value, value)
 
 
 def test_modules_beside_the_job_file_are_importable(tmp_path, capsys):

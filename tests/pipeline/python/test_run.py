@@ -159,6 +159,40 @@ def test_a_job_of_python_is_the_file_that_it_saves(tmp_path):
         job.step("first", prompt="x")
 
 
+CELL = """
+LIMIT = {limit}
+def cut(text): return text[:LIMIT]
+def short(row): return {{"short": cut(row["prompt"])}}
+"""
+
+
+def test_a_function_of_a_notebook_is_another_job_when_it_is_defined_anew(tmp_path, monkeypatch):
+    """Old results came back silently: no file holds its code."""
+    cells = vars(sys.modules["__main__"])
+    for name in ("LIMIT", "cut", "short"):
+        monkeypatch.setitem(cells, name, None)  # taken out again at the end
+
+    def job(limit: int) -> Job:
+        exec(compile(CELL.format(limit=limit), "<cell>", "exec"), cells)
+        made = Job("short").node("read", "operators.sources.read_prompts.ReadPrompts")
+        made.node("short", "operators.call.Call", "read", function=cells["short"], columns={"short": "string"})
+        return made.node("write", "operators.sinks.write_rows.WriteRows", "short")
+
+    given: dict[str, Any] = {"rows": ["What is 2 + 3?"], "directory": tmp_path / "out", **QUIET}
+    assert run(job(4), **given).rows().collect()["short"].to_list() == ["What"]
+    assert run(job(4), **given).outcome is ExitCode.DONE
+    with pytest.raises(ConfigError, match="LIMIT of __main__, code of the node 'short', has changed"):
+        run(job(7), **given)
+    assert run(job(7), overwrite=True, **given).rows().collect()["short"].to_list() == ["What is"]
+    with pytest.raises(ConfigError, match=r"cannot name __main__.short: .* put it into a module"):
+        job(7).save(tmp_path / "short.yaml")
+    assert not (tmp_path / "short.yaml").exists()
+    before = cells["short"]
+    job(7)
+    with pytest.raises(ConfigError, match=r"is not what __main__.short is now"):
+        Job("short").node("short", "operators.call.Call", "read", function=before)
+
+
 def test_a_finished_run_is_found_and_other_settings_are_refused(tmp_path):
     first = run("quickstart", FEW, directory=tmp_path / "out", **QUIET)
     before = parts(first.directory)
