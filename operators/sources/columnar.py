@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.reader import BadRow, Block, Reader
-from pipeline.api.records import record_json
+from pipeline.api.records import python_values, record_json
 
 READ_ROWS = 8192
 FILE_MAGIC = b"ARROW1"
@@ -120,7 +120,7 @@ def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
     name, text = next(iter(broken.items()), ("", None))
     why = "is damaged; write the file again" if text is None else "is not text in UTF-8; write the file again in UTF-8"
     record = {
-        name: (broken[name] or "(cannot be read)") if name in broken else column[0].as_py()
+        name: (broken[name] or "(cannot be read)") if name in broken else python_values(column)[0]
         for name, column in columns.items()
     }
     return BadRow(offset, f"column '{name}' {why}", None, record_json(record))
