@@ -7,6 +7,8 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 
+from operators.rows.arrow_types import plain_type
+
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 DAY_S = 86_400
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -82,3 +84,13 @@ def columns() -> dict[str, pa.Array]:
         [(-ends - 1, -ends - 1, LEAST), (ends, ends, GREATEST), None, (1, 2, 3)], pa.month_day_nano_interval()
     )
     return found
+
+
+def taken() -> dict[str, pa.Array]:
+    """Return the columns as they come out of a reader: without views, dictionaries and run ends."""
+    plain = {name: plain_type(column.type) for name, column in columns().items()}
+    return {
+        name: column if plain[name] == column.type else column.cast(plain[name])
+        for name, column in columns().items()
+        if not pa.types.is_run_end_encoded(column.type)
+    }

@@ -24,4 +24,9 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
     if unknown:
         hint = did_you_mean(unknown[0], schema.names)
         raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
+    if taken := sorted(template.reserved & set(schema.names)):
+        raise SchemaError(
+            f"{template.name} uses '{taken[0]}', which is a word of Jinja's and not the column; give the column another"
+            f" name, which the template can use (data.rename={{{taken[0]}: another_name}}, or operators.columns.Rename)"
+        )
     return [name for name in schema.names if name in template.named]  # a column named `range` counts as well

@@ -56,6 +56,11 @@ class Template:
             tree = environment.parse(source)
             self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys())
             self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
+            constants = [
+                node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, bool | None)
+            ]
+            self.reserved = frozenset(spelt for value in constants for spelt in (str(value), str(value).lower()))
+            self.reserved |= self.named & {"self"}
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}") from error

@@ -179,7 +179,7 @@ def python_values(column: pa.Array) -> list[Any]:
     (`_as_text`): years beyond 9999, unknown time zones, nanoseconds of a time of day, a struct with duplicate names."""
     try:
         values = list(column.to_pylist())
-        if not _holds_times(column.type) or pa.array(values, column.type).equals(column):
+        if not holds_times(column.type) or pa.array(values, column.type).equals(column):
             return values
     except _NOT_HELD:
         pass
@@ -192,7 +192,7 @@ def _python_value(value: pa.Scalar) -> Any:
         return None
     try:
         found = value.as_py()
-        if not _holds_times(kind) or pa.scalar(found, kind).equals(value):
+        if not holds_times(kind) or pa.scalar(found, kind).equals(value):
             return found
     except _NOT_HELD:
         pass
@@ -206,10 +206,10 @@ def _python_value(value: pa.Scalar) -> Any:
     return _python_value(inner) if isinstance(inner, pa.Scalar) else _as_text(value)
 
 
-def _holds_times(kind: pa.DataType) -> bool:
+def holds_times(kind: pa.DataType) -> bool:
     """Return True for types whose values may come out of Python as other ones: a duration as NaT, a time cut off."""
     inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
-    return pa.types.is_temporal(kind) or any(map(_holds_times, inner))
+    return pa.types.is_temporal(kind) or any(map(holds_times, inner))
 
 
 def _as_text(value: pa.Scalar) -> str:
