@@ -16,7 +16,7 @@ from operators.rows.batches import WholeChunks, split
 from operators.rows.lineage import require_samples, samples
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import SchemaError
-from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api.records import Batch, Output, RejectKind, add_columns, python_values, require_column
 
 LOSERS = ("reject", "drop")
 """What becomes of the samples that are not kept (argument `losers`)."""
@@ -114,7 +114,7 @@ class Majority(WholeChunks):
         return self._schema
 
     def decide(self, batch: Batch) -> Iterable[Output]:
-        values = [None if v is None else _comparable(v) for v in batch.data.column(self._column).to_pylist()]
+        values = [None if v is None else _comparable(v) for v in python_values(batch.data.column(self._column))]
         counts = np.zeros((2, batch.num_rows), np.int32)
         keep = np.zeros(batch.num_rows, bool)
         for group in samples(batch.data).values():

@@ -14,7 +14,7 @@ from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, python_rows, python_values, require_column
 
 Row = dict[str, Any]
 
@@ -75,7 +75,8 @@ class Call(BaseOperator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        results = [self._results(row) for row in batch.data.to_pylist()]
+        given = python_rows(batch.data)
+        results = [self._results(dict(row)) for row in given]
         made = [row for rows in results for row in rows]
         parents, numbers = repeated(np.array([len(rows) for rows in results], np.int64))
         dropped = [i for i, rows in enumerate(results) if not rows]
@@ -83,7 +84,7 @@ class Call(BaseOperator):
             yield batch.reject(dropped, f"{self._name} returned nothing", RejectKind.FILTERED)
         if made or not dropped:
             expanded = len(made) - (batch.num_rows - len(dropped))
-            data = self._data(batch.data.take(pa.array(parents)), made, numbers)
+            data = self._data(batch.data.take(pa.array(parents)), [given[i] for i in parents], made, numbers)
             yield batch.with_data(data, expanded=expanded)
 
     def _results(self, row: Row) -> list[Row]:
@@ -113,10 +114,15 @@ class Call(BaseOperator):
             raise ValueError(f"{self._name} changed 'row' or 'lineage', which say which row it is")
         return dict(result)
 
-    def _data(self, kept: pa.RecordBatch, made: list[Row], numbers: npt.NDArray[np.int32]) -> pa.RecordBatch:
-        """Make the output columns. `kept` has, for each new row, the row it was made from. Columns that the function
-        did not return are taken from `kept` unchanged: not every Arrow value survives a round trip through Python."""
-        returned = {name for row in made for name in row}.difference(IDENTITY)
+    def _data(
+        self, kept: pa.RecordBatch, given: list[Row], made: list[Row], numbers: npt.NDArray[np.int32]
+    ) -> pa.RecordBatch:
+        """Make the output columns. `kept` has, for each new row, the row it was made from, and `given` what of it the
+        function got. Columns that the function did not return, or as they were, are taken from `kept` unchanged: not
+        every Arrow value survives a round trip through Python."""
+        returned = {
+            name for row, old in zip(made, given, strict=True) for name in row if not _as_it_was(row[name], old, name)
+        }.difference(IDENTITY)
         columns = []
         for field in self._schema:
             before = kept.column(field.name) if field.name in kept.schema.names else None
@@ -125,22 +131,37 @@ class Call(BaseOperator):
             elif before is not None and before.type == field.type and field.name not in returned:
                 columns.append(before)
             else:
-                columns.append(self._column(field, before, made))
+                columns.append(self._column(field, before, given, made))
         return pa.record_batch(columns, schema=self._schema)
 
-    def _column(self, field: pa.Field, before: pa.Array | None, made: list[Row]) -> pa.Array:
-        """Make a column of the returned values; rows for which none was returned keep their value of `before`."""
+    def _column(self, field: pa.Field, before: pa.Array | None, given: list[Row], made: list[Row]) -> pa.Array:
+        """Make a column of the returned values; rows for which none was returned, or as it was, keep their value of
+        `before`."""
         name = field.name
-        had = [None] * len(made) if before is None or all(name in row for row in made) else before.to_pylist()
-        values = [row.get(name, old) for row, old in zip(made, had, strict=True)]
+        kept = before if before is not None and before.type == field.type else None
+        same = [
+            kept is not None and (name not in row or _as_it_was(row[name], old, name))
+            for row, old in zip(made, given, strict=True)
+        ]
+        had = [None] * len(made) if before is None or kept is not None else python_values(before)
+        values = [None if stays else row.get(name, old) for stays, row, old in zip(same, made, had, strict=True)]
         try:
             if (fraction := _fraction(values, pa.list_(field.type))) is not None:
                 raise ValueError(f"{fraction!r} is no whole number")  # Arrow would truncate it
-            return pa.array(values, field.type)
+            column = pa.array(values, field.type)
+            if not any(same):
+                return column
+            places = np.arange(len(made)) + np.where(same, 0, len(made))
+            return pa.concat_arrays([kept, column]).take(pa.array(places))
         except UnicodeEncodeError as error:
             raise ValueError(f"{self._name}: column '{name}' has {HALF_A_CHARACTER}") from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self._name}: column '{name}' is {field.type}: {error}") from error
+
+
+def _as_it_was(value: Any, old: Row, name: str) -> bool:
+    """Return True for the value that the function got; a list or a dict may have been changed in place."""
+    return name in old and value is old[name] and not isinstance(value, list | dict)
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:

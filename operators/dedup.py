@@ -15,7 +15,7 @@ from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, KeptRows, Nea
 from operators.rows.lineage import identities
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import ROW, Batch, Output, require_column
+from pipeline.api.records import ROW, Batch, Output, python_values, require_column
 
 
 class Dedup(BaseOperator):
@@ -137,7 +137,7 @@ class Dedup(BaseOperator):
         """Return the hash of each row; empty if only `near` is set."""
         if not self._columns:
             return [b""] * batch.num_rows
-        columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        columns = [python_values(batch.data.column(name)) for name in self._columns]
         return [_hash(values) for values in zip(*columns, strict=True)]
 
 

@@ -16,7 +16,7 @@ from operators.rows.lineage import refuse_identity, require_samples, samples
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api.records import LINEAGE, Batch, Output, RejectKind, add_columns, python_values, require_column
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 LAST_ROLES = ("user", "assistant", "tool")
@@ -115,10 +115,7 @@ def _differ(column: pa.Array, i: int, j: int) -> bool:
     a, b = column.slice(i, 1), column.slice(j, 1)
     if a.equals(b):
         return False
-    try:
-        return repr(a.to_pylist()) != repr(b.to_pylist())
-    except (ValueError, OverflowError):  # a time that Python cannot represent
-        return True
+    return repr(python_values(a)) != repr(python_values(b))
 
 
 class Pairs(BaseOperator):
@@ -202,7 +199,7 @@ class Pairs(BaseOperator):
     def process(self, batch: Batch) -> Iterable[Output]:
         pairs: dict[int, tuple[Any, ...]] = {}
         failed: dict[int, _NoPair] = {}
-        prompts = batch.data.column(self._prompt).to_pylist()
+        prompts = python_values(batch.data.column(self._prompt))
         for i, (prompt, texts, scores) in enumerate(
             zip(prompts, self._texts.lists(batch.data), self._scores.lists(batch.data), strict=True)
         ):

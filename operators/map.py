@@ -18,7 +18,7 @@ from operators.rows.sql import RowExpression
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output
+from pipeline.api.records import Batch, Output, python_rows
 
 _NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?")
 
@@ -114,9 +114,8 @@ class _Text:
         return pa.string()
 
     def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
-        rows = data.select(self._columns).to_pylist() if self._columns else [{}] * data.num_rows
         texts: list[str | None] = [None] * data.num_rows
-        for i, row in enumerate(rows):
+        for i, row in enumerate(python_rows(data.select(self._columns))):
             try:
                 texts[i] = self._template.render(row)
             except jinja2.TemplateError as error:

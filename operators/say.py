@@ -19,7 +19,7 @@ from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
 from pipeline.api.errors import HALF_A_CHARACTER, ConfigError, SchemaError
 from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, require_column
+from pipeline.api.records import Batch, Output, python_rows, python_values, require_column
 
 ASSISTANT, TOOL = "assistant", "tool"
 NEEDS = {SYSTEM: "content", USER: "content", ASSISTANT: "answer", TOOL: "function"}
@@ -104,8 +104,8 @@ class Say(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         there = self._column in batch.data.schema.names
-        before = batch.data.column(self._column).to_pylist() if there else [None] * batch.num_rows
-        rows = batch.data.select(self._columns).to_pylist() if self._columns else [{}] * batch.num_rows
+        before = python_values(batch.data.column(self._column)) if there else [None] * batch.num_rows
+        rows = python_rows(batch.data.select(self._columns))
         texts: list[str] = []
         failed: dict[int, str] = {}
         for i, (value, row) in enumerate(zip(before, rows, strict=True)):

@@ -18,7 +18,7 @@ from operators.prompts.messages import NoPrompt
 from operators.prompts.rendering import PROMPT_TEXT
 from operators.settings import SamplingSettings
 from pipeline.api.errors import HALF_A_CHARACTER
-from pipeline.api.records import ROW, Batch, Rejects
+from pipeline.api.records import ROW, Batch, Rejects, python_values
 
 PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
 CHARACTERS_PER_TOKEN = 3
@@ -95,7 +95,7 @@ class Requests:
         rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
         data = expanded.data
         prompts = data.column(PROMPT_TEXT.name).to_pylist()
-        values = {name: data.column(name).to_pylist() for name in self._columns}
+        values = {name: python_values(data.column(name)) for name in self._columns}
         numbers = data.column(ROW.name).to_pylist()
         rows, refused = [], {}
         for i, seed in enumerate(self._seeds.of(data)):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.rows.lineage import hash_of, mix, row_hashes
-from pipeline.api.records import ROW
+from pipeline.api.records import ROW, python_values
 
 SEED = "seed"
 SEED_BITS = 63
@@ -56,7 +56,7 @@ class RowSeeds:
         numbers = np.asarray(data.column(ROW.name))
         if self._id_column is None:
             return numbers.astype(np.uint64)
-        given = zip(data.column(self._id_column).to_pylist(), numbers.tolist(), strict=True)
+        given = zip(python_values(data.column(self._id_column)), numbers.tolist(), strict=True)
         ids = np.array([number if i is None else hash_of(str(i)) for i, number in given], np.uint64)
         rounds = self._round_of(numbers)
         return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))

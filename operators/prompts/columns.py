@@ -26,4 +26,9 @@ def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = (
         odd = [name for name in schema.names if not name.isidentifier() and unknown[0] in name]
         hint = f"; {OF_ANY_NAME}" if odd else did_you_mean(unknown[0], schema.names)
         raise SchemaError(f"{template.name} uses '{unknown[0]}'; {columns_of(schema)}{hint}")
+    if taken := sorted(template.reserved & set(schema.names)):
+        raise SchemaError(
+            f"{template.name} uses '{taken[0]}', which is a word of Jinja's and not the column; give the column another"
+            f" name, which the template can use (data.rename={{{taken[0]}: another_name}}, or operators.columns.Rename)"
+        )
     return [name for name in schema.names if name in template.named | by_name]  # a column named `range` counts as well

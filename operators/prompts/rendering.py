@@ -26,7 +26,7 @@ from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.records import Batch, Output, add_columns, python_values, require_column
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 ASSISTANT = "assistant"
@@ -94,7 +94,7 @@ class Rendering(BaseOperator):
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        columns = [batch.data.column(name).to_pylist() for name in self._columns]
+        columns = [python_values(batch.data.column(name)) for name in self._columns]
         raw: list[Any] = [None] * batch.num_rows
         if self._raw_column is not None:
             raw = batch.data.column(self._raw_column).to_pylist()

@@ -64,6 +64,11 @@ class Template:
             own = {*environment.globals, *({} if self.by_name == frozenset() else {_BY_NAME})}
             self.unknown = frozenset(jinja2.meta.find_undeclared_variables(tree) - own)
             self.named = frozenset(node.name for node in tree.find_all(jinja2.nodes.Name))
+            constants = [
+                node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, bool | None)
+            ]
+            self.reserved = frozenset(spelt for value in constants for spelt in (str(value), str(value).lower()))
+            self.reserved |= self.named & {"self"}
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             hint = f"; {OF_ANY_NAME}" if strict and _OF_SUCH_A_NAME.search(error.message or "") else ""

@@ -190,6 +190,12 @@ def plain_type(found: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pa.types.is_list(found) or pa.types.is_large_list(found):
         return pa.list_(plain_type(found.value_type))
+    if pa.types.is_fixed_size_list(found):
+        inner = plain_type(found.value_type)
+        return found if inner == found.value_type else pa.list_(inner, found.list_size)
+    if pa.types.is_map(found):
+        pair = plain_type(found.key_type), plain_type(found.item_type)
+        return found if pair == (found.key_type, found.item_type) else pa.map_(*pair)
     if pa.types.is_struct(found):
         return pa.struct([pa.field(f.name, plain_type(f.type)) for f in found])
     return found

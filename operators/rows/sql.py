@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import polars as pl
 import pyarrow as pa
-from polars.exceptions import ColumnNotFoundError, PolarsError, SQLInterfaceError, SQLSyntaxError
+from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, SQLInterfaceError, SQLSyntaxError
 
+from operators.rows.times import most_of_polars, rows_beyond
 from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import python_values
+from pipeline.system.result_files import known_to_polars
 
 _BEYOND_THE_ROW = re.compile(
     r"\b(array_agg|avg|corr|count|covar\w*|first\w*|last\w*|listagg|max|median|min|quantile\w*|row_number|std\w*"
@@ -18,15 +21,6 @@ _BEYOND_THE_ROW = re.compile(
     re.I,
 )
 _CLOCK = re.compile(r"\bnow\s*\(|\b(current_date|current_time|current_timestamp|localtime|localtimestamp)\b", re.I)
-_OTHERS = (
-    pa.types.is_decimal256,
-    pa.types.is_interval,
-    pa.types.is_large_list_view,
-    pa.types.is_list_view,
-    pa.types.is_run_end_encoded,
-    pa.types.is_union,
-)
-"""Types that polars does not support."""
 
 
 class RowExpression:
@@ -66,7 +60,8 @@ class RowExpression:
             ConfigError: it is not SQL.
             SchemaError: it names an unknown column, or none although `constants` is false, or its type does not fit.
         """
-        schema = pa.schema([f for f in schema if known_to_polars(f.type)])
+        self._unknown = {f.name: f.type for f in schema if not known_to_polars(f.type)}
+        schema = pa.schema([f for f in schema if f.name not in self._unknown])
         kind = self._checked(schema)
         # A column is used if the expression fails without it. Only used columns are converted for each batch.
         self._columns = [name for name in schema.names if not self._works_without(schema, name)]
@@ -79,10 +74,14 @@ class RowExpression:
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
         """Evaluate the expression for each row; raise ValueError if one fails (a text that is no number, say)."""
+        for name in self._columns:
+            if rows := rows_beyond(data.column(name), most_of_polars):
+                value = python_values(data.column(name).slice(rows[0], 1))[0]
+                raise ValueError(f"{self._name}: column '{name}' has {value}, which is too far for SQL")
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
             found = self._evaluate(used)
-        except PolarsError as error:
+        except (PolarsError, PanicException) as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
         if len(found) != data.num_rows:
             raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
@@ -94,6 +93,11 @@ class RowExpression:
         except ColumnNotFoundError as error:
             what, columns = str(error).partition(";")[0], ", ".join(schema.names)
             quoted = re.search(r'column "(.*)"', what)
+            if quoted and quoted[1] in self._unknown:
+                raise SchemaError(
+                    f"{self._name}: column '{quoted[1]}' has type {self._unknown[quoted[1]]}, which SQL does not know;"
+                    " a template can read it (operators.map.Map, templates)"
+                ) from error
             if quoted and quoted[0].removeprefix("column ") in self._text:
                 columns += f"; a text takes single quotes: '{quoted[1]}'"
             raise SchemaError(f"{self._name}: {what}; the columns are {columns}") from error
@@ -121,15 +125,7 @@ def _names(expression: str, column: str) -> bool:
     return re.search(rf"\b{re.escape(column)}\b", expression) is not None
 
 
-def known_to_polars(kind: pa.DataType) -> bool:
-    """Return True if polars accepts a column of this type; some other types make it abort the process."""
-    if any(is_other(kind) for is_other in _OTHERS):
-        return False
-    inner = [kind.field(i) for i in range(kind.num_fields)]
-    return len({f.name for f in inner}) == len(inner) and all(known_to_polars(f.type) for f in inner)
-
-
-def _without_plan(error: PolarsError) -> str:
+def _without_plan(error: BaseException) -> str:
     return str(error).partition("\n\nResolved plan")[0].partition("\n\nThis error occurred")[0]
 
 

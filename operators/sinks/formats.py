@@ -12,10 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.rows.sql import known_to_polars
+from operators.rows.times import Most, most_of_parquet, most_of_polars
 from operators.settings import OutputSettings
 from pipeline.api.errors import SchemaError
 from pipeline.system.atomic_files import write_parquet
+from pipeline.system.result_files import known_to_polars
 from pipeline.system.result_files import scan as scan_files
 
 _PACKED = {"gzip": ".gz", "zstd": ".zst"}
@@ -35,6 +36,8 @@ class Format:
     """Takes a table, an open file, a compression and its level."""
     packed: bool = False
     """True if the file is compressed as a whole."""
+    most: Most | None = None
+    """The times that such a file can hold; None: all."""
 
 
 def format_of(output: OutputSettings) -> tuple[str, Write]:
@@ -68,6 +71,8 @@ def _check_parquet(field: pa.Field) -> None:
     except pa.ArrowNotImplementedError as error:
         raise _not_writable(field, "Parquet files") from error
     except OSError as error:
+        if "Scale" in str(error):
+            raise _not_writable(field, "Parquet files") from error
         raise _too_deep(field, "Parquet") from error
 
 
@@ -131,8 +136,8 @@ def _is_empty(file: Path) -> bool:
 
 
 FORMATS: Mapping[str, Format] = {
-    "parquet": Format(_check_parquet, write_parquet),
-    "jsonl": Format(_check_jsonl, _write_jsonl, packed=True),
+    "parquet": Format(_check_parquet, write_parquet, most=most_of_parquet),
+    "jsonl": Format(_check_jsonl, _write_jsonl, packed=True, most=most_of_polars),
     "arrow": Format(_check_arrow, _write_arrow),
 }
 """By `output.format`, which also begins the ending of the files' names. A new format is a line here, one in

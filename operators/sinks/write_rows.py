@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePath
 
 import polars as pl
 import pyarrow as pa
 
+from operators.rows.times import rows_beyond
 from operators.settings import OutputSettings
-from operators.sinks.formats import format_of, refuse_unwritable, scan
+from operators.sinks.formats import FORMATS, format_of, refuse_unwritable, scan
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import ROW, Batch, Output, require_column
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_table_shard
+from pipeline.system.result_files import shown_rows
 
 PREVIEW_WIDTH = 300
 """Characters of a value to show in a preview."""
@@ -69,9 +71,11 @@ class WriteRows(BaseOperator):
         self._path = runtime.output_dir / "data" / self._directory
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        rows = pa.record_batch([batch.data.column(n) for n in self._schema.names], schema=self._schema)
-        self._chunks.setdefault(batch.chunk, []).append(rows)
-        return ()
+        """Hold the rows. Yield rejects for those with a time that the format cannot hold."""
+        bad = self._not_held(batch.data)
+        if bad:
+            yield batch.reject(list(bad), list(bad.values()))
+        self._chunks.setdefault(batch.chunk, []).append(self._own(batch.data, bad))
 
     def finish(self, chunk: int) -> Iterable[Output]:
         """Write the chunk under a temporary name; the commit renames it."""
@@ -84,10 +88,25 @@ class WriteRows(BaseOperator):
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int:
         """Return the size in bytes of a file with these rows."""
-        rows = [batch.data.select(self._schema.names).cast(self._schema) for batch in batches]
+        rows = [self._own(batch.data, self._not_held(batch.data)) for batch in batches]
         file = io.BytesIO()
         self._write(pa.Table.from_batches(rows, self._schema), file)
         return file.tell()
+
+    def _own(self, data: pa.RecordBatch, without: Collection[int]) -> pa.RecordBatch:
+        """Return the columns of the file, of all rows but some."""
+        if without:
+            data = data.take(pa.array([i for i in range(data.num_rows) if i not in without], pa.int64()))
+        return pa.record_batch([data.column(n) for n in self._schema.names], schema=self._schema)
+
+    def _not_held(self, data: pa.RecordBatch) -> dict[int, str]:
+        """Return why a row cannot be written, by its index."""
+        found = FORMATS[self._output.format]
+        if found.most is None:
+            return {}
+        why = f"has a time that is too far for output={self._output.format}; write output=arrow, or take the column out"
+        names = self._schema.names
+        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), found.most)}
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
         """Return the first rows, if `output.preview` asks for them."""
@@ -99,9 +118,9 @@ class WriteRows(BaseOperator):
             found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
         except pl.exceptions.PanicException as error:  # a BaseException, which would end a finished run
             raise ValueError(f"the rows have a type that polars cannot show: {error}") from error
-        for row in found.select(names if found.width else []).iter_rows():
-            for name, value in zip(names, row, strict=True):
-                yield f"{name:{width}}  {textwrap.shorten(_shown(value), PREVIEW_WIDTH)}"
+        for row in shown_rows(found):
+            for name in names:
+                yield f"{name:{width}}  {textwrap.shorten(_shown(row[name]), PREVIEW_WIDTH)}"
             yield ""
 
 

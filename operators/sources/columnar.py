@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from operators.rows.arrow_types import plain_schema
 from operators.sources.reader import BadRow, Block, Reader
-from pipeline.api.records import record_json
+from pipeline.api.errors import InputError
+from pipeline.api.records import python_values, record_json
 
 READ_ROWS = 8192
 FILE_MAGIC = b"ARROW1"
@@ -66,7 +67,16 @@ class ArrowReader(Reader):
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self._open() as (reader, _):
-            return plain_schema(reader.schema)
+            found = plain_schema(reader.schema)
+        for field in found:
+            try:
+                pa.nulls(1, field.type).take(pa.array([0]))
+            except pa.ArrowNotImplementedError as error:
+                raise InputError(
+                    f"column '{field.name}' of {self.file} has type {field.type}, of which Arrow cannot take single"
+                    " rows; write its values plainly (pyarrow.compute.run_end_decode), or take it out"
+                ) from error
+        return found
 
     def total_rows(self) -> int | None:
         """Count the rows by the headers of the batches; None for a stream."""
@@ -120,7 +130,7 @@ def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
     name, text = next(iter(broken.items()), ("", None))
     why = "is damaged; write the file again" if text is None else "is not text in UTF-8; write the file again in UTF-8"
     record = {
-        name: (broken[name] or "(cannot be read)") if name in broken else column[0].as_py()
+        name: (broken[name] or "(cannot be read)") if name in broken else python_values(column)[0]
         for name, column in columns.items()
     }
     return BadRow(offset, f"column '{name}' {why}", None, record_json(record))

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pipeline import OURS, PACKAGES, PROJECT
 from pipeline.api.errors import Cancelled, PipelineError, Released
-from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard
+from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard, python_values
 
 Process = Callable[[Batch], Iterable[Output]]
 
@@ -68,7 +68,7 @@ def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> 
         try:
             list(process(batch.with_data(row)))
         except kind:
-            values = {name: row[name][0].as_py() for name in ("row", "id") if name in row.schema.names}
+            values = {name: python_values(row[name])[0] for name in ("row", "id") if name in row.schema.names}
             return ", ".join(f"{name} {value!r}" for name, value in values.items())
         except (Cancelled, Released):
             return None

@@ -33,6 +33,9 @@ REJECT_SCHEMA = pa.schema(
     ]
 )
 
+_NOT_HELD = (pa.ArrowException, ValueError, OverflowError, KeyError)
+"""What is raised for a value that Python cannot hold; KeyError by pytz for a zone."""
+
 
 class RejectKind(StrEnum):
     """Kind of a reject: `error` counts towards `max_error_rate`; `filtered` was removed on purpose."""
@@ -113,7 +116,7 @@ class Batch:
         self, indices: Sequence[int], reasons: Sequence[str] | str, kind: RejectKind = RejectKind.ERROR
     ) -> Rejects:
         """Return rejects for the rows at `indices`, with one reason for each or one for all."""
-        taken = _python_rows(self.data.take(pa.array(indices, pa.int64())))
+        taken = python_rows(self.data.take(pa.array(indices, pa.int64())))
         each = [reasons] * len(indices) if isinstance(reasons, str) else reasons
         return Rejects(self.chunk, tuple(_reject(r, why, kind) for r, why in zip(taken, each, strict=True)))
 
@@ -163,23 +166,61 @@ def _reject(record: dict[str, Any], reason: str, kind: RejectKind) -> Reject:
     )
 
 
-def _python_rows(data: pa.RecordBatch) -> list[dict[str, Any]]:
-    columns = [_python_values(column) for column in data.columns]
+def python_rows(data: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return each row as a dict of `python_values`."""
+    columns = [python_values(column) for column in data.columns]
+    if not columns:
+        return [{} for _ in range(data.num_rows)]
     return [dict(zip(data.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _python_values(column: pa.Array) -> list[Any]:
-    """Return Python values, or Arrow's text for what Python cannot represent: years beyond 9999, nanoseconds without
-    pandas, a struct with duplicate names."""
+def python_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column of any type as Python has them, and a text in place of what Python cannot hold
+    (`_as_text`): years beyond 9999, unknown time zones, nanoseconds of a time of day, a struct with duplicate names."""
     try:
-        return list(column.to_pylist())
-    except (ValueError, OverflowError):
-        each = (column.slice(i, 1) for i in range(len(column)))
-        return [None if one.null_count else _printed(one) for one in each]
+        values = list(column.to_pylist())
+        if not holds_times(column.type) or pa.array(values, column.type).equals(column):
+            return values
+    except _NOT_HELD:
+        pass
+    return [_python_value(value) for value in column]
 
 
-def _printed(value: pa.Array) -> str:
-    text = " ".join(value.to_string().split())
+def _python_value(value: pa.Scalar) -> Any:
+    kind = value.type
+    if not value.is_valid:
+        return None
+    try:
+        found = value.as_py()
+        if not holds_times(kind) or pa.scalar(found, kind).equals(value):
+            return found
+    except _NOT_HELD:
+        pass
+    if pa.types.is_map(kind):
+        return [(_python_value(pair[0]), _python_value(pair[1])) for pair in value.values]
+    if isinstance(value, pa.ListScalar):
+        return [_python_value(inner) for inner in value.values]
+    if pa.types.is_struct(kind) and len(names := [field.name for field in kind]) == len(set(names)):
+        return {name: _python_value(value[name]) for name in names}
+    inner = getattr(value, "value", None)  # of a dictionary, a union, an extension
+    return _python_value(inner) if isinstance(inner, pa.Scalar) else _as_text(value)
+
+
+def holds_times(kind: pa.DataType) -> bool:
+    """Return True for types whose values may come out of Python as other ones: a duration as NaT, a time cut off."""
+    inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    return pa.types.is_temporal(kind) or any(map(holds_times, inner))
+
+
+def _as_text(value: pa.Scalar) -> str:
+    """Return a value as Arrow prints it, an instant in UTC; durations, and what is no date for Arrow either, as a
+    number with its unit."""
+    kind = value.type
+    text = " ".join(pa.repeat(value, 1).to_string().split())
+    if pa.types.is_duration(kind) or "value out of range" in text:
+        unit = "days" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+        since = " since 1970-01-01" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else ""
+        return f"{value.value} {unit}{since}"
     return text[2:-2] if text.startswith("[ ") else text
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+from polars.io.plugins import register_io_source
+
+from pipeline.api.records import python_rows, python_values, record_json
 
 SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".parquet": pl.scan_parquet,
@@ -14,10 +21,78 @@ SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
     ".arrow": pl.scan_ipc,
 }
 """Reader by file suffix, which .gz or .zst may follow."""
+_OTHERS = (
+    pa.types.is_decimal256,
+    pa.types.is_interval,
+    pa.types.is_large_list_view,
+    pa.types.is_list_view,
+    pa.types.is_run_end_encoded,
+    pa.types.is_union,
+)
+"""Types that polars does not support."""
 
 
 def scan(files: list[Path]) -> pl.LazyFrame | None:
-    """Scan `files`, all of one format; None if there are none or the format is unknown."""
+    """Scan `files`, all of one format; None if there are none or the format is unknown. A column of a type that polars
+    does not know is one of texts."""
     formats = {Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix for path in files}
-    reader = SCANS.get(formats.pop()) if len(formats) == 1 else None
+    suffix = formats.pop() if len(formats) == 1 else ""
+    if suffix in (".parquet", ".arrow"):
+        with suppress(pa.ArrowException, OSError):  # polars says what is wrong with a file
+            found = ds.dataset(files, format=suffix[1:])
+            if not all(known_to_polars(field.type) for field in found.schema):
+                return _with_texts(found)
+    reader = SCANS.get(suffix)
     return None if reader is None else reader(files)
+
+
+def shown_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of `frame` as `python_rows`: polars panics at times that Python cannot hold."""
+    wide = pl.col(pl.Int128, pl.UInt128).cast(pl.String)  # whole numbers of JSON lines, which Arrow has not
+    return [row for batch in frame.with_columns(wide).to_arrow().to_batches() for row in python_rows(batch)]
+
+
+def _with_texts(found: ds.Dataset) -> pl.LazyFrame:
+    def frames(
+        columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
+    ) -> Iterator[pl.DataFrame]:
+        data = found.to_batches(columns=columns) if rows is None else found.head(rows, columns=columns).to_batches()
+        for batch in data:
+            frame = _frame(batch)
+            yield frame if predicate is None else frame.filter(predicate)
+
+    schema = pa.schema(f if known_to_polars(f.type) else pa.field(f.name, pa.string()) for f in found.schema)
+    return register_io_source(frames, schema=pl.DataFrame(schema.empty_table()).schema)
+
+
+def _frame(data: pa.RecordBatch) -> pl.DataFrame:
+    columns = {
+        name: column if known_to_polars(column.type) else pa.array(map(_text, python_values(column)), pa.string())
+        for name, column in zip(data.schema.names, data.columns, strict=True)
+    }
+    return pl.DataFrame(pa.table(columns))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str | None) else record_json(value) if isinstance(value, dict) else str(value)
+
+
+def known_to_polars(kind: pa.DataType) -> bool:
+    """Return True if polars accepts a column of this type; some other types make it abort the process."""
+    if any(is_other(kind) for is_other in _OTHERS) or (pa.types.is_decimal(kind) and kind.scale < 0):
+        return False
+    if pa.types.is_timestamp(kind):
+        return _knows_zone(kind.tz)
+    if pa.types.is_dictionary(kind):
+        return known_to_polars(kind.value_type)
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return len({f.name for f in inner}) == len(inner) and all(known_to_polars(f.type) for f in inner)
+
+
+@cache
+def _knows_zone(zone: str | None) -> bool:
+    try:
+        pl.from_arrow(pa.array([], pa.timestamp("us", zone)))
+    except pl.exceptions.PolarsError:
+        return False
+    return True

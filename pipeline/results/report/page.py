@@ -67,7 +67,8 @@ def page(results: Results) -> str:
         remarks=remarks,
         style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
     )
-    return _NOT_FOR_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+    text = _NOT_FOR_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text.encode("utf-8", "backslashreplace").decode()  # a rejected row may have half a character
 
 
 def _built(build: Callable[[Results], list[T]], results: Results, remarks: list[str]) -> list[T]:

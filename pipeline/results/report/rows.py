@@ -16,7 +16,7 @@ from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Bars, Card, Chart, Histogram, Panel, Series, Table, shares_table
-from pipeline.system.result_files import scan
+from pipeline.system.result_files import scan, shown_rows
 
 SAMPLES = 5
 MOST_FIELDS = 60
@@ -52,8 +52,8 @@ def _samples_of(results: Results, folder: str) -> list[Card]:
         path, rows = shards[shard]
         table = scan([path])
         if table is not None:
-            values = table.slice(place - (ends[shard] - rows), 1).collect().row(0, named=True)
-            cards.append(_sample(values, place))
+            row = table.slice(place - (ends[shard] - rows), 1).collect()
+            cards += [_sample(values, place) for values in shown_rows(row)]
     return cards
 
 

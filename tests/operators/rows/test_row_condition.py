@@ -12,10 +12,13 @@ from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake import inspect as facts
 from operators.engine.backend.loading import ModelFacts
 from operators.render import Render
+from operators.rows.row_condition import Where
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
 from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import Batch
+from tests.arrow_extremes import taken
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_embed import embedder
@@ -138,3 +141,22 @@ def test_a_raw_text_goes_to_the_model_as_it_is_beside_conversations(tmp_path, te
     texts = {row["row"]: row["prompt_text"] for row in run.run()}
     assert texts == ({0: "[user]hi[assistant]"} if template else {}) | {1: "once", 2: ""}
     assert ["no chat template" in reason for _, _, reason in run.tally.by_reason] == ([] if template else [True])
+
+
+@pytest.mark.parametrize(("name", "column"), taken().items())
+def test_a_condition_on_another_column_holds_beside_a_column_of_any_type(name, column):
+    where, data = Where("n > 2"), pa.record_batch([pa.array([1, 2, 3, 4]), column], ["n", "x"])
+    where.plan(data.schema)
+    assert where.split(Batch(0, data))[0].data["n"].to_pylist() == [3, 4]
+
+
+def test_a_column_that_sql_cannot_read_is_named_with_its_type_or_its_value(capfd):
+    column = taken()["timestamp[us, tz=PST]"]
+    with pytest.raises(SchemaError, match=r"column 'x' has type timestamp\[us, tz=PST\], which SQL does not know"):
+        Where("x IS NULL").plan(pa.schema([("x", column.type)]))
+    where, data = Where("x IS NULL"), pa.record_batch([taken()["timestamp[us]"]], ["x"])
+    where.plan(data.schema)
+    with pytest.raises(ValueError, match="column 'x' has -9223372036854775808 us since 1970-01-01, which is too far"):
+        where.split(Batch(0, data))
+    assert where.split(Batch(0, data.slice(2)))[0].num_rows == 1
+    assert "panicked" not in capfd.readouterr().err

@@ -21,11 +21,12 @@ from operators.sinks.formats import scan
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.meter import StageMeter
-from pipeline.api.records import LINEAGE, ROW, Batch, Shard
+from pipeline.api.records import LINEAGE, ROW, Batch, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.graph import Node
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import part_name, rename_shards, write_parquet_shard
+from tests.arrow_extremes import taken
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
@@ -282,3 +283,43 @@ def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
         "text        a b",
         "",
     ]
+
+
+COLUMNS = taken()
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
+def test_a_column_of_any_type_is_refused_before_the_run_or_written_but_for_rows_that_the_format_cannot_hold(
+    tmp_path, format, capfd
+):
+    refused, without = set(), {}
+    for number, (name, column) in enumerate(COLUMNS.items()):
+        schema = pa.schema([ROW, pa.field("x", column.type)])
+        op = WriteRows(OutputSettings(format, preview=4))
+        try:
+            op.plan(schema)
+        except SchemaError:
+            refused.add(name)
+            continue
+        op.open(runtime(tmp_path / str(number)))
+        batch = Batch(0, pa.record_batch([pa.array(range(4)), column], schema=schema))
+        out = [reject.row for item in op.process(batch) if isinstance(item, Rejects) for reject in item.rows]
+        (shard,) = op.finish(0)
+        rename_shards([shard])
+        assert shard.rows == 4 - len(out)
+        assert op.encoded_bytes([batch]) == shard.path.stat().st_size
+        assert (
+            len([line for line in op.report(tmp_path / str(number), "write") if line.startswith("row")]) == shard.rows
+        )
+        if out:
+            without[name] = out
+    if format == "arrow":
+        assert (refused, without) == (set(), {})
+    if format == "parquet":  # which has no seconds
+        assert set(without) == {
+            n for n, c in COLUMNS.items() if pa.types.is_timestamp(c.type) and n == str(c.type) and c.type.unit == "s"
+        }
+    if format == "jsonl":
+        assert {name for name in COLUMNS if any(zone in name for zone in ("+", "PST", "=Z", "no/where"))} <= refused
+        assert without["timestamp[us]"] == without["struct"] == without["list of times"] == [0, 1]
+    assert "panicked" not in capfd.readouterr().err
