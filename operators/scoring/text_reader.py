@@ -72,7 +72,7 @@ class ReadsTexts(BaseOperator):
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**identity(self._model), **self._settings.exactness()}
+        return identity(self._model)
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         facts = inspect_model(self._model)
