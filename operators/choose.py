@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,8 @@ import pyarrow as pa
 from operators.engine.backend.interface import TokenIds
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.records import Batch, Output, add_columns, require_column
@@ -42,17 +43,6 @@ class Question:
         return [len(self.ids) + counts[0], *counts[1:]]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was chosen. `logprobs`: of each option, the sum over its tokens; `probability`: of the chosen one among
-    all."""
-
-    text: str
-    index: int
-    logprobs: list[float]
-    probability: float
-
-
 class Choose(ReadsLikelihoods):
     """Adds `choice` (the likeliest option after the question), `choice_index` (its place, from 0), `choice_logprobs`
     (of each option the log-probability: the sum over its tokens) and `choice_probability` (of the choice among the
@@ -63,7 +53,7 @@ class Choose(ReadsLikelihoods):
     `runtime.max_sequence_tokens`, is a reject.
 
     Args:
-        model, runtime: the config groups of those names.
+        model, runtime, store: the config groups of those names.
         options: a list of texts, the same for all rows, or the name of a column with a list of texts. They continue
             the question as they are; after a text that ends in `Answer:` they begin with a space.
         question_column: what comes before an option, as text or token ids.
@@ -84,11 +74,13 @@ class Choose(ReadsLikelihoods):
             _target_: operators.choose.Choose
             model: ${model}
             runtime: ${runtime}
+            store: ${store}
             options: [positive, negative]
             question_column: prompt_text
             as: label
     """
 
+    kind = "<f8"
     broken = "the model's logits are no distribution (NaN), or it finds all options impossible"
 
     def __init__(
@@ -100,6 +92,7 @@ class Choose(ReadsLikelihoods):
         normalize: str = "none",
         joint: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         check_one_of("normalize", normalize, NORMALIZE)
         self._column = options if isinstance(options, str) else None
@@ -109,7 +102,7 @@ class Choose(ReadsLikelihoods):
             check(texts, "options", self._fixed, "each is a text that is not empty; quote yes, no and numbers")
             distinct = len(set(self._fixed)) == len(self._fixed) > 1
             check(distinct, "options", self._fixed, "there are two or more, and none twice")
-        super().__init__(model, runtime, [question_column])
+        super().__init__(model, runtime, [question_column], store)
         self._question = question_column
         self._normalize = normalize
         self._joint = joint
@@ -163,20 +156,22 @@ class Choose(ReadsLikelihoods):
         why = self._unreadable(np.concatenate([question, max(options, key=len)]))
         return why or Question(question, options, texts)
 
-    def _results(self, texts: Sequence[Question]) -> list[Choice | None]:
+    def _asked(self, text: Question) -> Sequence[TokenIds]:
+        return [text.ids, *text.options]
+
+    def _answers(self, texts: Sequence[Question]) -> Iterator[tuple[int, Answer | None]]:
         each = [(question, option) for question in texts for option in question.options]
         # The last token of an option predicts nothing that is asked for.
         read = [Text(np.concatenate([q.ids, o[:-1]]), len(q.ids) - 1, len(q.ids)) for q, o in each]
         counts = [count for question in texts for count in question.tokens]
-        found = iter(self._likelihoods(read, [option for _, option in each], counts))
-        return [self._choice(question, list(itertools.islice(found, len(question.options)))) for question in texts]
+        found = self._likelihoods(read, [option for _, option in each], counts)
+        for number, options in self._by_row([len(question.options) for question in texts], found):
+            yield number, _sums(options)
 
-    def _choice(self, question: Question, found: Sequence[Likelihood]) -> Choice | None:
-        logprobs = [math.fsum(likelihood.logprobs.tolist()) for likelihood in found]
-        if any_nan(found) or max(logprobs) == -math.inf:
-            return None
+    def _choice(self, question: Question, logprobs: list[float]) -> tuple[str, int, list[float], float]:
+        """Return the values of FIELDS. `logprobs`: of each option the sum over its tokens."""
         sizes = {
-            "none": [1] * len(found),
+            "none": [1] * len(logprobs),
             "bytes": [len(text.encode()) for text in question.texts],
             "tokens": [len(option) for option in question.options],
         }[self._normalize]
@@ -184,11 +179,18 @@ class Choose(ReadsLikelihoods):
         best = max(compared)
         index = compared.index(best)
         total = math.fsum(math.exp(value - best) for value in compared)
-        return Choice(question.texts[index], index, logprobs, 1 / total)
+        return question.texts[index], index, logprobs, 1 / total
 
-    def _arrays(self, results: Sequence[Choice]) -> list[pa.Array]:
-        values = zip(*((found.text, found.index, found.logprobs, found.probability) for found in results), strict=True)
+    def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
+        chosen = (self._choice(text, logprobs.tolist()) for text, (logprobs,) in zip(texts, answers, strict=True))
+        values = zip(*chosen, strict=True)
         return [pa.array(list(column), f.type) for column, f in zip(values, self._fields, strict=True)]
 
     def _tokens(self, found: Question) -> int:
         return sum(found.tokens)
+
+
+def _sums(options: Sequence[Likelihood]) -> Answer | None:
+    """Return the log-probability of each option, the sum over its tokens; None if one is NaN, or all are impossible."""
+    sums = np.array([math.fsum(likelihood.logprobs.tolist()) for likelihood in options])
+    return None if any_nan(options) or sums.max() == -math.inf else (sums,)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
+from operators.engine.backend.interface import TokenIds
 from operators.scoring.classifier import ReadsHead, sigmoid, softmax
 from operators.scoring.prefix_tree import Text
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.protocols import Runtime
@@ -35,7 +37,7 @@ class Classify(ReadsHead):
     than `runtime.max_sequence_tokens` is a reject.
 
     Args:
-        model, runtime: the config groups of those names.
+        model, runtime, store: the config groups of those names.
         text_column: texts, or lists of token ids.
         activation: makes probabilities of the outputs: softmax (one label is right), sigmoid (each label by itself) or
             none (they stay as they are). null: sigmoid for a single output, else softmax.
@@ -52,6 +54,7 @@ class Classify(ReadsHead):
             _target_: operators.classify.Classify
             model: ${model}
             runtime: ${runtime}
+            store: ${store}
             text_column: prompt
     """
 
@@ -63,10 +66,11 @@ class Classify(ReadsHead):
         activation: str | None = None,
         truncate: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         if activation is not None:
             check_one_of("activation", activation, ACTIVATIONS)
-        super().__init__(model, runtime, [text_column])
+        super().__init__(model, runtime, [text_column], store)
         self._text = text_column
         self._activation = activation
         self.truncate = truncate
@@ -89,12 +93,15 @@ class Classify(ReadsHead):
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         return self._whole_texts(data, self._text, "classify")
 
-    def _results(self, texts: Sequence[Text]) -> list[list[float] | None]:
-        found = self._heads(texts)
-        return [self._activate(each) if all(map(math.isfinite, each)) else None for each in found]
+    def _asked(self, text: Text) -> Sequence[TokenIds]:
+        return [text.ids]
 
-    def _arrays(self, results: Sequence[list[float]]) -> list[pa.Array]:
+    def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
+        return ((i, (found,) if np.isfinite(found).all() else None) for i, found in self._heads(texts))
+
+    def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
         names = self._head.labels
+        results = [self._activate(outputs.tolist()) for (outputs,) in answers]
         best = [max(range(len(each)), key=lambda i: each[i]) for each in results]
         values = (
             [names[i] for i in best],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.endpoint.embed import EndpointEmbed
-from operators.engine.backend.interface import Logits, Wanted
+from operators.engine.backend.interface import Logits, TokenIds, Wanted
 from operators.engine.backend.loading import inspect_model
 from operators.rows.row_condition import Where, passed_by
 from operators.scoring.prefix_tree import Text
+from operators.scoring.stored_answers import Answer
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
-from operators.settings import ModelSettings
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
@@ -26,7 +27,6 @@ from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns
 
 EMBEDDING = "embedding"
-Vector = npt.NDArray[np.float32]
 
 POOLING: dict[str, Callable[[Logits], npt.NDArray[np.floating[Any]]]] = {
     "mean": lambda tokens: tokens.mean(axis=0, dtype=np.float64),
@@ -47,7 +47,7 @@ class Embed(ReadsTexts):
     With `model=endpoint model.api=embeddings` the vectors are a server's, in lists of its length.
 
     Args:
-        model, runtime: the config groups of those names.
+        model, runtime, store: the config groups of those names. The store has 4 bytes for each number of a vector.
         text_column: texts, or lists of token ids.
         pooling: mean, cls or last. null: what the model's file says, and mean where it says nothing.
         normalize: scale every embedding to length 1.
@@ -67,6 +67,7 @@ class Embed(ReadsTexts):
             _target_: operators.embed.Embed
             model: ${model}
             runtime: ${runtime}
+            store: ${store}
             text_column: prompt
     """
 
@@ -87,10 +88,11 @@ class Embed(ReadsTexts):
         truncate: bool = False,
         as_: str | None = None,
         where: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         if pooling is not None:
             check_one_of("pooling", pooling, POOLING)
-        super().__init__(model, runtime, [text_column])
+        super().__init__(model, runtime, [text_column], store)
         self._where = Where(where)
         self._all_rows = where is None
         self._text = text_column
@@ -114,7 +116,7 @@ class Embed(ReadsTexts):
         found = self._loaded.n_embd
         if found != self._size:
             raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._size}")
-        self._pool = POOLING[self._pooling or self._loaded.pooling or "mean"]
+        self._pool = POOLING[self._pooled]
         if self._all_rows:
             self._take_context()
 
@@ -126,14 +128,24 @@ class Embed(ReadsTexts):
             return
         if self._runtime.cancelled:
             raise Cancelled  # a new lease would end the abort of running calls
-        self._take_context()
         yield from self._outputs(batch)
+
+    @property
+    def _pooled(self) -> str:
+        return self._pooling or self._loaded.pooling or "mean"
+
+    def _options(self) -> tuple[object, ...]:
+        return self._pooled, self._normalize
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         return self._whole_texts(data, self._text, "embed")
 
-    def _results(self, texts: Sequence[Text]) -> list[Vector | None]:
-        vectors: list[Vector | None] = [None] * len(texts)
+    def _asked(self, text: Text) -> Sequence[TokenIds]:
+        return [text.ids]
+
+    def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
+        self._take_context()
+        vectors: dict[int, Answer | None] = {}
         begun: dict[int, list[Logits]] = {}
 
         def take(part: Part) -> None:
@@ -145,15 +157,15 @@ class Embed(ReadsTexts):
                 else:
                     vectors[number] = self._vector(np.concatenate([*begun.pop(number, []), part.rows]))
 
-        self._read(texts, take)
-        return vectors
+        return ((i, vectors.pop(i)) for i in self._read(texts, take))
 
-    def _arrays(self, results: Sequence[Vector]) -> list[pa.Array]:
-        return [pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(results), pa.float32()), self._size)]
+    def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
+        numbers = np.concatenate([vector for (vector,) in answers])
+        return [pa.FixedSizeListArray.from_arrays(pa.array(numbers, pa.float32()), self._size)]
 
-    def _vector(self, tokens: Logits) -> Vector | None:
+    def _vector(self, tokens: Logits) -> Answer | None:
         """Pool the embeddings of the tokens, float32 [tokens, n_embd], into that of the text, float32 [n_embd]."""
         pooled = self._pool(tokens).astype(np.float64)
         length = math.sqrt(math.fsum(np.square(pooled).tolist())) if self._normalize else 1.0
-        vector: Vector = (pooled / length if length else pooled).astype(np.float32)
-        return vector if np.isfinite(vector).all() else None
+        vector = (pooled / length if length else pooled).astype(np.float32)
+        return (vector,) if np.isfinite(vector).all() else None

@@ -120,7 +120,7 @@ class Generate(GenerateSetup):
     def identity(self) -> dict[str, str]:
         same = identity_of(self._model, self._engine_settings)
         here = self._runtime.services is None
-        if self._engine_settings.open_keys() or (here and self._model.doubt):
+        if self._engine_settings.open_keys() or (here and self._model.doubt(self._engine_settings)):
             return same  # there is no context yet, or its bits may depend on the slots, which a resume may change
         decoder = self._engine.worker.decoder
         found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))

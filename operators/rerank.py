@@ -16,7 +16,8 @@ from operators.engine.backend.interface import TokenIds
 from operators.scoring.classifier import ReadsHead, sigmoid
 from operators.scoring.columns import RERANK, Ranking, named, query_and_documents, ranked, rerank_arrays
 from operators.scoring.prefix_tree import Text
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
@@ -44,7 +45,7 @@ class Rerank(ReadsHead):
     With `model=endpoint model.api=rerank` the scores are a server's, as it gives them, and so are the tokens.
 
     Args:
-        model, runtime: the config groups of those names.
+        model, runtime, store: the config groups of those names.
         query_column: texts.
         documents_column: lists of texts.
         top_n: documents to keep; null: all.
@@ -63,6 +64,7 @@ class Rerank(ReadsHead):
             _target_: operators.rerank.Rerank
             model: ${model}
             runtime: ${runtime}
+            store: ${store}
             query_column: question
             documents_column: passages
             top_n: 3
@@ -82,9 +84,10 @@ class Rerank(ReadsHead):
         normalize: bool = True,
         truncate: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         check(top_n is None or top_n >= 1, "top_n", top_n, "1 or more, or null for all documents")
-        super().__init__(model, runtime, [query_column, documents_column])
+        super().__init__(model, runtime, [query_column, documents_column], store)
         self._query, self._documents = query_column, documents_column
         self._top_n = top_n
         self._normalize = normalize
@@ -148,19 +151,24 @@ class Rerank(ReadsHead):
         fits = bisect_right(range(1, len(document)), self._room, key=lambda length: len(ids(length)))
         return ids(max(fits, 1))
 
-    def _results(self, texts: Sequence[Pairs]) -> list[Ranking | None]:
-        outputs = iter(self._heads([text for pairs in texts for text in pairs.texts]))
-        return [self._ranked([next(outputs)[0] for _ in pairs.texts], pairs) for pairs in texts]
+    def _asked(self, text: Pairs) -> Sequence[TokenIds]:
+        return [each.ids for each in text.texts]
 
-    def _ranked(self, outputs: list[float], pairs: Pairs) -> Ranking | None:
-        if not np.isfinite(outputs).all():
-            return None
+    def _answers(self, texts: Sequence[Pairs]) -> Iterator[tuple[int, Answer | None]]:
+        found = self._heads([text for pairs in texts for text in pairs.texts])
+        for number, heads in self._by_row([len(pairs.texts) for pairs in texts], found):
+            outputs = np.array([head[0] for head in heads])
+            yield number, (outputs,) if np.isfinite(outputs).all() else None
+
+    def _ranked(self, pairs: Pairs, outputs: list[float]) -> Ranking:
         as_is = self._head.normalized or not self._normalize
         scores = outputs if as_is else [sigmoid(output) for output in outputs]
         return ranked(scores, pairs.documents, self._top_n, self._tokens(pairs))
 
-    def _arrays(self, results: Sequence[Ranking]) -> list[pa.Array]:
-        return rerank_arrays(results)
+    def _arrays(self, texts: Sequence[Pairs], answers: Sequence[Answer]) -> list[pa.Array]:
+        return rerank_arrays(
+            [self._ranked(text, found.tolist()) for text, (found,) in zip(texts, answers, strict=True)]
+        )
 
     def _tokens(self, found: Pairs) -> int:
         return sum(len(text.ids) for text in found.texts)

@@ -11,9 +11,10 @@ import pyarrow as pa
 from operators.endpoint.score import EndpointScore
 from operators.engine.backend.interface import TokenIds
 from operators.scoring.columns import SCORE, named, score_arrays
-from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
+from operators.scoring.likelihood import ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -36,7 +37,7 @@ class Score(ReadsLikelihoods):
     and it does not score a text's first token.
 
     Args:
-        model, runtime: the config groups of those names.
+        model, runtime, store: the config groups of those names.
         text_column: texts, or lists of token ids.
         given_column: what comes before the text and is not scored, as text or token ids. The two are tokenized apart,
             as a completion follows its prompt.
@@ -54,6 +55,7 @@ class Score(ReadsLikelihoods):
             _target_: operators.score.Score
             model: ${model}
             runtime: ${runtime}
+            store: ${store}
             text_column: answer
             given_column: prompt_text
     """
@@ -72,10 +74,11 @@ class Score(ReadsLikelihoods):
         given_column: str | None = None,
         joint: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         if joint and given_column is None:
             raise ConfigError("joint=true tokenizes a text together with what comes before it; add given_column")
-        super().__init__(model, runtime, [text_column] if given_column is None else [given_column, text_column])
+        super().__init__(model, runtime, [text_column] if given_column is None else [given_column, text_column], store)
         self._text = text_column
         self._given = given_column
         self._joint = joint
@@ -123,9 +126,13 @@ class Score(ReadsLikelihoods):
             )
         return self._unreadable(ids) or Text(ids, start - 1)
 
-    def _results(self, texts: Sequence[Text]) -> list[Likelihood | None]:
-        found = self._likelihoods(texts, [text.ids[text.first + 1 :] for text in texts])
-        return [None if any_nan([likelihood]) else likelihood for likelihood in found]
+    def _asked(self, text: Text) -> Sequence[TokenIds]:
+        return text.ids[: text.first + 1], text.ids[text.first + 1 :]
 
-    def _arrays(self, results: Sequence[Likelihood]) -> list[pa.Array]:
-        return score_arrays([found.logprobs for found in results], [found.is_greedy for found in results])
+    def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
+        for number, found in self._likelihoods(texts, [text.ids[text.first + 1 :] for text in texts]):
+            is_greedy = np.array([found.is_greedy], np.float32)
+            yield number, None if any_nan([found]) else (found.logprobs, is_greedy)
+
+    def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
+        return score_arrays(answers)

@@ -172,8 +172,8 @@ class JobSettings:
         max_open_chunks: chunks that may be begun and not committed.
         cluster: workers in other processes or on other machines; null for none.
         max_error_rate: share of source rows that may be rejected as errors; above it the exit code is 3.
-        other_bits: what a resume does on a machine that computes other bits than the one that began the run: refuse, or
-            allow.
+        other_bits: what a resume does with another build of llama.cpp, on another device or with other bits than those
+            that began the run: refuse, or allow.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
         dry_run: true checks everything, loads the model, computes for at most half a minute and prints an estimate of

@@ -19,6 +19,7 @@ MAY_CHANGE = [
     "runtime.slots=3",
     "runtime.n_batch=256 runtime.n_ubatch=256",
     "runtime.lookahead_rows=8",
+    f"runtime.threads={usable_cores() + 1}",
     "runtime.priority=row",
     "runtime.stall_timeout_s=5",
     "runtime.row_timeout_s=100",
@@ -45,9 +46,7 @@ MAY_NOT = [
     ("runtime.max_sequence_tokens=200", "runtime.max_sequence_tokens: null -> 200"),
     ("runtime.kv_type=f32", 'runtime.kv_type: "f16" -> "f32"'),
     ("runtime.flash_attention=false", "runtime.flash_attention: true -> false"),
-    (f"runtime.threads={usable_cores() + 1}", "nodes.generate.threads: "),
     ("runtime.deterministic=false", "runtime.deterministic: true -> false"),
-    ("runtime.kv=unified runtime.deterministic=false", 'nodes.generate.kv: "per_sequence" -> (absent)'),
     ("data.limit=20", "data.limit: null -> 20"),
     ("data.id_column=prompt", 'data.id_column: null -> "prompt"'),
     ('nodes.render.op.template="{{prompt}}!"', 'nodes.render.op.template: null -> "{{prompt}}!"'),
@@ -102,10 +101,10 @@ def test_what_can_change_a_byte_is_refused_with_the_key_and_both_values(finished
     assert "overwrite=true" in error
 
 
-def test_threads_and_layout_may_change_where_texts_need_not_be_the_same_to_the_bit(tmp_path, capsys):
+def test_the_layout_may_change_where_texts_need_not_be_the_same_to_the_bit(tmp_path, capsys):
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     assert run(prompts, "runtime.deterministic=false") == ExitCode.DONE
-    assert run(prompts, "runtime.deterministic=false", "runtime.threads=1", "runtime.kv=unified") == ExitCode.DONE
+    assert run(prompts, "runtime.deterministic=false", "runtime.kv=unified") == ExitCode.DONE
     assert "finished already" in capsys.readouterr().out
 
 

@@ -163,7 +163,13 @@ class LlamaBatch(TemplateLM):
                 if len(text) >= self.max_length:
                     raise InputError(f"a continuation has {len(text)} tokens, and max_length is {self.max_length}")
                 rows.append({"before": before[max(0, len(before) + len(text) - self.max_length) :], "text": text})
-            op = Score(self._settings, self._engine, text_column="text", given_column="before")
+            op = Score(
+                self._settings,
+                self._engine,
+                text_column="text",
+                given_column="before",
+                store=StoreSettings(enabled=False),
+            )
             scored = self._computed(op, rows, pa.schema({"before": IDS, "text": IDS}))
             answers = [(row["logprob_sum"], row["is_greedy"]) for row in scored]
             for (key, _, _), answer in zip(some, answers, strict=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import queue
 from abc import abstractmethod
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from operators.endpoint.api.answers import read_usage
@@ -23,9 +20,8 @@ from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines
 from operators.endpoint.rows import texts_in
 from operators.endpoint.server import server_of
-from operators.generation.journal import StoredCompletion
-from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by
+from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, ConfigError
@@ -35,8 +31,6 @@ from pipeline.api.records import Batch, Output
 
 Question = tuple[Any, ...]
 """What a row asks, in a subclass's own shape."""
-Answer = tuple[npt.NDArray[np.floating[Any]], ...]
-"""Rows of numbers, of the `kind` of their operator."""
 _TICK_S = 0.1
 
 
@@ -47,6 +41,7 @@ class AsksByBatch(BaseOperator):
 
     Args:
         model: an EndpointSettings.
+        store: the config group of that name.
         where: rows to ask about; see Where.
 
     Raises:
@@ -60,13 +55,14 @@ class AsksByBatch(BaseOperator):
     kind: ClassVar[str] = "<f4"
     """The type of the numbers in answers, of NumPy."""
 
-    def __init__(self, model: ModelSettings, where: str | None = None) -> None:
+    def __init__(self, model: ModelSettings, store: StoreSettings | None, where: str | None = None) -> None:
         assert isinstance(model, EndpointSettings)
         if model.api != self.api:
             raise ConfigError(f"{self.title} with a server needs model.api={self.api}; it is {model.api}")
         if model.dialect != AUTO:
             require_path(self.title, model.dialect)
         self._model = model
+        self._store = store or StoreSettings()
         self._where = Where(where)
         self._schema = pa.schema([])
 
@@ -88,13 +84,12 @@ class AsksByBatch(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._store = shared_store(runtime, StoreSettings())
         server = server_of(runtime, self._model)
         self._endpoint, self._settings = server.endpoint, server.settings
         self._path = require_path(self.title, server.settings.dialect)
         self._paid = dict.fromkeys(PAID, 0)
         runtime.totals(lambda: paid_totals(runtime.node, self._paid, self._settings))
-        self._base = hashlib.blake2b(f"{server.identity}|{self._path}".encode(), digest_size=16)
+        self._stored = StoredAnswers(runtime, self._store, self.kind, server.identity, self._path)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         batch, others = self._where.split(batch)
@@ -135,10 +130,8 @@ class AsksByBatch(BaseOperator):
 
     def _answers(self, questions: Sequence[Question]) -> list[Answer | str]:
         """Return the answer to each question, from the store or from the server; or why there is none."""
-        keys = [self._key(question) for question in questions]
-        found: dict[bytes, Answer | str] = {}
-        if self._store is not None:
-            found |= {key: self._decoded(one.text) for key, one in self._store.find(keys).items()}
+        keys = [self._stored.key([self._sent([question])]) for question in questions]
+        found: dict[bytes, Answer | str] = dict(self._stored.find(keys))
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in found}
         items = list(new.items())
         answered: queue.SimpleQueue[tuple[list[bytes], Request]] = queue.SimpleQueue()
@@ -161,28 +154,25 @@ class AsksByBatch(BaseOperator):
             raise
         return [found[key] for key in keys]
 
-    def _sent(self, questions: Sequence[Question]) -> dict[str, Any]:
+    def _whole_body(self, questions: Sequence[Question]) -> dict[str, Any]:
         extra = self._settings.extra_body or {}
         body = {"model": self._settings.name, **self._body(questions), **extra}
         return {name: value for name, value in body.items() if value is not None}
 
-    def _key(self, question: Question) -> bytes:
-        digest = self._base.copy()
-        digest.update(json.dumps(self._sent([question]), ensure_ascii=False).encode())
-        return digest.digest()
+    def _sent(self, questions: Sequence[Question]) -> bytes:
+        return json.dumps(self._whole_body(questions), ensure_ascii=False).encode()
 
     def _request(
         self, group: Sequence[tuple[bytes, Question]], answered: queue.SimpleQueue[tuple[list[bytes], Request]]
     ) -> Request:
         keys, questions = [key for key, _ in group], [question for _, question in group]
-        body = self._sent(questions)
-        sent = json.dumps(body, ensure_ascii=False).encode()
+        sent = self._sent(questions)
 
         def done(request: Request) -> None:
             """Take an answer, in the endpoint's thread: it is kept also if the run ends before it is looked at."""
             if request.error is None:
                 answers, usage = request.result
-                self._keep(keys, answers)
+                self._stored.keep(dict(zip(keys, answers, strict=True)))
                 self._count(usage)
             answered.put((keys, request))
 
@@ -193,7 +183,7 @@ class AsksByBatch(BaseOperator):
             partial(self._result, questions=questions),
             done,
             tokens=len(sent) // 3,
-            secrets=lambda: list(texts_in(body)),
+            secrets=lambda: list(texts_in(self._whole_body(questions))),
         )
 
     def _result(self, body: Any, questions: Sequence[Question]) -> tuple[list[Answer], Mapping[str, int | None]]:
@@ -211,25 +201,8 @@ class AsksByBatch(BaseOperator):
             self._endpoint.check()
             return found
 
-    def _keep(self, keys: Sequence[bytes], answers: Sequence[Answer]) -> None:
-        if self._store is not None:
-            run = self._runtime.run_id
-            self._store.put(
-                {
-                    key: StoredCompletion([], _encoded(answer), "stop", None, 0, run)
-                    for key, answer in zip(keys, answers, strict=True)
-                }
-            )
-
     def _count(self, usage: Mapping[str, int | None]) -> None:
         for name, kind in PAID.items():
             self._paid[name] += usage[kind] or 0
         self._runtime.meter.tokens_in += usage["prompt_tokens"] or 0
         self._runtime.meter.cost = self._settings.cost(*self._paid.values())
-
-    def _decoded(self, text: str) -> Answer:
-        return tuple(np.frombuffer(base64.b64decode(row), self.kind) for row in text.split(".")[:-1])
-
-
-def _encoded(answer: Answer) -> str:
-    return "".join(f"{base64.b64encode(row.tobytes()).decode()}." for row in answer)

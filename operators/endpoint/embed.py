@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from operators.endpoint.api.vectors import read_vectors
-from operators.endpoint.by_batch import Answer, AsksByBatch, Question
-from operators.settings import ModelSettings
+from operators.endpoint.by_batch import AsksByBatch, Question
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import add_columns, require_column
@@ -34,8 +35,9 @@ class EndpointEmbed(AsksByBatch):
         truncate: bool = False,
         as_: str | None = None,
         where: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
-        super().__init__(model, where)
+        super().__init__(model, store, where)
         for key, given in (("pooling", pooling is not None), ("truncate", truncate)):
             if given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from operators.endpoint.api.answers import read_usage
 from operators.endpoint.api.vectors import read_scores
-from operators.endpoint.by_batch import Answer, AsksByBatch, Question
+from operators.endpoint.by_batch import AsksByBatch, Question
 from operators.scoring.columns import RERANK, named, query_and_documents, ranked, rerank_arrays
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -35,9 +36,10 @@ class EndpointRerank(AsksByBatch):
         normalize: bool = True,
         truncate: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         check(top_n is None or top_n >= 1, "top_n", top_n, "1 or more, or null for all documents")
-        super().__init__(model)
+        super().__init__(model, store)
         for key, given in (("normalize=false", not normalize), ("truncate=true", truncate)):
             if given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from operators.endpoint.api.echo import read_echo
-from operators.endpoint.by_batch import Answer, AsksByBatch, Question
+from operators.endpoint.by_batch import AsksByBatch, Question
 from operators.scoring.columns import SCORE, named, score_arrays
-from operators.settings import ModelSettings
+from operators.scoring.stored_answers import Answer
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import add_columns, require_column
@@ -32,8 +32,9 @@ class EndpointScore(AsksByBatch):
         given_column: str | None = None,
         joint: bool = False,
         as_: str | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, store)
         if joint != (given_column is not None):
             raise ConfigError(
                 "a server tokenizes a text together with what comes before it: add joint=true"
@@ -72,6 +73,4 @@ class EndpointScore(AsksByBatch):
         return [[logprobs, [is_greedy]]]
 
     def _arrays(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
-        return score_arrays(
-            [np.asarray(logprobs, np.float32) for logprobs, _ in answers], [bool(flag[0]) for _, flag in answers]
-        )
+        return score_arrays(answers)

@@ -85,7 +85,7 @@ class GenerateSetup(BaseOperator):
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
         room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
-        return {**identity(self._model_settings), **runtime.exactness(), **room, **constraint}
+        return {**identity(self._model_settings), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))

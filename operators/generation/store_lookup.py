@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -42,6 +42,10 @@ class CompletionKeys:
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """Return a 16-byte key of a row. `parameters`: its sampling values, with the seed unless it is greedy."""
         return self._digest(len(parameters).to_bytes(4, "little") + parameters + prompt.tobytes())
+
+    def of(self, parts: Iterable[bytes]) -> bytes:
+        """Return a 16-byte key of what `parts` say, in this order."""
+        return self._digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
 
     def settings(self, parameters: bytes) -> bytes:
         """Return a 16-byte digest of the settings of a row, without its prompt and seed."""

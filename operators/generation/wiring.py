@@ -21,6 +21,7 @@ from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
+from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError
@@ -57,9 +58,26 @@ def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
 
 
 def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
-    """Return what must be the same on every machine for equal rows to get equal bits."""
-    threads = settings.exactness().get("threads", "any")
-    return {"the model": model.fingerprint(), "llama.cpp": model.kernels, "runtime.threads": str(threads)}
+    """Return what computes: all that can change a bit of a row, besides the row itself and the decode strategy.
+
+    A content key covers it, and a run keeps it for its later attempts and its workers. Threads change no bit where none
+    depends on the neighbours (tests/operators/llama/test_invariance.py).
+    """
+    doubt = model.doubt(settings) if settings.deterministic else None
+    threads = "any" if doubt is None else settings.threads or usable_cores()
+    kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("fingerprint", True)}
+    found = {
+        "the model": model.fingerprint(),
+        "llama.cpp": model.kernels,
+        "the device": model.device,
+        "what is not proven": doubt,
+    }
+    return {what: str(value) for what, value in {**found, "runtime.threads": threads, "runtime": kept}.items()}
+
+
+def is_exact(model: Model, settings: EngineSettings) -> bool:
+    """Return True if rows are proven not to depend on their neighbours."""
+    return settings.deterministic and model.doubt(settings) is None
 
 
 def model_memory(
@@ -164,13 +182,13 @@ def _make_engine(
 
 def warn_unless_exact(runtime: Runtime, settings: EngineSettings, model: Model) -> bool:
     """Return True if rows are proven not to depend on their neighbours; warn if they must not and may."""
-    if settings.deterministic and model.doubt:
+    if settings.deterministic and (doubt := model.doubt(settings)):
         warning = (
-            f"runtime.deterministic is not proven for this model ({model.doubt}): what a row gets may depend on its"
+            f"runtime.deterministic is not proven for this model ({doubt}): what a row gets may depend on its"
             " neighbours; see docs/models.md"
         )
         runtime.resource(("warned", warning), lambda: runtime.log.warning(warning))
-    return settings.deterministic and not model.doubt
+    return is_exact(model, settings)
 
 
 def shared_store(runtime: Runtime, settings: StoreSettings) -> Journal | None:
@@ -206,10 +224,8 @@ def store_path(settings: StoreSettings, directory: Path) -> Path:
 
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
-    """Return the maker of content keys. They cover all `settings` that can change a bit of a row's logits."""
-    kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("fingerprint", True)}
-    identity = decode.identity(exact=settings.deterministic and not model.doubt)
-    return CompletionKeys(model.fingerprint(), identity, kept | settings.exactness())
+    """Return the maker of content keys. They cover what computes, and how."""
+    return CompletionKeys(identity_of(model, settings), decode.identity(exact=is_exact(model, settings)))
 
 
 def chosen_settings(

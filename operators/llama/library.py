@@ -49,6 +49,19 @@ def initialise() -> None:
     llama_cpp.llama_backend_init()
 
 
+def gpus() -> list[str]:
+    """Return the names of the devices beside the CPU that llama.cpp computes layers on, in its order."""
+    library = binding._lib
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_description.restype = ctypes.c_char_p
+    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(i)) for i in range(library.ggml_backend_dev_count())]
+    return [
+        library.ggml_backend_dev_description(device).decode(errors="replace")
+        for device in devices
+        if library.ggml_backend_dev_type(device)  # 0: a CPU
+    ]
+
+
 def forget_errors() -> None:
     """Forget the lines of earlier calls, so that `last_errors` has none of them."""
     _RECENT.clear()

@@ -21,7 +21,7 @@ from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import Header, content_of, parts_of, read_header
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import initialise, last_errors
+from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.pieces import Pieces
 from operators.llama.trial import require_sound_build
 from operators.settings import ModelSettings
@@ -115,7 +115,8 @@ class LlamaModel:
         self.is_cpu = settings.gpu_layers == 0
         info = system_info().decode(errors="replace").strip()
         self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
-        self.doubt = doubt(header.architecture, self._file_type) if self.is_cpu else "it runs on a GPU"
+        self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
+        self._architecture = header.architecture
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
@@ -148,6 +149,15 @@ class LlamaModel:
         self.mask_id: int | None = mask_id if mask_id >= 0 else None
         is_end = llama_cpp.llama_vocab_is_eog
         self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
+
+    def doubt(self, settings: EngineSettings) -> str | None:
+        if not self.is_cpu:
+            return "it runs on a GPU"
+        if self._file_type in K_QUANTS and not keep_rows_apart(settings.deterministic):
+            return "an earlier run in this process, or the environment, chose other kernels for K-quants"
+        if is_arm() and settings.flash_attention is not True:
+            return "on arm64 only flash attention is tested"
+        return doubt(self._architecture, self._file_type)
 
     def fingerprint(self) -> str:
         """Content id of the file."""
@@ -190,7 +200,7 @@ class LlamaModel:
         return context, context.close
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
-        self._keep_rows_apart(settings)
+        keep_rows_apart(settings.deterministic)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
@@ -208,7 +218,7 @@ class LlamaModel:
         self, settings: EngineSettings, most_tokens: int, wanted: Wanted
     ) -> tuple[EncoderContext, Callable[[], None]]:
         self._abort.value = b""
-        self._keep_rows_apart(settings)
+        keep_rows_apart(settings.deterministic)
         labels = len(self.head.labels) if self.head else 0
 
         def make() -> EncoderContext:
@@ -229,12 +239,6 @@ class LlamaModel:
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None
-
-    def _keep_rows_apart(self, settings: EngineSettings) -> None:
-        if not keep_rows_apart(settings.deterministic) and self._file_type in K_QUANTS:
-            self.doubt = "an earlier run in this process, or the environment, chose other kernels for K-quants"
-        if self.is_cpu and is_arm() and settings.flash_attention is not True:
-            self.doubt = self.doubt or "on arm64 only flash attention is tested"
 
     def _closing(self, vocab: ctypes.c_void_p, eos_id: int) -> tuple[int, ...]:
         """Return the tokens that end a text; BERT's vocabularies have a separator there, whatever their flags say."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from operators.engine.backend.interface import Head, Wanted
+from operators.engine.backend.interface import Head, Logits, Wanted
 from operators.engine.backend.loading import inspect_model
 from operators.generation.wiring import check_room
 from operators.scoring.prefix_tree import Text
@@ -40,16 +41,14 @@ class ReadsHead(ReadsTexts):
                 " tensor cls.weight or cls.output.weight); Rerank takes rerankers, Classify classifiers"
             )
 
-    def _heads(self, texts: Seq[Text]) -> list[list[float]]:
-        """Return the outputs of the head for each text, one for each label."""
-        found: list[list[float]] = [[] for _ in texts]
+    def _heads(self, texts: Seq[Text]) -> Iterator[tuple[int, Logits]]:
+        """Yield the number of each text and the outputs of the head for it, float32 [labels]."""
+        found: dict[int, Logits] = {}
 
         def take(part: Part) -> None:
-            for number in part.texts:
-                found[number] = part.rows[0].tolist()
+            found.update((number, part.rows[0].copy()) for number in part.texts)
 
-        self._read(texts, take)
-        return found
+        return ((i, found.pop(i)) for i in self._read(texts, take))
 
 
 def sigmoid(logit: float) -> float:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from operators.generation.completions import LOGPROBS
+from operators.scoring.stored_answers import Answer
 
 SCORE = (
     LOGPROBS,
@@ -33,8 +33,9 @@ def named(fields: Sequence[pa.Field], as_: str | None) -> list[pa.Field]:
     return [field.with_name(f"{as_}_{field.name}") if as_ else field for field in fields]
 
 
-def score_arrays(logprobs: Sequence[npt.NDArray[np.float32]], is_greedy: Sequence[bool]) -> list[pa.Array]:
-    """Return the columns of SCORE, from the log-probabilities of each row's tokens."""
+def score_arrays(answers: Sequence[Answer]) -> list[pa.Array]:
+    """Return the columns of SCORE, from the log-probabilities of each row's tokens and whether they are greedy."""
+    logprobs, is_greedy = [each for each, _ in answers], [bool(flag[0]) for _, flag in answers]
     totals = [math.fsum(each.tolist()) for each in logprobs]
     counts = [len(each) for each in logprobs]
     with np.errstate(over="ignore"):

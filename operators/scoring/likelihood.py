@@ -45,9 +45,9 @@ class ReadsLikelihoods(ReadsTexts):
 
     def _likelihoods(
         self, texts: Seq[Text], targets: Seq[TokenIds], counts: Seq[int] | None = None
-    ) -> list[Likelihood]:
-        """Read `texts`; return how likely the tokens of `targets` are: the first one after the token `first` of the
-        text, each of the others after the next token. `counts`: see `_read`."""
+    ) -> Iterator[tuple[int, Likelihood]]:
+        """Read `texts`; yield the number of each and how likely the tokens of its target are: the first one after the
+        token `first` of the text, each of the others after the next token. `counts`: see `_read`."""
         found = [Likelihood(np.empty(len(target), np.float32)) for target in targets]
 
         def take(part: Part) -> None:
@@ -62,8 +62,7 @@ class ReadsLikelihoods(ReadsTexts):
                         found[i].logprobs[position - texts[i].first] = logprob
                         found[i].is_greedy &= token == likeliest
 
-        self._read(texts, take, counts)
-        return found
+        return ((i, found[i]) for i in self._read(texts, take, counts))
 
     def _tokenized_jointly(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[TokenIds, TokenIds]]:
         """Tokenize each text together with what comes before it; yield the ids of both.

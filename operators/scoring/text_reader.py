@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +21,17 @@ from operators.estimate.texts import forecast_texts
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import check_room, engine_thread, identity_of, model_memory, warn_unless_exact
 from operators.scoring.prefix_tree import Text
+from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.scoring.text_batches import Part, Reader, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
-from operators.settings import ModelSettings
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BITS, BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
+Found = TypeVar("Found")
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
 
@@ -41,16 +43,21 @@ class ReadsTexts(BaseOperator):
     scope = Scope.MODEL
     wanted: ClassVar[Wanted]
     """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
+    kind: ClassVar[str] = "<f4"
+    """The type of the numbers in answers, of NumPy."""
     broken: ClassVar[str]
-    """Reason to reject a text whose result is NaN."""
+    """Reason to reject a row whose answer is NaN."""
     truncate = False
     """Cut a text that is too long."""
     _schema: pa.Schema
 
-    def __init__(self, model: ModelSettings, settings: EngineSettings, columns: Seq[str]) -> None:
+    def __init__(
+        self, model: ModelSettings, settings: EngineSettings, columns: Seq[str], store: StoreSettings | None
+    ) -> None:
         self._model = model
         self._settings = settings
         self._columns = columns
+        self._store = store or StoreSettings()
         self._lent: ExitStack | None = None
 
     @abstractmethod
@@ -58,12 +65,20 @@ class ReadsTexts(BaseOperator):
         """Return what there is to read of each row, or the reason why it cannot be read."""
 
     @abstractmethod
-    def _results(self, texts: Seq[Any]) -> list[Any]:
-        """Read the texts of rows; return the result of each row, or None if it is NaN."""
+    def _asked(self, text: Any) -> Seq[TokenIds]:
+        """Return the token ids that a row's answer depends on, of what `_texts` found."""
 
     @abstractmethod
-    def _arrays(self, results: Seq[Any]) -> list[pa.Array]:
+    def _answers(self, texts: Seq[Any]) -> Iterator[tuple[int, Answer | None]]:
+        """Read the texts of rows; yield the number and the answer of each row when it is there, None if it is NaN."""
+
+    @abstractmethod
+    def _arrays(self, texts: Seq[Any], answers: Seq[Answer]) -> list[pa.Array]:
         """Return the new columns."""
+
+    def _options(self) -> tuple[object, ...]:
+        """Return the arguments that an answer depends on. Called when the model is loaded."""
+        return ()
 
     def _check(self, schema: pa.Schema) -> None:
         """Check the columns to read and, before loading, the model."""
@@ -72,7 +87,7 @@ class ReadsTexts(BaseOperator):
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**identity(self._model), **self._settings.exactness()}
+        return identity(self._model)
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         facts = inspect_model(self._model)
@@ -88,6 +103,8 @@ class ReadsTexts(BaseOperator):
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
+        computes = identity_of(self._loaded, self._settings.with_defaults())
+        self._stored = StoredAnswers(runtime, self._store, self.kind, type(self).__name__, self._options(), computes)
 
     def identity(self) -> dict[str, str]:
         self._take_context()
@@ -108,6 +125,7 @@ class ReadsTexts(BaseOperator):
 
     def forecast(self, runtime: Runtime, batches: Seq[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
+        self._store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is computed
         self.open(runtime)
         try:
             prepare_s = time.perf_counter() - began
@@ -119,16 +137,28 @@ class ReadsTexts(BaseOperator):
     def _outputs(self, batch: Batch) -> Iterable[Output]:
         found = self._texts(batch.data)
         texts = {i: text for i, text in enumerate(found) if not isinstance(text, str)}
-        results = dict(zip(texts, self._results(list(texts.values())), strict=True))
+        answers = dict(zip(texts, self._answered(list(texts.values())), strict=True))
         refused = {i: why for i, why in enumerate(found) if isinstance(why, str)}
-        refused |= {i: self.broken for i, result in results.items() if result is None}
+        refused |= {i: self.broken for i, answer in answers.items() if answer is None}
         if refused:
             yield batch.reject(list(refused), list(refused.values()))
-        kept = [i for i in results if i not in refused]
+        kept = {i: answer for i, answer in answers.items() if answer is not None}
         if kept:
-            rows = batch.data.take(pa.array(kept, pa.int64()))
-            columns = [*rows.columns, *self._arrays([results[i] for i in kept])]
+            rows = batch.data.take(pa.array(list(kept), pa.int64()))
+            columns = [*rows.columns, *self._arrays([texts[i] for i in kept], list(kept.values()))]
             yield batch.with_data(pa.record_batch(columns, schema=self._schema))
+
+    def _answered(self, texts: Seq[Any]) -> list[Answer | None]:
+        """Return the answer to each of `texts`: from the store, else computed, once for equal ones, and stored."""
+        keys = [self._stored.key(ids.tobytes() for ids in self._asked(text)) for text in texts]
+        found: dict[bytes, Answer | None] = dict(self._stored.find(keys))
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        names = list(new)
+        for number, answer in self._answers(list(new.values())) if new else ():
+            found[names[number]] = answer
+            if answer is not None:
+                self._stored.keep({names[number]: answer})
+        return [found[key] for key in keys]
 
     def _take_context(self) -> None:
         if self._lent is not None:
@@ -165,14 +195,15 @@ class ReadsTexts(BaseOperator):
         flash, sharing = settings.flash_attention is not False, settings.optimise.prefix_sharing
         return Reader(decoder, flash_attention=flash, sharing=sharing)
 
-    def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> None:
-        """Read `texts`, and have the engine's thread `take` the outputs: those of a text come in order; those of
-        another text may come between. `counts`: the tokens that each text adds to the meter; default: all it has."""
+    def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> Iterator[int]:
+        """Read `texts`, have the engine's thread `take` the outputs, and yield the number of each text that is read:
+        its outputs come in order; those of another text may come between. `counts`: the tokens that each text adds to
+        the meter; default: all it has."""
         ends = [len(text.ids) for text in texts]
         calls = self._reader.read(texts)
 
-        def call() -> int | None:
-            """Make a call; return the tokens of the texts that it finished, None if there was nothing left."""
+        def call() -> list[int] | None:
+            """Make a call; return the numbers of the texts that it finished, None if there was nothing left."""
             began = time.perf_counter()
             parts = next(calls, None)
             if parts is None:
@@ -180,14 +211,15 @@ class ReadsTexts(BaseOperator):
             for part in parts:
                 take(part)
             self._seconds += time.perf_counter() - began
-            return sum((counts or ends)[i] for part in parts for i in part.texts if ends[i] == part.end)
+            return [i for part in parts for i in part.texts if ends[i] == part.end]
 
         while not self._runtime.cancelled:
-            tokens = self._thread.call(call)
-            if tokens is None:
+            read = self._thread.call(call)
+            if read is None:
                 return
             self._calls += 1
-            self._runtime.meter.tokens_in += tokens
+            self._runtime.meter.tokens_in += sum((counts or ends)[i] for i in read)
+            yield from read
         raise Cancelled
 
     def _ids(self, column: pa.Array, *, begins: bool) -> Iterator[TokenIds | None]:
@@ -249,6 +281,24 @@ class ReadsTexts(BaseOperator):
         if len(unknown):
             return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
         return None
+
+    @staticmethod
+    def _by_row(sizes: Seq[int], found: Iterable[tuple[int, Found]]) -> Iterator[tuple[int, list[Found]]]:
+        """Yield the number of each row and what was found for all its texts, when that is complete.
+
+        Args:
+            sizes: texts of each row.
+            found: for texts, by their numbers through all rows.
+        """
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        ends, there = np.cumsum(sizes), dict[int, Found]()
+        left = list(sizes)
+        for text, one in found:
+            there[text] = one
+            row = int(owners[text])
+            left[row] -= 1
+            if not left[row]:
+                yield row, [there.pop(i) for i in range(ends[row] - sizes[row], ends[row])]
 
     def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
         """Return the number of tokens to read for each row; None if it is rejected."""

@@ -226,7 +226,7 @@ class RetrySettings:
 
 @dataclass
 class StoreSettings:
-    """The store of finished completions, in which a restart or a later run finds them (`store`).
+    """The store of finished completions and scores, in which a restart or a later run finds them (`store`).
 
     Args:
         enabled: journal completions at all.

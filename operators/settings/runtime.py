@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check, check_one_of, usable_cores
+from operators.settings.checks import NOT_IN_DATA, check, check_one_of
 
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
@@ -87,7 +87,6 @@ class EngineSettings:
 
     slots: int = field(default=16, metadata=NOT_IN_DATA)
     max_sequence_tokens: int | None = None
-    # Threads and layout change the last bits. Where these matter, operators fingerprint their values: `exactness`.
     threads: int | None = field(default=None, metadata=NOT_IN_DATA)
     kv: str = field(default="per_sequence", metadata=NOT_IN_DATA)
     kv_type: str = "f16"
@@ -157,12 +156,6 @@ class EngineSettings:
         it."""
         longest = self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS
         return "runtime.n_ctx" if self.n_ctx is not None and self.n_ctx < longest else "runtime.max_sequence_tokens"
-
-    def exactness(self) -> dict[str, object]:
-        """Return the machine's settings that can change a bit of a text; none unless `deterministic`."""
-        if not self.deterministic:
-            return {}
-        return {"threads": self.with_defaults().threads or usable_cores(), "kv": self.with_defaults().kv}
 
     @property
     def memory_limit_bytes(self) -> int | None:

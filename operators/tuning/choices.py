@@ -83,8 +83,9 @@ class Tuning:
         middle = sorted(self.prompt_tokens)[len(self.prompt_tokens) // 2] if len(self.prompt_tokens) else 0
         lengths = (middle // _GRAIN, self.new_tokens // _GRAIN, self.rows)
         run = (asdict(self.settings), self.model.fingerprint(), *lengths)
-        machine = (platform.machine(), platform.processor(), platform.node(), usable_cores(), self.model.kernels)
-        digest = hashlib.sha256(repr((run, machine)).encode()).hexdigest()[:16]
+        machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
+        computes = (self.model.kernels, self.model.device)
+        digest = hashlib.sha256(repr((run, machine, computes)).encode()).hexdigest()[:16]
         return cache_folder() / f"autotune-{digest}.json"
 
     def _read(self, path: Path) -> Choice | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -11,11 +10,9 @@ from importlib import metadata
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BITS
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 
-log = logging.getLogger(__name__)
 CODE = "the program's code"
 OF_A_NODE = " of node '"
 """In the keys that are kept with a run; the others, of the program, may differ in a later attempt."""
@@ -34,10 +31,8 @@ def of_machine(identity: Mapping[str, str]) -> dict[str, str]:
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the code and the model files of nodes, by what they are of. Not the number of threads, which is
-    that of this machine's cores where it is not given: workers have to agree on it, but not with the driver."""
-    found = {key: value for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
-    return {key: str(value) for key, value in found.items() if not key.endswith(".threads")}
+    """Return hashes of the code and the model files of nodes, by what they are of."""
+    return {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
 
 
 @cache
@@ -61,27 +56,22 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
 
 
 def check_here(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the identity of this machine; warn if it has another build than the one that began the run.
+    """Return the identity of this machine.
 
     Args:
         graph: with all operators open.
         kept: the identity of the machine that began the run; empty if this one does.
 
     Raises:
-        ConfigError: it computes other bits.
+        ConfigError: it has another build or device than the one that began the run, or computes other bits.
     """
     here = of_machine(identity_of(graph, graph.order))
     others = {what: value for what, value in here.items() if kept.get(what, value) != value}
-    if other_bits := [what for what in others if what.startswith(BITS)]:
-        builds = [what for what in others if what not in other_bits] or other_bits
-        there = "; ".join(f"{what}: {kept[what]} then, {others[what]} now" for what in builds)
+    if others:
+        there = "; ".join(f"{what}: {kept[what]} then, {value} now" for what, value in others.items())
         raise ConfigError(
-            f"this machine computes {' and '.join(other_bits)} with other bits than the one that began the run, so its"
-            f" rows could get other texts ({there}). Go on with a machine and a build like that one, take what this one"
-            " computes with other_bits=allow, or begin anew with overwrite=true and an empty store"
-        )
-    for what, value in others.items():
-        log.warning(
-            "%s is another than when the run began, with the same bits: %s then, %s now", what, kept[what], value
+            "this machine does not compute as the one that began the run, so its rows could get other texts"
+            f" ({there}). Go on with a machine and a build like that one, take what this one computes with"
+            " other_bits=allow, or begin anew with overwrite=true"
         )
     return here

@@ -134,7 +134,7 @@ def test_outputs_are_the_same_to_the_bit_in_any_company(name, file_type, flash, 
         path = tmp_path / "model.gguf"
         quantize_file(HERE / f"{name}.gguf", path, file_type)
     model = LlamaModel(ModelSettings(path=str(path)))
-    assert model.doubt is None
+    assert model.doubt(EngineSettings()) is None
     rng = np.random.default_rng(0)
     texts = [rng.integers(5, 80, length).astype(np.int32) for length in LENGTHS]
     settings = EngineSettings(flash_attention=flash)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.choose import NORMALIZE, Choose, Question
+from operators.choose import NORMALIZE, Choose, Question, _sums
 from operators.score import Score
 from operators.scoring.likelihood import Likelihood
 from operators.settings.runtime import EngineSettings
@@ -119,11 +119,11 @@ def test_an_impossible_option_is_not_chosen_and_not_all_can_be_impossible():
     ids = np.array([1], np.int32)
     question = Question(ids, [ids, ids], ["a", "b"])
     impossible, possible, nan = (Likelihood(np.array([p], np.float32)) for p in (-math.inf, -9.0, math.nan))
-    choice = chooser()._choice(question, [impossible, possible])
-    assert choice is not None
-    assert (choice.text, choice.index, choice.probability) == ("b", 1, 1.0)
-    assert chooser()._choice(question, [impossible, impossible]) is None
-    assert chooser()._choice(question, [possible, nan]) is None
+    sums = _sums([impossible, possible])
+    assert sums is not None
+    assert chooser()._choice(question, sums[0].tolist()) == ("b", 1, [-math.inf, -9.0], 1.0)
+    assert _sums([impossible, impossible]) is None
+    assert _sums([possible, nan]) is None
 
 
 def test_arguments_and_columns_that_cannot_work(tmp_path):

@@ -189,7 +189,7 @@ def test_an_interrupted_run_leaves_after_the_texts_that_it_is_at(tmp_path):
                 run.executor.interrupt()
                 assert run.context.cancelled.wait(10)
 
-            super()._read(texts, interrupting, counts)
+            yield from super()._read(texts, interrupting, counts)
 
     op = Interrupting(FAKE, EngineSettings(slots=4, max_sequence_tokens=128))
     run = flow(tmp_path, texts(40), op)

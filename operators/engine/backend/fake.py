@@ -157,6 +157,7 @@ class FakeModel:
     """A Model whose decoders are FakeDecoders."""
 
     kernels = "fake"
+    device = "none"
     n_vocab = N_VOCAB
     n_embd = N_EMBD
     n_ctx_train = 8192
@@ -170,11 +171,13 @@ class FakeModel:
     causal = True
     pooling: str | None = None
     head: Head | None = None
-    doubt: str | None = None
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self._fail = fail
         self.decoders: list[FakeDecoder] = []
+
+    def doubt(self, settings: EngineSettings) -> str | None:
+        return None
 
     def fingerprint(self) -> str:
         return inspect(ModelSettings()).fingerprint

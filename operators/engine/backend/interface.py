@@ -182,7 +182,8 @@ class Model(Protocol):
 
     kernels: str
     """Build and processor features: where it is equal, the same code computes."""
-
+    device: str
+    """What it runs on: the CPU, or the layers on a GPU and the GPUs."""
     n_vocab: int
     n_embd: int
     """Length of an embedding."""
@@ -204,8 +205,10 @@ class Model(Protocol):
     """How it makes the embedding of a text: mean, cls or last; None if it does not say."""
     head: Head | None
     """Its classifier head, if it has one."""
-    doubt: str | None
-    """Reason why its logits may depend on neighbours despite the scheduler's rules; None: proven not to, to the bit."""
+
+    def doubt(self, settings: EngineSettings) -> str | None:
+        """Say why its logits with `settings` may depend on neighbours despite the scheduler's rules; None: they are
+        proven not to, to the bit."""
 
     def fingerprint(self) -> str:
         """Return an id of the content: equal for equal weights and vocabulary."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from operators.engine.backend.fake import FakeModel
 from operators.engine.sequence import FinishReason
-from operators.settings import FINISH_REASONS, RetrySettings, StoreSettings
+from operators.generation.wiring import completion_keys
+from operators.settings import FINISH_REASONS, DecodeSettings, RetrySettings, StoreSettings
+from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.errors import ConfigError
 from tests.operators.test_generate import flow, generate, prompts
 from tests.sets import often
@@ -66,6 +70,46 @@ def test_a_changed_sampling_key_generates_all_and_says_why(tmp_path, store):
     run(tmp_path / "a", store, {}, "a")
     _, counts = run(tmp_path / "b", store, {"repetition_penalty": 1.2}, "b")
     assert counts == {"missed_settings": 40}
+
+
+WHAT_COMPUTES = {
+    "fingerprint": lambda self: "other weights",
+    "kernels": "a build with other instructions",
+    "device": "3 layers on a GPU",
+    "doubt": lambda self, settings: "it runs on a GPU",
+}
+
+
+@pytest.mark.parametrize("what", WHAT_COMPUTES)
+def test_nothing_is_found_that_another_build_device_or_kernel_made(tmp_path, store, monkeypatch, what):
+    run(tmp_path / "a", store, {}, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeModel, what, WHAT_COMPUTES[what])
+        assert run(tmp_path / "b", store, {}, "b")[1] == {"missed_settings": 40}
+        assert run(tmp_path / "c", store, {}, "c")[1] == {"found_earlier": 40}
+    assert run(tmp_path / "d", store, {}, "d")[1] == {"found_earlier": 40}
+
+
+OTHERS: dict[str, Any] = {
+    **{"slots": 3, "n_batch": 1024, "n_ubatch": 256, "lookahead_rows": 8, "snapshot_mb": 1, "threads": 1},
+    **{"priority": "row", "memory_limit": "8GiB", "stall_timeout_s": 5.0, "row_timeout_s": 5.0},
+    **{"optimise": OptimiseSettings(compaction=False), "max_sequence_tokens": 99, "kv_type": "f32"},
+    **{"flash_attention": False, "deterministic": False},
+}
+
+
+@pytest.mark.parametrize("doubt", [None, "it runs on a GPU"])
+def test_a_key_has_the_settings_that_can_change_a_bit_and_no_others(monkeypatch, doubt):
+    """Those of the fingerprint, and threads where bits are not proven. The rest goes with deterministic=false."""
+    monkeypatch.setattr(FakeModel, "doubt", lambda self, settings: doubt)
+
+    def key(**settings: Any) -> bytes:
+        return completion_keys(FakeModel(), DecodeSettings(), EngineSettings(**settings)).settings(b"")
+
+    counts = {f.name for f in fields(EngineSettings) if f.metadata.get("fingerprint", True)}
+    assert {f.name for f in fields(EngineSettings)} - OTHERS.keys() == {"kv", "n_ctx", "admission"}
+    found = {name for name, value in OTHERS.items() if key(**{name: value}) != key(threads=2)}
+    assert found == (counts if doubt is None else counts | {"threads"})
 
 
 def test_the_rows_of_an_earlier_attempt_are_told_from_those_of_other_runs(tmp_path, store):

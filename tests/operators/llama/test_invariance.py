@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,8 +52,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "holes between the slots": {"slots": 7, "optimise": OptimiseSettings(compaction=False)},
     "short calls": {"slots": 5, "n_ubatch": 128},
     "long calls": {"slots": 5, "n_ubatch": 1024},
-    "1 thread": {"slots": 5, "threads": 1},
-    "2 threads": {"slots": 5, "threads": 2},
 }
 
 
@@ -60,6 +60,15 @@ def test_no_setting_changes_a_bit(model, expected, name):
     rows, how = texts(), WAYS[name]
     assert complete(model, rows, range(len(rows)), WARM, **how) == expected
     assert "optimise" in how or COUNTS["shared_tokens"] > 1000
+
+
+@pytest.mark.parametrize("model_file", often(["f32", "q8_0", "q4_k_m"], "q8_0"), indirect=True)
+@pytest.mark.parametrize(("threads", "slots"), often(product((1, 2, 3, 4, 8), (1, 5)), (1, 5), (2, 1)))
+def test_no_number_of_threads_changes_a_bit(model, expected, threads, slots, monkeypatch):
+    """Of rows in company, and of lone ones up to 700 tokens: so neither keys nor fingerprints have threads."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    rows = texts()
+    assert complete(model, rows, range(len(rows)), WARM, slots=slots, threads=threads) == expected
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
+OF_OLD = ("424e680",)
+"""Threads and KV layout were in its fingerprints, and the build of llama.cpp in none of its keys: a run of it is
+refused, and a store of it answers nothing."""
 ROWS, STORED = 24, 10
 SMALL = ("chunk_rows=6", "runtime.slots=4", "runtime.threads=1", "sampling.max_tokens=8", "progress=none")
 COMMANDS = {
@@ -29,13 +32,22 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(params=KEPT, ids=lambda path: path.name.partition(".")[0])
+def commit_of(archive: Path) -> str:
+    return archive.name.partition(".")[0]
+
+
+@pytest.fixture(params=[path for path in KEPT if commit_of(path) not in OF_OLD], ids=commit_of)
 def kept(request, tmp_path, monkeypatch) -> Path:
     """A folder with the runs, which is the current one."""
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+old = pytest.mark.parametrize(
+    "kept", [path for path in KEPT if commit_of(path) in OF_OLD], ids=commit_of, indirect=True
+)
 
 
 def run(name: str, directory: str, *settings: str) -> int:
@@ -64,6 +76,20 @@ def test_a_run_goes_on_with_what_it_had(name, kept):
     rows = [row for text in after for row in pq.read_table(kept / name / text).column("row").to_pylist()]
     assert sorted(rows) == list(range(ROWS))
     assert main(["verify", name]) == ExitCode.DONE
+
+
+@old
+def test_a_run_with_another_fingerprint_is_refused_by_the_keys(kept, capsys):
+    assert run("tiny", "tiny") == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert 'nodes.generate.kv: "per_sequence" -> (absent)\n  nodes.generate.threads: 1 -> (absent)\n' in said
+    assert "overwrite=true" in said
+
+
+@old
+def test_a_store_with_other_keys_answers_nothing(kept):
+    assert run("tiny", "today", f"store.path={kept / 'tiny/completions.sqlite'}") == ExitCode.DONE
+    assert not any(row["from_store"] for row in metrics(kept / "today", "rows"))
 
 
 def test_its_bytes_are_those_of_a_run_of_today(kept):
