@@ -163,7 +163,7 @@ class ReadPrompts(BaseOperator):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        readers = [READERS[file.format](file, types, only=only, as_json=free) for file in files]
+        readers: list[Reader] = [READERS[file.format](file, types, only=only, as_json=free) for file in files]
         for reader in readers:
             if isinstance(reader, CsvReader):
                 reader.quote = data.quote
