@@ -17,7 +17,7 @@ from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.columnar import ArrowReader, ParquetReader
 from operators.sources.csv import CsvReader
-from operators.sources.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, unreadable
+from operators.sources.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
 from operators.sources.jsonl import JsonlReader, LinesReader
 from operators.sources.remote import remote
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
@@ -101,7 +101,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
         file = InputFile(path, storage)
         if wanted == "auto" and file.suffix not in EXTENSIONS:
             like = file.looks_like()
-            remedy = f": say what it is with data.format={', '.join(READERS)}" if file.is_text() else ""
+            remedy = "" if is_hopeless(like) else f": say what it is with data.format={', '.join(READERS)}"
             raise InputError(
                 f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {like}{remedy}"
             )
@@ -122,8 +122,8 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
         names = [PurePosixPath(path).name for path in _in_order(found)]
         raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {OR_EMPTY}")
     if others:
-        names = f"{some(others)} ({len(others)} in all)"
-        warn(f"{where} has what is not read: {names}; the names of files that are read end in {_endings(wanted)}")
+        told = f"{some(others)} ({len(others)} in all)"
+        warn(f"{where} has what is not read: {told}; the names of files that are read end in {_endings(wanted)}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen
@@ -153,13 +153,13 @@ def _sorted_out(
     """
     files: list[InputFile] = []
     others: list[str] = []
-    suffixes = {InputFile(path, storage).suffix for path, kind in found.items() if trusted and kind == FILE}
+    suffixes = {InputFile(path, storage).suffix for path, kind in found.items() if trusted and kind == FILE} - {""}
     parents = {str(parent) for path, kind in found.items() if kind == FILE for parent in PurePosixPath(path).parents}
     for path in _in_order(found):
         file, kind = InputFile(path, storage), found[path]
         if not file.name or file.name.startswith((".", "_")) or file.name.endswith(".tmp"):
             continue
-        form = wanted if trusted and (kind == FILE or file.suffix in suffixes) else _format(file, wanted)
+        form = wanted if trusted and (kind != DIRECTORY or file.suffix in suffixes) else _format(file, wanted)
         if kind == FILE and form is not None:
             files.append(replace(file, format=form))
         elif kind == DIRECTORY and str(PurePosixPath(path)) in parents:

@@ -243,6 +243,11 @@ class InputFile:
         return b"\0" not in start and not start.startswith(tuple(MAGIC.keys() - set(TEXT_MAGIC)))
 
 
+def is_hopeless(like: str) -> bool:
+    """Return True if a file that looks like this is read in no format, and what it looks like says what to do."""
+    return like in MAGIC.values() and "; " in like
+
+
 def _start(head: bytes) -> bytes:
     return head.removeprefix(BOM).lstrip()
 

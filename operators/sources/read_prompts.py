@@ -15,7 +15,7 @@ from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.csv import CsvReader
 from operators.sources.files import OR_EMPTY, READERS, find_files, some
-from operators.sources.input_file import EMPTY, HEAD_BYTES, MAGIC, InputFile, Stamp, unreadable
+from operators.sources.input_file import EMPTY, HEAD_BYTES, InputFile, Stamp, is_hopeless, unreadable
 from operators.sources.jsonl import LINE, TEXT, LinesReader
 from operators.sources.reader import Block, NoRowFitsError, Reader, common_schema
 from pipeline.api.errors import InputError
@@ -204,8 +204,8 @@ class ReadPrompts(BaseOperator):
                 blank.append(str(reader.file))
         if useless and not found:
             raise useless[0]
-        for error in useless:
-            self._warn(f"{error}. Its lines are rejects, the other files are read")
+        for none in useless:
+            self._warn(f"{none}. Lines of it that are no rows are rejects, and the other files are read")
         if blank and len(blank) < len(self._readers):
             self._warn(f"{some(blank)}: empty, {len(blank)} of {len(self._readers)} files; there are no rows in them")
         if not any(schema.names for schema in found.values()):
@@ -224,7 +224,7 @@ class ReadPrompts(BaseOperator):
         data = self._data
         if data.format == LinesReader.format:
             return [TEXT, LINE]
-        prompt = {data.messages_column or data.prompt_column}
+        prompt = frozenset({data.messages_column or data.prompt_column})
         if data.prompt_template is not None:
             prompt = Template(data.prompt_template, "data.prompt_template", strict=True).unknown
         others = {data.template_kwargs_column, data.tools_column, data.id_column}
@@ -295,8 +295,8 @@ def _asked(reader: Reader, ask: Callable[[], T]) -> T:
         if like == EMPTY:
             what = f"{reader.file} is empty, which no {reader.format} file is"
             raise InputError(f"{what}; make or fetch it again, or take it away") from error
-        is_known = like in MAGIC.values() and "; " in like  # with a remedy of its own
-        remedy = f"it begins like {like}" + ("" if is_known else ". If it is another format, write data.format=")
+        remedy = "" if is_hopeless(like) else ". If it is another format, write data.format="
+        remedy = f"it begins like {like}{remedy}"
         raise _explained(reader.file, error, f"as {reader.format}", remedy) from error
 
 

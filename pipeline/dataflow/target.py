@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,9 @@ class Rounds(BaseOperator):
 
     def close(self) -> None:
         self._source.close()
+
+    def report(self, directory: Path, node: str) -> Iterable[str]:
+        return self._source.report(directory, node)
 
     def seek(self, chunk: int) -> None:
         """Number the next chunk `chunk`; `restore` sets the position in the source."""

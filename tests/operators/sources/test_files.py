@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
@@ -29,7 +32,7 @@ def socket_at(path: Path) -> None:
 
 
 def link_to_folder(path: Path) -> None:
-    path.with_name("_folder").mkdir()
+    path.with_name("_folder").mkdir(exist_ok=True)
     path.symlink_to("_folder")
 
 
@@ -73,6 +76,42 @@ def test_alone_it_is_told_what_it_is_and_not_to_be_meant(tmp_path: Path, what: s
     with pytest.raises(InputError, match=rf"data\.path=.*x\.jsonl is {says}; fetch") as refused:
         found(tmp_path / "x.jsonl")
     assert "did you mean" not in str(refused.value)
+
+
+NAMES = st.sampled_from(["a", "_b", ".c", "README"]).flatmap(
+    lambda stem: st.sampled_from(
+        ["", ".jsonl", ".ndjson", ".csv", ".txt", ".md", ".jsonl.gz", ".parquet.gz", ".tmp"]
+    ).map(lambda extension: stem + extension)
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    entries=st.dictionaries(NAMES, st.sampled_from(["a file", *NO_FILES]), max_size=5),
+    at=st.sampled_from(["d", "d/*", "d/**"]),
+    wanted=st.sampled_from(["auto", "jsonl", "lines"]),
+)
+def test_all_that_lies_there_is_read_or_refused_or_told(entries: dict[str, str], at: str, wanted: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder, "d")
+        there.mkdir()
+        for name, what in entries.items():
+            (there / name).write_bytes(ROW) if what == "a file" else NO_FILES[what][0](there / name)
+        refused = ""
+        try:
+            read, warnings = found(Path(folder, at), format=wanted, empty="ok")
+        except InputError as error:
+            refused = str(error)
+    if refused:
+        assert any(f"{name} is named like" in refused for name in entries) or "several formats" in refused
+        return
+    beside = re.compile(r"[._]|README|.*(\.tmp|\.md)$")
+    silent = {name for name in entries if beside.match(name) or (wanted == "jsonl" and re.search("csv|parquet", name))}
+    told = "".join(warnings).replace("/", "")
+    assert {
+        name for name in entries if name not in read and not re.search(rf"[ ]{re.escape(name)}[, ]", told)
+    } <= silent
+    assert all(entries[name] == "a file" and not name.startswith((".", "_")) for name in read)
 
 
 def test_a_folder_of_parts_that_the_pattern_matches_too_is_no_fault(tmp_path: Path) -> None:
