@@ -216,9 +216,8 @@ def _environment(strict: bool, date: datetime.date | None) -> _Sandbox:
 def _printable(value: object) -> object:
     if value is None:
         raise jinja2.TemplateRuntimeError("prints a null; guard it with {% if column %} or {{ column or '' }}")
-    if callable(value) and not isinstance(
-        value, jinja2.Undefined
-    ):  # its repr has an address, which differs from run to run
+    # The repr of a function has an address, which differs from run to run. Undefined, too, can be called.
+    if callable(value) and not isinstance(value, jinja2.Undefined):
         raise jinja2.TemplateRuntimeError(f"prints a function; call it: {getattr(value, '__name__', 'name')}()")
     return value
 

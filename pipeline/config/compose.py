@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, StringNode
+from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
@@ -30,7 +30,7 @@ from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreada
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.run_dir.names import CONFIG
-from pipeline.settings import JobSettings, TargetSettings
+from pipeline.settings import GROUPS, JobSettings, TargetSettings
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -43,6 +43,7 @@ _SAME_RESULTS = (
 """Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""
 _FREE = tuple(f"{key}." for key in ("steps", "nodes", *FREE_FORM))
 """Settings below which `composed` takes new keys."""
+_FORMS = {"steps": "{name: {prompt: ...}}", "nodes": "{name: {inputs: ..., op: ...}}"}
 _composing = threading.Lock()
 """Hydra keeps what it composes in globals."""
 NO_TARGET = "target.accepted_rows=null"
@@ -80,6 +81,11 @@ def register_job(job: JobFile) -> None:
         raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
+    schema = OmegaConf.structured(JobSettings)
+    mappings = {*GROUPS, *(key for key in schema if isinstance(schema._get_node(key), DictConfig))}
+    if listed := next((key for key in node if key in mappings and isinstance(node._get_node(key), ListConfig)), None):
+        example = _FORMS.get(str(listed), "{key: value}")
+        raise ConfigError(f"{job.path}: {listed} is a list; it is a mapping, {listed}: {example}, without dashes")
     if "name" not in node:
         node["name"] = job.name
     ConfigStore.instance().store(group="job", name=job.key, node=node, package="_global_")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from yaml import MarkedYAMLError
@@ -80,6 +82,27 @@ def unreadable_yaml(error: Exception) -> str:
     mark = error.problem_mark
     remedy = next((f"; {remedy}" for words, remedy in _YAML_REMEDIES if words in error.problem), "")
     return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{remedy}"
+
+
+def with_any_keys(argument: str) -> str:
+    """Return an argument whose value is a mapping as YAML has it, with keys that Hydra cannot parse (quoted, or beyond
+    ASCII), in a form that Hydra takes; any other as it is."""
+    key, _, value = argument.partition("=")
+    if not value.startswith("{") or "\\" in value:
+        return argument
+    try:
+        PARSER.parse_override(argument)
+        return argument
+    except Exception:  # Hydra's parser may raise anything
+        pass
+    try:
+        given = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return argument
+    if not isinstance(given, dict) or None in given.values():  # a sweep over {a,b}, say
+        return argument
+    text = json.dumps(given, ensure_ascii=False, default=str).replace("'", "\\'").replace('\\"', "\\u0022")
+    return f"{key}=" + '"' + f"${{oc.create:'{text}'}}".replace('"', '\\"') + '"'
 
 
 def _unreadable_argument(argument: str) -> str:

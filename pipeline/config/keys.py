@@ -69,6 +69,10 @@ def unknown_key(key: str) -> str:
         return f"{free} has no '{key.removeprefix(f'{free}.')}' yet; to add it write +{key}=..."
     known = known_keys()
     group, _, leaf = key.rpartition(".")
+    if key == "prompt":
+        return (
+            "unknown key 'prompt'; one stands below steps: (steps: {answer: {prompt: ...}}), or is data.prompt_template"
+        )
     if key in known:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]

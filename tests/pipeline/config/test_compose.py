@@ -30,6 +30,7 @@ __all__ = ["here"]  # the fixture: a directory with a job file of squares
         ("+bench.foo=1", "unknown key 'bench.foo'"),
         ("+nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs"),
         ("+foo=1", "unknown key 'foo'"),
+        ("prompt=Hello", "unknown key 'prompt'; one stands below steps:"),
         ("data.schema.id=string", "data.schema has no 'id' yet; to add it write +data.schema.id=..."),
         ("sampling.name=foo", "unknown key 'sampling.name'; the keys of sampling are temperature"),
         ("sampling.structured.choices=[true]", "choices[0]: True is a boolean here, not a text: YAML reads words like"),
@@ -98,6 +99,20 @@ def test_a_target_of_null_switches_off_what_the_job_file_says_of_it(capsys):
     assert yaml.safe_load(Path("outputs/aimed/config.yaml").read_text())["target"]["max_rounds"] == 100
     write_job("aimless", "target: {max_rounds: 3}\n" + NODES)
     assert "it needs target.accepted_rows=N" in refused(capsys, "job=aimless.yaml")
+
+
+@pytest.mark.parametrize("key", ["steps", "nodes", "sampling", "data", "target"])
+def test_a_list_where_names_are_wanted_is_told_with_file_and_key(capsys, key):
+    write_job("listed", f"{key}:\n  - {{prompt: Hello}}\n")
+    assert f"listed.yaml: {key} is a list; it is a mapping, {key}: {{" in refused(capsys, "job=listed.yaml")
+
+
+def test_a_column_of_any_name_is_renamed_on_the_command_line(capsys):
+    Path("q.csv").write_text("What do you think?,Wörter: [a]\nfine,x\n")
+    rename = "data.rename={'What do you think?': prompt, \"Wörter: [a]\": it's}"
+    given = ["job=generate", "model=fake", "data.path=q.csv", rename, "dry_run=plan"]
+    assert main(given) == ExitCode.DONE
+    assert "prompt: string, it's: string" in capsys.readouterr().out
 
 
 def test_a_key_of_the_users_own_may_be_a_number():
