@@ -58,6 +58,11 @@ def batches_of(rows: Any) -> Iterator[pa.Table]:
         frame = rows.collect() if isinstance(rows, polars.LazyFrame) else rows
         if not isinstance(frame, polars.DataFrame):
             raise ConfigError(f"rows is a polars {type(rows).__name__}; give a frame: series.to_frame('prompt')")
+        if foreign := [name for name, type_ in frame.schema.items() if _is_foreign(type_)]:
+            raise ConfigError(
+                f"rows: column '{foreign[0]}' has type {frame.schema[foreign[0]]}, which Arrow has not; make numbers or"
+                " texts of it, or take it out"
+            )
         yield frame.to_arrow()
     elif kind == "pandas":
         yield pa.Table.from_pandas(rows, preserve_index=False)
@@ -75,6 +80,14 @@ def batches_of(rows: Any) -> Iterator[pa.Table]:
         raise ConfigError(f"rows is {type(rows).__name__}; {TAKES}")
     else:
         yield from _of_items(iter(rows))
+
+
+def _is_foreign(kind: Any) -> bool:
+    """Return True for a type of polars that Arrow has not, also inside of lists and structs: of objects it would get
+    the addresses."""
+    inner = [field.dtype for field in getattr(kind, "fields", ())]
+    inner += [kind.inner] if hasattr(kind, "inner") else []
+    return str(kind) in ("Object", "Int128", "UInt128") or any(map(_is_foreign, inner))
 
 
 def _of_items(items: Iterator[Any]) -> Iterator[pa.Table]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import keyword
 import tracemalloc
 
 import jinja2
+import pyarrow as pa
 import pytest
 from jinja2.exceptions import SecurityError
 
+from operators.prompts.columns import used_columns
 from operators.prompts.template import Template
 from pipeline.api.errors import ConfigError
 
@@ -159,3 +162,31 @@ def test_it_says_the_same_again() -> None:
 def test_what_templates_do(source: str, text: str) -> None:
     tree = [{"n": 1, "c": [{"n": 2}, {"n": 3}]}, {"n": 4}]
     assert rendered(source, x=["a", "b", "c"], tree=tree) == text
+
+
+OF_JINJA = (
+    "self",
+    "super",
+    "loop",
+    "caller",
+    "varargs",
+    "kwargs",
+    "true",
+    "false",
+    "none",
+    "range",
+    "dict",
+    "namespace",
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*OF_JINJA, *keyword.kwlist, "environment", "context", "missing", "items", "_"})
+)
+def test_a_column_of_any_name_is_printed_or_refused_before_the_run(name):
+    try:
+        template = Template(f"{{{{ {name} }}}}", "t", strict=True)
+        columns = used_columns(template, pa.schema([(name, pa.string())]))
+    except ConfigError:
+        return
+    assert (columns, template.render({name: "the value"})) == ([name], "the value")
