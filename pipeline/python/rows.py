@@ -90,13 +90,20 @@ def _of_polars(rows: Any) -> pa.Table:
     frame = rows.collect() if isinstance(rows, polars.LazyFrame) else rows
     if not isinstance(frame, polars.DataFrame):
         raise ConfigError(f"rows is a polars {type(rows).__name__}; give a frame: series.to_frame('prompt')")
-    for name, kind in frame.schema.items():
-        if kind == polars.Object:
-            raise ConfigError(f"column '{name}' of rows holds Python objects; give it a type that is data")
-    try:
-        return frame.to_arrow()
-    except pa.ArrowException as error:
-        raise ConfigError(f"rows does not become an Arrow table: {error}; cast the column to another type") from error
+    if foreign := [name for name, kind in frame.schema.items() if _is_foreign(kind)]:
+        raise ConfigError(
+            f"rows: column '{foreign[0]}' has type {frame.schema[foreign[0]]}, which Arrow has not; make numbers or"
+            " texts of it, or take it out"
+        )
+    return frame.to_arrow()
+
+
+def _is_foreign(kind: Any) -> bool:
+    """Return True for a type of polars that Arrow has not, also inside of lists and structs: of objects it would get
+    the addresses."""
+    inner = [field.dtype for field in getattr(kind, "fields", ())]
+    inner += [kind.inner] if hasattr(kind, "inner") else []
+    return str(kind) in ("Object", "Int128", "UInt128") or any(map(_is_foreign, inner))
 
 
 def _of_pandas(rows: Any) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import tracemalloc
 
 import jinja2
@@ -199,3 +200,31 @@ def test_it_says_the_same_again() -> None:
 def test_what_templates_do(source: str, text: str) -> None:
     tree = [{"n": 1, "c": [{"n": 2}, {"n": 3}]}, {"n": 4}]
     assert rendered(source, x=["a", "b", "c"], tree=tree) == text
+
+
+OF_JINJA = (
+    "self",
+    "super",
+    "loop",
+    "caller",
+    "varargs",
+    "kwargs",
+    "true",
+    "false",
+    "none",
+    "range",
+    "dict",
+    "namespace",
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*OF_JINJA, *keyword.kwlist, "environment", "context", "missing", "items", "_"})
+)
+def test_a_column_of_any_name_is_printed_or_refused_before_the_run(name):
+    try:
+        template = Template(f"{{{{ {name} }}}}", "t", strict=True)
+        columns = used_columns(template, pa.schema([(name, pa.string())]))
+    except ConfigError:
+        return
+    assert (columns, template.render({name: "the value"})) == ([name], "the value")

@@ -143,9 +143,9 @@ def test_a_raw_text_goes_to_the_model_as_it_is_beside_conversations(tmp_path, te
     assert ["no chat template" in reason for _, _, reason in run.tally.by_reason] == ([] if template else [True])
 
 
-@pytest.mark.parametrize(("name", "column"), taken().items())
-def test_a_condition_on_another_column_holds_beside_a_column_of_any_type(name, column):
-    where, data = Where("n > 2"), pa.record_batch([pa.array([1, 2, 3, 4]), column], ["n", "x"])
+def test_a_condition_on_another_column_holds_beside_columns_of_all_types():
+    names = [str(i) for i in range(len(taken()))]
+    where, data = Where("n > 2"), pa.record_batch([pa.array([1, 2, 3, 4]), *taken().values()], ["n", *names])
     where.plan(data.schema)
     assert where.split(Batch(0, data))[0].data["n"].to_pylist() == [3, 4]
 

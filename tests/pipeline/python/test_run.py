@@ -357,3 +357,9 @@ def test_every_public_name_has_an_example_that_runs(name):
     examples = doctest.DocTestFinder(recurse=False).find(found, name, module, extraglobs={})
     (example,) = [one for one in examples if one.examples]
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize("values", [pl.Series([object()], dtype=pl.Object), pl.Series([[1]], dtype=pl.List(pl.Int128))])
+def test_a_column_of_polars_that_arrow_has_not_is_refused_by_its_name(tmp_path, values):
+    with pytest.raises(ConfigError, match="column 'o' has type"):
+        run("quickstart", FEW, rows=pl.DataFrame({"prompt": ["a"], "o": values}), directory=tmp_path / "run", **QUIET)

@@ -1,0 +1,41 @@
+"""A run over columns of all types at their extremes, which Python and polars cannot all hold: every row comes out."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from tests.arrow_extremes import columns, taken
+
+pytestmark = pytest.mark.usefixtures("reports")
+
+
+def test_a_run_prints_compares_and_writes_columns_of_all_types(tmp_path, capfd):
+    names = {f"c{i}": column for i, column in enumerate(taken().values())}
+    prompts = pa.array(["a", "b", "c", "d"])
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), pa.table({"prompt": prompts, **names}).schema) as file:
+        file.write_table(pa.table({"prompt": prompts, **names}))
+    given = [
+        f"data.path={tmp_path}/in.arrow",
+        "data.id_column=c0",
+        f'data.prompt_template="{{{{ [{", ".join(names)}] }}}}"',
+    ]
+    out = ["output=arrow", f"output_dir={tmp_path}/out", "progress=none", "sampling.max_tokens=2", "output.preview=2"]
+    assert main(["job=generate", "model=fake", *given, *out]) == ExitCode.DONE
+    shown = capfd.readouterr()
+    assert "panicked" not in shown.err + shown.out
+    with pa.ipc.open_file(tmp_path / "out/data/part-00000.arrow") as file:
+        found = file.read_all()
+    assert all(found[name].combine_chunks().equals(column) or "nan" in str(column) for name, column in names.items())
+    assert "could not be made" not in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_column_of_which_arrow_cannot_take_rows_is_refused_before_the_run(tmp_path, capsys):
+    table = pa.table({"prompt": ["a", "b", "c", "d"], "r": columns()["run ends"]})
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as file:
+        file.write_table(table)
+    given = [f"data.path={tmp_path}/in.arrow", f"output_dir={tmp_path}/out", "output=arrow", "progress=none"]
+    assert main(["job=generate", "model=fake", *given]) == ExitCode.CONFIG
+    assert "column 'r'" in capsys.readouterr().err
