@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import PROJECT
 
-pytestmark = pytest.mark.laws  # starts a Python a program
+pytestmark = [pytest.mark.laws, pytest.mark.slow("starts a Python a program")]
 
 PRINTS = {
     "with_pandas": """\

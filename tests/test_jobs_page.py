@@ -18,6 +18,8 @@ from pipeline.config.keys import CONF, known_keys
 from tests.test_readme import FENCE, MODEL, run
 from tools.bench.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.slow("runs the commands of the page of jobs")
+
 PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
 NAMES = sorted(path.stem for path in JOBS.glob("*.yaml"))
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))

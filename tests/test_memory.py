@@ -18,6 +18,8 @@ from operators.sinks.write_rows import WriteRows
 from pipeline import PROJECT
 from pipeline.api.records import Batch, Output
 
+pytestmark = pytest.mark.slow("runs long jobs and measures their memory")
+
 CHUNK_ROWS = 4096
 MARGIN_BYTES = 48 << 20
 NOTES = 128_000_000

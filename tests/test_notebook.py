@@ -16,7 +16,7 @@ from pipeline.cli.main import main
 from tests.test_docs import HERE
 from tools.notebook import MOST_CHARACTERS, NOTEBOOK, executed
 
-pytestmark = pytest.mark.laws  # starts a notebook's kernel
+pytestmark = [pytest.mark.laws, pytest.mark.slow("starts a notebook's kernel")]
 
 LONG = {"data.limit": 64, "sampling.max_tokens": 32, "chunk_rows": 4, "runtime.threads": 1, "report": False}
 CELL = f"from pipeline import run\nrun('quickstart', {LONG}, directory='stopped')"

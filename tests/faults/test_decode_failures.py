@@ -13,7 +13,10 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.faults.failing import LOADER, MARK
 
-pytestmark = pytest.mark.faults  # operators/llama/test_recovery.py has the law in make test
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow("runs whole jobs in which calls fail"),
+]  # operators/llama/test_recovery.py has the law in make test
 
 ROWS = 60
 GUILTY = {0, 7, 8, 30, 59}

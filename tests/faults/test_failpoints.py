@@ -24,6 +24,8 @@ from tests.faults.results import (
     says_that_all_is_whole,
 )
 
+pytestmark = pytest.mark.slow("kills whole jobs at each point and resumes them")
+
 RUN = "tests.faults.toy:run"
 COMMAND_LINE = (Failpoint.PROCESS_STARTED, Failpoint.CONFIG_COMPOSED)
 """Points that only `python -m pipeline` comes to: tests/faults/test_signals.py."""

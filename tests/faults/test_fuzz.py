@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from pipeline import PROJECT
 from tests.faults.fuzzing import TEXTS, arguments_of, broken_law, seeds
 
-pytestmark = pytest.mark.faults  # what ends with a code and a reason has tests of its own
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow("runs hundreds of random jobs"),
+]  # what ends with a code and a reason has tests of its own
 
 SHORT = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), print_blob=False

@@ -29,7 +29,10 @@ from tests.faults.results import (
     says_that_all_is_whole,
 )
 
-pytestmark = pytest.mark.faults  # test_failpoints.py has a kill between each two steps in make test
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow("kills whole jobs and resumes them"),
+]  # test_failpoints.py has a kill between each two steps in make test
 
 SLOTS, MAX_TOKENS = 16, 16
 START, RUN, LATE, END = (

@@ -29,6 +29,8 @@ from tests.pipeline.cluster.cluster_runs import bytes_of, run
 from tests.pipeline.cluster.processes import STORE, WORKER, command, start, workers_of
 from tests.pipeline.cluster.ray_nodes import ray_nodes
 
+pytestmark = pytest.mark.slow("kills workers and Ray nodes of whole jobs")
+
 RAY = ("cluster=ray", "cluster.cpus=0.5", "+cluster.resources.dev=1")
 CLUSTERS = {"processes": ("cluster=processes",), "Ray": RAY}
 KILLED = {"processes": ("worker", "worker", "driver"), "Ray": ("worker", "worker", "store", "node", "driver")}

@@ -14,6 +14,8 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
+pytestmark = pytest.mark.slow("generates with each kind of bad row among others")
+
 GOOD = (
     "Name the color of grass.",
     "Add 2 and 3.",

@@ -18,7 +18,7 @@ from pipeline.system.failpoints import VARIABLE
 from tests.operators.sources.s3_server import SECRET, arguments, serving
 
 ROWS = 60
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.slow("starts an object store and kills runs that read it")]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import pytest
 from models.tiny.score import accuracy
 from pipeline.cli.main import main
 
+pytestmark = pytest.mark.slow("makes a model and decodes with it")
+
 ROOT = Path(__file__).parents[2]
 AUTOREGRESSIVE, BLOCKS = (ROOT / f"models/tiny/{name}-q8_0.gguf" for name in ("tiny", "tiny-sdar"))
 SMALL = ("data.limit=42", "chunk_rows=20", "progress=none", "output.completion_ids=true")

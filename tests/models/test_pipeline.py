@@ -19,6 +19,8 @@ from models.tiny.dequantise import dequantise
 from models.tiny.score import accuracy
 from pipeline.cli.main import main
 
+pytestmark = pytest.mark.slow("runs a job with a model that it makes")
+
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny/tiny-q8_0.gguf"
 JOB = ["job=quickstart", "chunk_rows=20", "progress=none", "report=false"]

@@ -12,6 +12,8 @@ from models.tiny.tasks.example import without_think
 from models.tiny.tasks.kinds import KINDS, instruction, kind_of
 from models.tiny.tasks.words import number_words
 
+pytestmark = pytest.mark.slow("makes the training data of the model that ships")
+
 PER_FAMILY = 150
 
 

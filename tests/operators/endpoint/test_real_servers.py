@@ -14,7 +14,10 @@ from tests.operators.endpoint.asking import texts
 from tests.operators.endpoint.fault_server import FaultServer
 from tests.operators.endpoint.real_server import TINY, llama_cpp_server
 
-pytestmark = pytest.mark.laws  # starts llama-cpp-python's server
+pytestmark = [
+    pytest.mark.laws,
+    pytest.mark.slow("starts llama-cpp-python's server"),
+]  # starts llama-cpp-python's server
 
 
 def test_a_graph_may_have_a_server_and_a_model_of_this_process(tmp_path):

@@ -17,6 +17,8 @@ from pipeline.results.reader import read_results
 from tests.operators.endpoint.asking import ROWS, asked, started, texts
 from tests.operators.endpoint.fault_server import Fault, FaultServer, Script
 
+pytestmark = pytest.mark.slow("kills runs fifty times")
+
 
 def test_each_row_is_asked_once_and_answered(tmp_path, expected):
     assert len(expected) == ROWS

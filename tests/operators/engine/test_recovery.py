@@ -15,6 +15,8 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, sequences, shape
 
+pytestmark = pytest.mark.slow("makes calls fail in thousands of random orders")
+
 POISON = 300
 CODES = [1, 2, -1, -3]
 Fail = Callable[[BatchBuffer], int]

@@ -27,6 +27,8 @@ from tests.operators.engine.fixtures import Table, check_pool, worker_on
 from tools.models.make_model import write_model
 from tools.models.shapes import Shape
 
+pytestmark = pytest.mark.slow("decodes with a model of each family")
+
 LENGTHS = (5, 1, 2, 31, 33, 60, 63, 64, 65, 66, 100, 127, 129, 300, 511, 512, 513, 514, 700)
 """Both sides of the 64-token kernel and of the cut at n_ubatch."""
 

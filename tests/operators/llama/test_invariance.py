@@ -16,6 +16,8 @@ from tests.operators.engine.fixtures import only
 from tests.operators.llama.test_decoding import COUNTS, complete, model, model_file
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("decodes each row alone and in company")
+
 __all__ = ["model", "model_file"]
 
 WARM = SamplingParams(temperature=1.0, top_k=40)

@@ -31,6 +31,8 @@ from tests.operators.llama.test_decoding import EXACT, USUAL, model, model_file
 from tools.models import make_model
 from tools.models.vocabularies import MetaValue, builtin_vocabulary
 
+pytestmark = pytest.mark.slow("reads texts with a model of each family")
+
 __all__ = ["model", "model_file"]
 
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"

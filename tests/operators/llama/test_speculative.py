@@ -15,6 +15,8 @@ from tests.operators.llama.test_decoding import COUNTS, RARER, USUAL, WARM, comp
 from tests.operators.llama.test_structured import constrained
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("decodes with drafts and without")
+
 __all__ = ["model", "model_file"]
 
 KINDS = often((*USUAL, *RARER), "q8_0")

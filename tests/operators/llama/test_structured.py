@@ -15,6 +15,8 @@ from operators.settings.structured import StructuredSettings
 from tests.operators.llama.test_decoding import COUNTS, complete, model, model_file, texts
 from tests.operators.rows.schemas import valid
 
+pytestmark = pytest.mark.slow("decodes under grammars with a real vocabulary")
+
 __all__ = ["model", "model_file"]
 
 SCHEMA = {

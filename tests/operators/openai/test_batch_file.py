@@ -23,6 +23,8 @@ from tests.operators.openai.answered import USUAL, Answered, answered, fake_mode
 from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, cases
 from tests.operators.openai.shapes import ERROR_LINE, OUTPUT_LINES
 
+pytestmark = pytest.mark.slow("kills runs over batch files")
+
 SHIPPED = (JOBS / "data/openai_batch.jsonl").read_text(encoding="utf-8").splitlines()
 FAULTY = {
     "broken-json": "invalid_line",

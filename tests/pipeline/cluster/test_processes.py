@@ -23,6 +23,8 @@ from tests.pipeline.cluster.processes import (
     wait_for_workers,
 )
 
+pytestmark = pytest.mark.slow("starts worker processes")
+
 PROCESSES = ("cluster=processes", "cluster.workers=2", "cluster.piece_rows=4", "chunk_rows=16")
 PROMPTS = PROJECT / "jobs/data/quickstart.jsonl"
 LEAVES_S = 5.0

@@ -27,6 +27,8 @@ from tests.pipeline.cluster.processes import (
 )
 from tests.pipeline.cluster.ray_nodes import ray_nodes
 
+pytestmark = pytest.mark.slow("starts Ray")
+
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 RAY = ("cluster=ray", "cluster.workers=2", "cluster.piece_rows=5", "cluster.cpus=0.5", "chunk_rows=16")
 LEAVES_S = 10.0

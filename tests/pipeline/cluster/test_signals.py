@@ -16,6 +16,8 @@ from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import bytes_of, run
 from tests.pipeline.cluster.processes import OPS, STORE, WORKER, command, start, workers_of
 
+pytestmark = pytest.mark.slow("signals whole jobs with workers at each stage")
+
 LEAVES_S = 5.0
 MODEL = ("model=fake", "chunk_rows=16", "sampling.max_tokens=8")
 RAY = ("cluster=ray", "cluster.address=local", "cluster.cpus=0.5")

@@ -12,7 +12,10 @@ import pytest
 import pipeline
 from pipeline import PROJECT
 
-pytestmark = pytest.mark.laws  # runs mypy in an environment of its own
+pytestmark = [
+    pytest.mark.laws,
+    pytest.mark.slow("runs mypy in an environment of its own"),
+]  # runs mypy in an environment of its own
 
 PROGRAM = """
 from pipeline import Estimate, Job, Plan, Result, estimate, load, plan, run

@@ -11,6 +11,8 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
+pytestmark = pytest.mark.slow("measures a small benchmark")
+
 SHORT = ("model=tiny", "bench.repeats=1", "bench.slots=[2]", "bench.max_rows=3", "sampling.max_tokens=6")
 
 

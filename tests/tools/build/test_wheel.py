@@ -28,6 +28,7 @@ UNREAD = {".png"}
 """Endings of files in conf, jobs and models that no run reads."""
 
 pytestmark = [
+    pytest.mark.slow("builds a wheel and installs it"),
     pytest.mark.laws,
     pytest.mark.skipif(THERE < NEEDED, reason=f"building needs setuptools {NEEDED} or later, here is {THERE}"),
 ]

@@ -24,6 +24,8 @@ from tools.models.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, main, w
 from tools.models.shapes import SHAPES
 from tools.models.vocabularies import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
 
+pytestmark = pytest.mark.slow("makes models of several types")
+
 TEXT = "Grüße, 世界! 12 + 3 = 15 🙂👩‍🚀\n\tend, of   the line\r\n"
 
 

@@ -19,6 +19,8 @@ from tests.operators.engine.fixtures import only
 from tests.operators.engine.rules import scheduled
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("denoises thousands of random blocks")
+
 FOUR = BlockDiffusionSettings(block_length=4, denoising_steps=3)
 SHIFTED = replace(FOUR, shift_logits=True)
 ENDING = SamplingParams(stop_ids=frozenset({END_ID}))

@@ -22,6 +22,8 @@ from tests.operators.engine.block_diffusion.rows import complete, prompts
 from tests.operators.engine.rules import scheduled
 from tools.models.make_model import write_model
 
+pytestmark = pytest.mark.slow("denoises with a model in many companies")
+
 TEXTS = prompts(14, longest=25)
 RAGGED = [1 + 7 * i % 19 for i in range(14)]
 WARM = SamplingParams(temperature=0.9, top_k=20)

@@ -26,6 +26,8 @@ from tests.operators.engine.fixtures import (
 )
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("tries thousands of random trees")
+
 
 def family(count: int, shared: int, seed: int = 0, longest: int = 90) -> list[np.ndarray]:
     """Prompts with `shared` tokens in common."""

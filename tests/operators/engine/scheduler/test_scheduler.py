@@ -12,7 +12,7 @@ from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 from tests.sets import often
 
-pytestmark = pytest.mark.usefixtures("memory")
+pytestmark = [pytest.mark.usefixtures("memory"), pytest.mark.slow("schedules thousands of random queues")]
 
 
 def alone(texts, params=GREEDY):

@@ -20,6 +20,8 @@ from tests.operators.engine.speculative.drafters import WithModel
 from tests.operators.engine.speculative.test_engine import SAMPLING, completions, rows_of
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("decodes with two models in many companies")
+
 
 class Other(FakeModel):
     """Draws most tokens otherwise than a FakeModel."""

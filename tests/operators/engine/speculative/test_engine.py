@@ -20,6 +20,8 @@ from tests.operators.engine.test_constrained import params as constrained
 from tests.operators.rows.schemas import PERSON
 from tests.sets import often
 
+pytestmark = pytest.mark.slow("drafts for thousands of random rows")
+
 STOPS = frozenset({END_ID})
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "dry_multiplier": 0.8}
 SAMPLING = {

@@ -28,6 +28,8 @@ from pipeline.system.file_cache import PLACE
 from tools.models.make_model import write_model
 from tools.models.shapes import named_shape
 
+pytestmark = pytest.mark.slow("runs a job with each way of drafting")
+
 SMALL = ("data.limit=12", "sampling.max_tokens=24", "runtime.slots=3", "runtime.threads=1", "chunk_rows=4")
 ALWAYS = ("decode=speculative", "decode.adaptive=false", "decode.draft_tokens=3")
 

@@ -9,6 +9,8 @@ import pytest
 
 from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace, gains
 
+pytestmark = pytest.mark.slow("simulates many paces")
+
 KIND = ("own", 3)
 
 
