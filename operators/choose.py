@@ -53,7 +53,7 @@ class Choose(ReadsLikelihoods):
     `runtime.max_sequence_tokens`, is a reject.
 
     Args:
-        model, runtime, store: the config groups of those names.
+        model, runtime: the config groups of those names.
         options: a list of texts, the same for all rows, or the name of a column with a list of texts. They continue
             the question as they are; after a text that ends in `Answer:` they begin with a space.
         question_column: what comes before an option, as text or token ids.
@@ -63,6 +63,7 @@ class Choose(ReadsLikelihoods):
             white space at its end counts as the beginning of the option. Else they are tokenized apart, as a
             completion follows its prompt.
         as_: prefix of the new columns (`as` in a job file).
+        store: the config group of that name, which says where answers are kept.
 
     Raises:
         ConfigError: fewer than two options, one is empty or there twice, or there is no such normalisation.

@@ -37,12 +37,13 @@ class Classify(ReadsHead):
     than `runtime.max_sequence_tokens` is a reject.
 
     Args:
-        model, runtime, store: the config groups of those names.
+        model, runtime: the config groups of those names.
         text_column: texts, or lists of token ids.
         activation: makes probabilities of the outputs: softmax (one label is right), sigmoid (each label by itself) or
             none (they stay as they are). null: sigmoid for a single output, else softmax.
         truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
         as_: prefix of the new columns (`as` in a job file).
+        store: the config group of that name, which says where answers are kept.
 
     Raises:
         ConfigError: there is no such activation, or the model has no classifier head.

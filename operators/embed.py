@@ -47,7 +47,7 @@ class Embed(ReadsTexts):
     With `model=endpoint model.api=embeddings` the vectors are a server's, in lists of its length.
 
     Args:
-        model, runtime, store: the config groups of those names. The store has 4 bytes for each number of a vector.
+        model, runtime: the config groups of those names.
         text_column: texts, or lists of token ids.
         pooling: mean, cls or last. null: what the model's file says, and mean where it says nothing.
         normalize: scale every embedding to length 1.
@@ -56,6 +56,7 @@ class Embed(ReadsTexts):
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new column. The context, which can be as large as that of a Generate, is then taken when the first
             row comes that needs it.
+        store: the config group of that name, which says where answers are kept.
 
     Raises:
         ConfigError: there is no such pooling.

@@ -45,7 +45,7 @@ class Rerank(ReadsHead):
     With `model=endpoint model.api=rerank` the scores are a server's, as it gives them, and so are the tokens.
 
     Args:
-        model, runtime, store: the config groups of those names.
+        model, runtime: the config groups of those names.
         query_column: texts.
         documents_column: lists of texts.
         top_n: documents to keep; null: all.
@@ -53,6 +53,7 @@ class Rerank(ReadsHead):
             they are given as they are, as llama-server does. Models whose head gives probabilities need none of it.
         truncate: cut a document that is too long, instead of rejecting the row; the tokens that close a text stay.
         as_: prefix of the new columns (`as` in a job file).
+        store: the config group of that name, which says where answers are kept.
 
     Raises:
         ConfigError: `top_n` is below 1, or the model is no reranker.

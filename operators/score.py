@@ -37,13 +37,14 @@ class Score(ReadsLikelihoods):
     and it does not score a text's first token.
 
     Args:
-        model, runtime, store: the config groups of those names.
+        model, runtime: the config groups of those names.
         text_column: texts, or lists of token ids.
         given_column: what comes before the text and is not scored, as text or token ids. The two are tokenized apart,
             as a completion follows its prompt.
         joint: tokenize the two together, as one text, and take off the tokens that the given text has alone; white
             space at its end counts as the beginning of the text. Both are then texts.
         as_: prefix of the new columns (`as` in a job file).
+        store: the config group of that name, which says where answers are kept.
 
     Raises:
         ConfigError: `joint` without a `given_column`.

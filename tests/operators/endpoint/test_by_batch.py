@@ -37,6 +37,7 @@ def refuses_bad(number: int, body: dict[str, Any]) -> Fault | None:
 
 
 RERANK = {"model__api": "rerank"}
+EMBED = {"model__api": "embeddings"}
 SCORE = {"model__api": "completions", "nodes__score__op__given_column": "prompt", "nodes__score__op__joint": True}
 
 
@@ -78,6 +79,21 @@ def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, sett
     assert result.rows().collect()["row"].to_list() == [0, 1]
     totals = [json.loads(each) for each in result.metrics("run").collect()["totals"]]
     assert sum(each["cost"] for each in totals) == cost
+
+
+@pytest.mark.parametrize(("job", "settings"), [("rerank", RERANK), ("score_perplexity", SCORE), ("embed", EMBED)])
+def test_the_jobs_store_is_taken(tmp_path, job, settings):
+    with FaultServer() as server:
+        asked(server, job, tmp_path / "first", store__path=str(tmp_path / "all.sqlite"), **settings)
+        asked_for = server.requests
+        found = asked(server, job, tmp_path / "again", store__path=str(tmp_path / "all.sqlite"), **settings)
+        assert server.requests == asked_for > 0
+        (totals,) = found.metrics("run").collect()["totals"]
+        node = job.partition("_")[0]
+        assert json.loads(totals)[f"{node}/found_earlier"] == found.rows().collect().height > 0
+        asked(server, job, tmp_path / "none", store__enabled=False, **settings)
+        assert server.requests == 2 * asked_for
+    assert [path.name for path in tmp_path.rglob("*.sqlite")].count("completions.sqlite") == 0
 
 
 @pytest.mark.parametrize(("job", "api", "asked_for"), [("rerank", "rerank", TRIED), ("embed", "embeddings", 1)])
