@@ -83,8 +83,9 @@ def register_job(job: JobFile) -> None:
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
     schema = OmegaConf.structured(JobSettings)
     mappings = {*GROUPS, *(key for key in schema if isinstance(schema._get_node(key), DictConfig))}
-    if lists := [str(key) for key in node if key in mappings and isinstance(node._get_node(key), ListConfig)]:
-        listed, example = lists[0], _FORMS.get(lists[0], "{key: value}")
+    listed = next((str(k) for k in node if k in mappings and isinstance(node._get_node(k), ListConfig)), None)
+    if listed is not None:
+        example = _FORMS.get(listed, "{key: value}")
         raise ConfigError(f"{job.path}: {listed} is a list; it is a mapping, {listed}: {example}, without dashes")
     if "name" not in node:
         node["name"] = job.name

@@ -70,9 +70,7 @@ def unknown_key(key: str) -> str:
     known = known_keys()
     group, _, leaf = key.rpartition(".")
     if key == "prompt":
-        return (
-            "unknown key 'prompt'; one stands below steps: (steps: {answer: {prompt: ...}}), or is data.prompt_template"
-        )
+        return "unknown key 'prompt'; it is one of a step (steps: {answer: {prompt: ...}}), or is data.prompt_template"
     if key in known:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]

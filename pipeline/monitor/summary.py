@@ -113,13 +113,17 @@ def too_many_errors(errors: int, rows: int, max_error_rate: float) -> str:
 
 def _rows_line(o: Outcome) -> str:
     """Return input and output rows. Finished rows that are not committed are named if completions are stored."""
-    out = f"{o.data_rows:,}" if o.target is None else f"{o.data_rows:,} of {o.target.wanted:,}"
+    out, counted = f"{o.data_rows:,}", o.data_rows
+    if o.target is not None:  # it counts the rows of one sink
+        counted = min(o.data_rows, o.target.accepted)
+        out = f"{counted:,} of {o.target.wanted:,}"
+    all_sinks = f", {o.data_rows:,} in all sinks" if counted != o.data_rows else ""
     if o.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
         more = f" ({o.uncommitted:,} more in the store)" if o.uncommitted and o.stores else ""
-        return f"input       {o.rows:,} rows committed{more}; output {out} rows"
+        return f"input       {o.rows:,} rows committed{more}; output {out} rows{all_sinks}"
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
-    return f"input       {o.rows:,} rows done{rounds}; output {out} rows"
+    return f"input       {o.rows:,} rows done{rounds}; output {out} rows{all_sinks}"
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:

@@ -102,7 +102,7 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         rows=rows,
         generated=generated,
         folders=folders,
-        facts=list(_facts(settings, chosen, generated)),
+        facts=list(_facts(settings, generated)),
         keys=yaml.safe_dump(chosen, allow_unicode=True, sort_keys=True),
     )
 
@@ -154,8 +154,9 @@ def _front(job: str, license: str | None, generated: bool, rows: int, folders: S
     return front | ({"dataset_info": info} if info else {})
 
 
-def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> Iterator[tuple[str, str]]:
-    """Yield names and values for the table of main settings: model, prompt, sampling, seed."""
+def _facts(settings: JobSettings, generated: bool) -> Iterator[tuple[str, str]]:
+    """Yield names and values for the table of main settings: model, prompts, sampling, seed; those of a step
+    are named by it where steps differ from the job."""
     model = settings.model
     repo, path = getattr(model, "repo", None), getattr(model, "path", None)
     converted = f", its weights as `{kind}`" if (kind := getattr(model, "converts_to", None)) else ""
@@ -166,13 +167,32 @@ def _facts(settings: JobSettings, keys: Mapping[str, Any], generated: bool) -> I
     if draft := getattr(settings.decode, "draft_model", None):
         yield "draft model", f"`{PurePath(draft.path).name}`, which changes no text"
     if generated and model is not None:
-        template = next((v for k, v in keys.items() if k.endswith(".op.template") and v), None)
-        yield "prompt", f"`{template}`" if template else "the chat template of the model"
-        for name, value in _chosen(settings.sampling):
-            shown = _private(value)
-            text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False, default=str)
-            yield f"sampling.{name}", f"`{text}`"
+        named = {node.step or name: node.op for name, node in settings.nodes.items() if _has_prompt(node.op)}
+        for name, op in named.items():
+            yield f"prompt of {name}" if len(named) > 1 else "prompt", _prompt(op)
+        used = {n.step or name: n.op["sampling"] for name, n in settings.nodes.items() if n.op.get("sampling")}
+        differ = any(sampling != settings.sampling for sampling in used.values())
+        for name, sampling in used.items() if differ else [("", settings.sampling)]:
+            for key, value in _chosen(sampling):
+                shown = _private(value)
+                text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False, default=str)
+                yield f"sampling.{key}{f' of {name}' if differ else ''}", f"`{text}`"
     yield "seed", f"`{settings.seed}`"
+
+
+def _has_prompt(op: Mapping[str, Any]) -> bool:
+    return bool("template" in op or "messages" in op)
+
+
+def _prompt(op: Mapping[str, Any]) -> str:
+    """Return what a node makes its prompts of."""
+    text = op.get("template") or getattr(op.get("data"), "prompt_template", None)
+    if messages := op.get("messages"):
+        each = [messages] if isinstance(messages, str) else [f"{m['role']}: {m['content']}" for m in messages]
+        text = each[0].removeprefix("user: ") if len(each) == 1 else "; ".join(each)
+    if file := op.get("template_file"):
+        return f"`{PurePath(file).name}`"
+    return f"`{text}`" if text else "the chat template of the model"
 
 
 def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,7 @@ __all__ = ["here"]  # the fixture: a directory with a job file of squares
         ("+bench.foo=1", "unknown key 'bench.foo'"),
         ("+nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs"),
         ("+foo=1", "unknown key 'foo'"),
-        ("prompt=Hello", "unknown key 'prompt'; one stands below steps:"),
+        ("prompt=Hello", "unknown key 'prompt'; it is one of a step (steps:"),
         ("data.schema.id=string", "data.schema has no 'id' yet; to add it write +data.schema.id=..."),
         ("sampling.name=foo", "unknown key 'sampling.name'; the keys of sampling are temperature"),
         ("sampling.structured.choices=[true]", "choices[0]: True is a boolean here, not a text: YAML reads words like"),

@@ -13,10 +13,12 @@ from pipeline.api.errors import ExitCode
 from pipeline.api.records import Reject, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW, RejectTally
+from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
 from pipeline.monitor.wording import one_line
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.state import RunStatus
+from pipeline.settings import TargetSettings
 from tests.pipeline.ops import Collect, Count
 
 
@@ -85,6 +87,17 @@ def test_an_interrupted_run_does_not_look_as_if_its_finished_rows_were_lost(tmp_
 def test_results_are_named_once_there_are_any(tmp_path, data_rows):
     lines = summary_lines(replace(outcome(tmp_path, 5, 5), data_rows=data_rows))
     assert [line for line in lines if line.startswith("results")] == [f"results     {tmp_path / 'data'}"] * data_rows
+
+
+@pytest.mark.parametrize(
+    ("data_rows", "accepted", "says"),
+    [(3, 3, "output 3 of 3 rows"), (7, 3, "output 3 of 3 rows, 7 in all sinks"), (2, 3, "output 2 of 3 rows")],
+)
+def test_a_target_counts_the_rows_of_its_own_sink(tmp_path, data_rows, accepted, says):
+    target = TargetProgress(TargetSettings(accepted_rows=3))
+    target.accepted = accepted
+    lines = summary_lines(replace(outcome(tmp_path, 5, 5), data_rows=data_rows, target=target))
+    assert lines[1].endswith(says)
 
 
 def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):

@@ -11,6 +11,9 @@ import yaml
 from operators.settings import OutputSettings
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.config.config_yaml import settings_from
+from pipeline.publish.dataset_card import _facts
+from pipeline.python.compose import settings_from as composed_settings
+from pipeline.python.job import Job
 from pipeline.run_dir.names import CARD
 from tests.pipeline.damage import job, run
 
@@ -42,6 +45,25 @@ def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
     assert "| square | error | unlucky number | 2 |" in text
     assert "| seed | `0` |" in text
     assert "nodes.square.op.bad:\n- 4\n- 41\n" in text
+
+
+def facts(job: str | Job, **settings: Any) -> dict[str, str]:
+    composed = composed_settings(job, {"model": "tiny", "data.path": "q.jsonl", **settings}, None, str)
+    return dict(_facts(composed, generated=True))
+
+
+def test_it_states_what_each_step_used():
+    """It had the job's own temperature and prompt where all steps had others."""
+    steps = Job("steps").step("answer", prompt="{{ q }}", system="Be brief", sampling={"temperature": 1.0})
+    found = facts(steps.step("verdict", prompt="Right? {{ answer }}", choices=["yes", "no"]))
+    assert found["prompt of answer"] == "`system: Be brief; user: {{ q }}`"
+    assert found["prompt of verdict"] == "`Right? {{ answer }}`"
+    assert found["sampling.temperature of answer"] == "`1.0`"
+    assert found["sampling.temperature of verdict"] == "`0.0`"
+    assert "sampling.temperature" not in found
+    plain = facts("generate", **{"sampling.temperature": 0.5})
+    assert (plain["sampling.temperature"], plain["prompt"]) == ("`0.5`", "the chat template of the model")
+    assert facts("generate", **{"data.prompt_template": "Hi {{ q }}"})["prompt"] == "`Hi {{ q }}`"
 
 
 def test_equal_runs_have_equal_cards_and_no_path_of_this_machine(tmp_path):
