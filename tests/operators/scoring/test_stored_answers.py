@@ -126,7 +126,7 @@ SAME: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "changes", "hits"), [*((*o, 0) for o in OTHERS), *((*s, 8) for s in SAME)])
 def test_other_arguments_are_never_answered_and_those_of_columns_always(name, changes, hits, tmp_path, store, process):
-    given = rows(*range(8))
+    given = rows(*range(8, 16))
     ran(tmp_path / "a", process, name, store, given)
     found = ran(tmp_path / "b", process, name, store, given, **changes)
     assert (found.counts.get("found_earlier", 0), sum(found.counts.values())) == (hits, 8)
