@@ -54,4 +54,4 @@ class SpeculativeSettings(DecodeSettings):
 
     def identity(self, *, exact: bool) -> dict[str, Any]:
         """Be that of decode=autoregressive where the text is the same to the bit: a store serves both."""
-        return DecodeSettings().identity(exact=exact) if exact else {"strategy": self.strategy}
+        return DecodeSettings().identity(exact=exact) if exact else super().identity(exact=exact)

@@ -13,6 +13,7 @@ from operators.engine.sequence import FinishReason
 from operators.generation.wiring import completion_keys
 from operators.settings import FINISH_REASONS, DecodeSettings, RetrySettings, StoreSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
+from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
 from tests.operators.test_generate import flow, generate, prompts
 from tests.sets import often
@@ -110,6 +111,19 @@ def test_a_key_has_the_settings_that_can_change_a_bit_and_no_others(monkeypatch,
     assert {f.name for f in fields(EngineSettings)} - OTHERS.keys() == {"kv", "n_ctx", "admission"}
     found = {name for name, value in OTHERS.items() if key(**{name: value}) != key(threads=2)}
     assert found == (counts if doubt is None else counts | {"threads"})
+
+
+@pytest.mark.parametrize("doubt", [None, "it runs on a GPU"])
+def test_how_drafts_are_made_is_in_a_key_only_where_it_can_change_a_bit(monkeypatch, doubt):
+    monkeypatch.setattr(FakeModel, "doubt", lambda self, settings: doubt)
+    ways = [
+        SpeculativeSettings(draft_tokens=3),
+        SpeculativeSettings(adaptive=False),
+        SpeculativeSettings(),
+        DecodeSettings(),
+    ]
+    keys = {completion_keys(FakeModel(), way, EngineSettings()).settings(b"") for way in ways}
+    assert len(keys) == (1 if doubt is None else 4)
 
 
 def test_the_rows_of_an_earlier_attempt_are_told_from_those_of_other_runs(tmp_path, store):
