@@ -89,7 +89,7 @@ def test_columns_that_polars_does_not_know_keep_no_condition_from_the_others(kin
     assert kept.data.column("row").to_pylist() == [1]
     assert isinstance(rejects, Rejects)
     assert rejects.rows[0].record == '{"n": 1, "odd": null}'
-    with pytest.raises(SchemaError, match=r"unable to find column .odd."):
+    with pytest.raises(SchemaError, match=r"column 'odd' has type .*, which SQL does not know"):
         Filter("odd IS NULL").plan(schema)
 
 
@@ -97,7 +97,7 @@ def test_columns_that_polars_does_not_know_keep_no_condition_from_the_others(kin
     ("column", "shown"),
     [
         (pa.array([10**7, 0], pa.int32()).cast(pa.date32()), "29349-01-26"),
-        (pa.array([2**62, 0], pa.timestamp("us")), "value out of range: 4611686018427387904"),
+        (pa.array([2**62, 0], pa.timestamp("us")), "4611686018427387904 us since 1970-01-01"),
         (pa.StructArray.from_arrays([pa.array([1, 1]), pa.array(["x", "x"])], ["a", "a"]), "x"),
     ],
 )

@@ -191,8 +191,8 @@ def test_a_line_that_goes_dead_is_exit_1_and_the_same_command_goes_on_to_the_sam
 
 
 def test_credentials_are_used_and_stand_nowhere(tmp_path, capsys) -> None:
-    put("rows.jsonl", lines(30))
-    Store.fails_behind = 100
+    put("rows.jsonl", rows := lines(60, 60_000))
+    Store.fails_behind = len(rows) * 2 // 3
     assert run(job(tmp_path)) is ExitCode.FAILED
     assert "signed with (left out)" in (tmp_path / "run.log").read_text()
     Store.fails_behind = None
