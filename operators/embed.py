@@ -122,7 +122,8 @@ class Embed(ReadsTexts):
             self._take_context()
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        batch, others = self._where.split(batch)
+        batch, others, beyond = self._where.split(batch)
+        yield from beyond
         if others.num_rows:
             yield passed_by(others, others.data.schema.names, self._schema)
         if not batch.num_rows:

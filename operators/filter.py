@@ -40,8 +40,9 @@ class Filter(BaseOperator):
         return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        kept, others = self._where.split(batch)
+        kept, others, beyond = self._where.split(batch)
+        yield from beyond
         if others.num_rows:
             yield others.reject(range(others.num_rows), self._reason, RejectKind.FILTERED)
-        if kept.num_rows or not others.num_rows:
+        if kept.num_rows or not (others.num_rows or beyond):
             yield kept

@@ -215,7 +215,8 @@ class Generate(GenerateSetup):
     def _submit(self, batch: Batch) -> Iterator[Item]:
         """Submit the rows of `batch` to the engine; emit those that `where` passes by, that were refused, or that the
         store has."""
-        batch, others = self._where.split(batch)
+        batch, others, beyond = self._where.split(batch)
+        yield from beyond
         if others.num_rows:
             yield passed_by(others, self._kept, self._schema)
         if not batch.num_rows:

@@ -100,7 +100,13 @@ class _Expression:
         return pa.float64() if pa.types.is_decimal(kind) else kind
 
     def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
-        return self._expression.values(data).to_arrow()
+        if not (beyond := self._expression.beyond(data)):
+            return self._expression.values(data).to_arrow()
+        failed |= {i: why for i, why in beyond.items() if i not in failed}
+        rows = [i for i in range(data.num_rows) if i not in beyond]
+        places = {row: place for place, row in enumerate(rows)}
+        found = self._expression.values(data.take(pa.array(rows, pa.int64()))).to_arrow()
+        return found.take(pa.array([places.get(i) for i in range(data.num_rows)], pa.int64()))
 
 
 class _Text:

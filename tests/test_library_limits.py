@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -48,3 +50,25 @@ def test_a_column_of_which_arrow_cannot_take_rows_is_refused_before_the_run(tmp_
     given = [f"data.path={tmp_path}/in.arrow", f"output_dir={tmp_path}/out", "output=arrow", "progress=none"]
     assert main(["job=generate", "model=fake", *given]) == ExitCode.CONFIG
     assert "column 'r'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["keep", "where", "columns"])
+def test_a_row_with_a_time_that_sql_cannot_hold_costs_itself(tmp_path, way):
+    times = pa.array([0, 1 << 62, None, 7], pa.timestamp("s"))
+    with pa.ipc.new_file(
+        str(tmp_path / "in.arrow"), pa.table({"prompt": ["a", "b", "c", "d"], "t": times}).schema
+    ) as file:
+        file.write_table(pa.table({"prompt": ["a", "b", "c", "d"], "t": times}))
+    steps = {
+        "keep": {"a": {"prompt": "{{ prompt }}", "keep": "t IS NULL OR t < DATE('2000-01-01')"}},
+        "where": {"a": {"prompt": "{{ prompt }}", "where": "t IS NULL OR t < DATE('2000-01-01')"}},
+        "columns": {"a": {"op": {"_target_": "operators.map.Map", "columns": {"y": "YEAR(t)"}}}},
+    }[way]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "job", "steps": steps}))
+    out = [f"output_dir={tmp_path}/out", "progress=none", "output=arrow", "sampling.max_tokens=1", "max_error_rate=1"]
+    assert main([f"job={tmp_path}/job.yaml", "model=fake", f"data.path={tmp_path}/in.arrow", *out]) == ExitCode.DONE
+    (reject,) = pq.read_table(tmp_path / "out/rejects").to_pylist()
+    assert reject["row"] == 1
+    assert "column 't' has 4611686018427387904 s since 1970-01-01, which is too far for SQL" in reject["reason"]
+    with pa.ipc.open_file(tmp_path / "out/data/part-00000.arrow") as file:
+        assert sorted(file.read_all()["row"].to_pylist()) == [0, 2, 3]

@@ -92,7 +92,8 @@ class AsksByBatch(BaseOperator):
         self._stored = StoredAnswers(runtime, self._store, self.kind, server.identity, self._path)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        batch, others = self._where.split(batch)
+        batch, others, beyond = self._where.split(batch)
+        yield from beyond
         if others.num_rows:
             yield passed_by(others, others.data.schema.names, self._schema)
         questions = self._questions(batch.data)

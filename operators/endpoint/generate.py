@@ -208,7 +208,8 @@ class EndpointGenerate(BaseOperator):
         self._wake()
 
     def _submit(self, batch: Batch) -> Iterator[Item]:
-        batch, others = self._where.split(batch)
+        batch, others, beyond = self._where.split(batch)
+        yield from beyond
         if others.num_rows:
             yield passed_by(others, self._kept, self._schema)
         if not batch.num_rows:

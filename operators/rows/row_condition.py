@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from operators.rows.sql import RowExpression
 from pipeline.api.forecast import Forecast, Task, share
-from pipeline.api.records import Batch
+from pipeline.api.records import Batch, Rejects
 
 
 class Where:
@@ -25,15 +25,20 @@ class Where:
         if self._condition is not None:
             self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
 
-    def split(self, batch: Batch) -> tuple[Batch, Batch]:
-        """Return the rows to process, and those for which the condition is false or null."""
-        if self._condition is None:
-            return batch, batch.with_data(batch.data.slice(0, 0))
+    def split(self, batch: Batch) -> tuple[Batch, Batch, list[Rejects]]:
+        """Return the rows to process, those for which the condition is false or null, and rejects of those for which it
+        cannot be evaluated."""
+        rejects = []
+        if self._condition is not None and (beyond := self._condition.beyond(batch.data)):
+            rejects = [batch.reject([*beyond], [*beyond.values()])]
+            batch = batch.with_data(batch.data.filter(pa.array([i not in beyond for i in range(batch.num_rows)])))
+        if self._condition is None or not batch.num_rows:
+            return batch, batch.with_data(batch.data.slice(0, 0)), rejects
         holds = self._condition.values(batch.data).fill_null(False).to_numpy()
         if holds.all():
-            return batch, batch.with_data(batch.data.slice(0, 0))
+            return batch, batch.with_data(batch.data.slice(0, 0)), rejects
         chosen, others = (pa.array(np.flatnonzero(which), pa.int64()) for which in (holds, ~holds))
-        return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others))
+        return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others)), rejects
 
     def forecast(
         self,
@@ -45,10 +50,10 @@ class Where:
         """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these, and `passing` makes the
         output of the others."""
         parts = [self.split(batch) for batch in batches]
-        own = [chosen for chosen, _ in parts if chosen.num_rows]
+        own = [chosen for chosen, _, _ in parts if chosen.num_rows]
         part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
         found = of_own(own, replace(task, rows=task.rows.times(part)))
-        left = [passing(others) for _, others in parts if others.num_rows]
+        left = [passing(others) for _, others, _ in parts if others.num_rows]
         return replace(found, rows_out=found.rows_out + task.rows.times(1 - part), output=[*found.output, *left])
 
 

@@ -72,12 +72,18 @@ class RowExpression:
             raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
         return pl.Series(dtype=kind).to_arrow().type
 
-    def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Evaluate the expression for each row; raise ValueError if one fails (a text that is no number, say)."""
+    def beyond(self, data: pa.RecordBatch) -> dict[int, str]:
+        """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
+        found: dict[int, str] = {}
         for name in self._columns:
-            if rows := rows_beyond(data.column(name), most_of_polars):
-                value = python_values(data.column(name).slice(rows[0], 1))[0]
-                raise ValueError(f"{self._name}: column '{name}' has {value}, which is too far for SQL")
+            for row in rows_beyond(data.column(name), most_of_polars):
+                value = python_values(data.column(name).slice(row, 1))[0]
+                found[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
+        return found
+
+    def values(self, data: pa.RecordBatch) -> pl.Series:
+        """Evaluate the expression for each row, none of which is `beyond`; raise ValueError if one fails (a text that
+        is no number, say)."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
             found = self._evaluate(used)

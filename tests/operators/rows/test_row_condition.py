@@ -17,7 +17,7 @@ from operators.settings import DataSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import Batch
+from pipeline.api.records import ROW, Batch
 from tests.arrow_extremes import taken
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
@@ -154,9 +154,12 @@ def test_a_column_that_sql_cannot_read_is_named_with_its_type_or_its_value(capfd
     column = taken()["timestamp[us, tz=PST]"]
     with pytest.raises(SchemaError, match=r"column 'x' has type timestamp\[us, tz=PST\], which SQL does not know"):
         Where("x IS NULL").plan(pa.schema([("x", column.type)]))
-    where, data = Where("x IS NULL"), pa.record_batch([taken()["timestamp[us]"]], ["x"])
+    where = Where("x IS NULL")
+    data = pa.record_batch(
+        [pa.array(range(4)), taken()["timestamp[us]"]], schema=pa.schema([ROW, ("x", pa.timestamp("us"))])
+    )
     where.plan(data.schema)
-    with pytest.raises(ValueError, match="column 'x' has -9223372036854775808 us since 1970-01-01, which is too far"):
-        where.split(Batch(0, data))
-    assert where.split(Batch(0, data.slice(2)))[0].num_rows == 1
+    chosen, others, (rejects,) = where.split(Batch(0, data))
+    assert chosen.num_rows + others.num_rows + rejects.num_rows == 4
+    assert "column 'x' has -9223372036854775808 us since 1970-01-01, which is too far" in rejects.rows[0].reason
     assert "panicked" not in capfd.readouterr().err
