@@ -101,7 +101,8 @@ class Generate(GenerateSetup):
         shared_store(runtime, self._store_settings)  # an unusable store ends the run before anything is computed
         self._lookup: StoreLookup | None = None
         self._ahead = LookAhead()
-        self._repeated = RepeatedDraws()
+        seeds_given = SEED in self._sampling.per_row
+        self._repeated = RepeatedDraws(of_ids=self._id_column is not None and not seeds_given)
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
         strategy = decode_strategy(self._decode)
         drafts, constrained = strategy.draft > 0, self._sampling.structured.kind is not None
@@ -189,8 +190,7 @@ class Generate(GenerateSetup):
             yield from cost_lines(node, directory)
 
     def close(self) -> None:
-        id_column = None if SEED in self._sampling.per_row else self._id_column
-        if (warning := self._repeated.warning(id_column)) is not None:
+        if (warning := self._repeated.warning(self._id_column)) is not None:
             self._runtime.log.warning("%s: %s", self._runtime.node, warning)
         if self._lookup is not None and (summary := self._lookup.summary()) is not None:
             self._runtime.log.info("%s: %s", self._runtime.node, summary)

@@ -66,21 +66,23 @@ def _identity(row: Sequence) -> Hashable:
 
 
 class RepeatedDraws:
-    """Counts rows that draw the same numbers for the same prompt as an earlier row.
+    """Counts rows that draw the same numbers for the same prompt as an earlier row; or that have its seed at all, where
+    seeds are made of ids, which are to differ.
 
     It takes 2 MiB for any number of rows: each row's hash is kept in one place, until another row takes that place. So
     the count is a lower bound, and exact if there are far fewer rows than PLACES.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_ids: bool) -> None:
+        self._of_ids = of_ids
         self._hashes = np.zeros(PLACES, np.int64)
         self.count = 0
 
     def note(self, rows: Iterable[Sequence]) -> None:
-        """Count the repeats among `rows`. Greedy rows draw no numbers."""
+        """Count the repeats among `rows`. Greedy rows draw no numbers, but have ids."""
         for row in rows:
-            if not row.params.greedy:
-                found = hash((row.seed, id(row.params), row.prompt.tobytes()))
+            if self._of_ids or not row.params.greedy:
+                found = hash(row.seed if self._of_ids else (row.seed, id(row.params), row.prompt.tobytes()))
                 place = found % PLACES
                 self.count += bool(self._hashes[place] == found)
                 self._hashes[place] = found
@@ -90,11 +92,11 @@ class RepeatedDraws:
         there are none."""
         if not self.count:
             return None
-        repeats = "their values in column 'seed' repeat"
-        if id_column is not None:
-            repeats = (
-                f"'{id_column}' (data.id_column) repeats. Give each row an id of its own, or set data.id_column=null to"
-                " seed rows by their position"
+        if self._of_ids:
+            return (
+                f"at least {self.count} rows have the id of an earlier row in '{id_column}' (data.id_column), and so its"
+                " seed: equal prompts get equal texts. Give each row an id of its own, or set data.id_column=null to seed"
+                " rows by their position"
             )
         same = f"at least {self.count} rows have the seed and the prompt of an earlier row, and so the same text"
-        return f"{same}: {repeats}"
+        return f"{same}: their values in column 'seed' repeat"

@@ -77,7 +77,8 @@ class Resources:
                     try:
                         close(value)
                     except Exception as error:
-                        log.exception("closing %s failed: %s", key, error)
+                        named = " ".join(map(str, key)) if isinstance(key, tuple) else key
+                        log.exception("closing the %s failed: %s", named, error)
             self._used.clear()
 
 

@@ -176,7 +176,7 @@ class Publisher:
         there = self._place.sizes()
         lost = [p for p, shard in shards.items() if there.get(p, -1) not in (shard.size_bytes, None)]
         if lost:
-            log.warning("%d files are not at %s as they were uploaded; they are again", len(lost), self._place.url)
+            log.warning("%s: uploading again what is not there as it was (files: %d)", self._place.url, len(lost))
             self._state.forget_published(lost, self._place.url)
             self._upload_missing()
         for path in sorted(path for path in there if is_part(path) and path not in shards):

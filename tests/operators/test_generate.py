@@ -269,10 +269,8 @@ def test_bad_words_and_min_tokens_hold_in_whole_completions(tmp_path):
         assert not [w for w in [*words, "e"] if w in row["completion"]]
 
 
-@pytest.mark.parametrize(("temperature", "id_column", "told"), [(1.0, "id", 3), (0.0, "id", 0), (1.0, None, 0)])
-def test_ids_that_repeat_are_told_where_their_rows_draw_the_same_numbers(
-    tmp_path, caplog, temperature, id_column, told
-):
+@pytest.mark.parametrize(("temperature", "id_column", "told"), [(1.0, "id", 4), (0.0, "id", 4), (1.0, None, 0)])
+def test_ids_that_repeat_are_told(tmp_path, caplog, temperature, id_column, told):
     """Rows 8, 9 and 19 have the id and the prompt of an earlier row; row 15 has an id alone."""
     rows = [{"id": str(i), **row} for i, row in enumerate(prompts(20))]
     rows[8], rows[9], rows[19] = rows[0], rows[1], rows[1]
@@ -280,6 +278,6 @@ def test_ids_that_repeat_are_told_where_their_rows_draw_the_same_numbers(
     op = generate({"temperature": temperature}, id_column=id_column)
     out = flow(tmp_path, rows, op, pa.field("id", pa.string())).run()
     assert (out[8]["completion"] == out[0]["completion"]) == (told > 0 or temperature == 0)
-    said = [record.getMessage() for record in caplog.records if "the same text" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "get equal texts" in record.getMessage()]
     assert len(said) == (told > 0)
-    assert all("at least 3 rows" in text and "data.id_column=null" in text for text in said)
+    assert all("at least 4 rows" in text and "data.id_column=null" in text for text in said)
