@@ -94,9 +94,9 @@ class RepeatedDraws:
             return None
         if self._of_ids:
             return (
-                f"at least {self.count} rows have the id of an earlier row in '{id_column}' (data.id_column), and so its"
-                " seed: equal prompts get equal texts. Give each row an id of its own, or set data.id_column=null to seed"
-                " rows by their position"
+                f"at least {self.count} rows have the id of an earlier row in '{id_column}' (data.id_column), and so"
+                " its seed: equal prompts get equal texts. Give each row an id of its own, or set data.id_column=null"
+                " to seed rows by their position"
             )
         same = f"at least {self.count} rows have the seed and the prompt of an earlier row, and so the same text"
         return f"{same}: their values in column 'seed' repeat"
