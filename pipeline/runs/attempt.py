@@ -22,6 +22,8 @@ from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
+from pipeline.results.reader import read_results
+from pipeline.results.reject_reasons import Key, of_all_rows
 from pipeline.results.report.write import report_of_attempt
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.manifest import write_manifest
@@ -153,6 +155,7 @@ class Attempt:
         totals: Counter[str] = Counter()
         for values in self._context.totals:
             totals.update(values())
+        whole = self._whole_reasons(rejects)
         outcome = Outcome(
             job=self._settings.name,
             run_id=state.run_id,
@@ -166,7 +169,7 @@ class Attempt:
             new_rows=snapshot.rows - self._rows_before,
             uncommitted=max(0, uncommitted),
             data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
-            rejects=rejects,
+            rejects=RejectCounts({whole.get(key, key): n for key, n in rejects.items()}),
             warnings=state.warnings(),
             new_rejects=RejectCounts(rejects - self._rejects_before),
             tokens_in=snapshot.tokens_in,
@@ -177,6 +180,16 @@ class Attempt:
             target=self._graph.target,
         )
         return outcome if error is None else outcome.failed(error)
+
+    def _whole_reasons(self, rejects: RejectCounts) -> dict[Key, Key]:
+        """Return the keys of `rejects` whose rows all have one reason, with that reason in place of the counted one."""
+        try:
+            table = read_results(self._directory).rejects()
+            whole = {} if table is None else of_all_rows(table, rejects)
+        except Exception as error:  # it changes no result
+            log.debug("reasons of rejects cannot be read: %s", error)
+            return {}
+        return {(node, kind, counted): (node, kind, reason) for (node, kind, counted), reason in whole.items()}
 
     def _abandon(self) -> None:
         """End the process although threads are stuck. Committed chunks and stored completions are safe."""

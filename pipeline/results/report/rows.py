@@ -10,11 +10,10 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.api.records import RejectKind
-from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW
 from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
+from pipeline.results.reject_reasons import KEYS, with_reason
 from pipeline.results.report.panel import Bars, Card, Chart, Histogram, Panel, Series, Table, shares_table
 from pipeline.system.result_files import scan, shown_rows
 
@@ -25,7 +24,6 @@ MOST_BINS = 40
 LONGEST_TEXT = 600
 LONGEST_REASON = 300
 LONGEST_LIST = 8
-KEYS = ("node", "kind", "counted_as")
 """The columns that rejects are counted by."""
 
 
@@ -105,23 +103,12 @@ def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Car
     table = results.rejects()
     if table is None:
         return []
-    filtered = _replaced(pl.col("reason"), OTHER_ROWS)
-    counted_as = (
-        pl.when(pl.col("kind") == RejectKind.ERROR.value).then(_replaced(filtered, VALUES_OF_A_ROW)).otherwise(filtered)
-    )
     wanted = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
-    here = table.with_columns(counted_as.alias("counted_as"))
-    here = here.join(pl.LazyFrame(wanted, schema=list(KEYS), orient="row"), on=KEYS, how="semi")
+    here = with_reason(table, wanted)
     firsts = here.join(here.group_by(KEYS).agg(pl.col("row").min()), on=[*KEYS, "row"], how="semi")
     found = firsts.collect(engine="streaming").to_dicts()
     cards = {tuple(record[key] for key in KEYS): _example(record) for record in found}
     return [cards[key] for key in wanted if key in cards]
-
-
-def _replaced(text: pl.Expr, patterns: Sequence[tuple[str, str]]) -> pl.Expr:
-    for pattern, instead in patterns:
-        text = text.str.replace_all(pattern, instead)
-    return text
 
 
 def _example(record: Mapping[str, Any]) -> Card:

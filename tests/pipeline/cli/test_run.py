@@ -206,3 +206,13 @@ def test_the_process_ends_with_the_code(arguments, code, here):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_reason_is_told_as_it_is_where_all_its_rows_have_it(here, capsys):
+    (here / "a.jsonl").write_text('{"prompt": "a"}\n{"prompt": null}\n{"prompt": null}\n')
+    job = ["job=generate", "model=fake", "data.path=a.jsonl", "sampling.max_tokens=1", "max_error_rate=1"]
+    assert main([*job, "output_dir=same"]) == ExitCode.DONE
+    assert "2  error at render: column 'prompt' is null" in capsys.readouterr().out
+    (here / "b.jsonl").write_text('{"prompt": "a", "n": 1}\n{"n": "x"}\n{"n": "y"}\n')
+    assert main([*job, "data.path=b.jsonl", "output_dir=other"]) == ExitCode.DONE
+    assert "2  error at read: column '…' is" in capsys.readouterr().out
