@@ -22,8 +22,8 @@ from pipeline.results.reader import read_results
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
 OF_OLD = ("424e680",)
-"""Threads and KV layout were in its fingerprints, and the build of llama.cpp in none of its keys: a run of it is
-refused, and a store of it answers nothing."""
+"""It read rows by other rules, threads and KV layout were in its fingerprints, the build of llama.cpp in none of its
+keys: a run of it is refused, and a store of it answers nothing."""
 ROWS = 24
 SMALL = ("chunk_rows=6", "runtime.slots=4", "runtime.threads=1", "sampling.max_tokens=8", "progress=none")
 COMMANDS = {
@@ -83,6 +83,7 @@ def test_a_run_with_another_fingerprint_is_refused_by_the_keys(kept, capsys):
     assert run("tiny", "tiny") == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert 'nodes.generate.kv: "per_sequence" -> (absent)\n  nodes.generate.threads: 1 -> (absent)\n' in said
+    assert "this version reads rows, makes prompts or checks answers by other rules ((absent) -> 2)\n" in said
     assert "overwrite=true" in said
 
 
