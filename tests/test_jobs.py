@@ -165,7 +165,7 @@ def test_its_card_says_how_it_sampled_only_where_a_text_was_generated(finished):
         pytest.skip("its rows are measurements")
     text = (finished.directory / "README.md").read_text(encoding="utf-8")
     generates = (finished.directory / "metrics/steps.parquet").exists()
-    for said in ("- synthetic", "a language model has generated", "| sampling.max_tokens |"):
+    for said in ("- synthetic", "a language model has generated", "| sampling.max_tokens"):
         assert (said in text) == generates, said
     assert "`None`" not in text
 

@@ -96,7 +96,7 @@ def test_no_rows_are_what_data_empty_says(tmp_path, rows):
     made = run(rows=rows, model="fake", directory=tmp_path / "out", data={"empty": "ok"}, **QUIET)
     assert made.outcome is ExitCode.DONE
     assert "0 rows" in repr(made)
-    assert "warning: the input has no rows" in (tmp_path / "out/run.log").read_text().lower()
+    assert "the input has no rows" in (tmp_path / "out/run.log").read_text().lower()
 
 
 @pytest.mark.parametrize(
