@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from operators.dedup import Dedup
 from operators.rows.duplicates import HASH_BYTES, Near, NearTexts, shingles
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import LINEAGE, ROW, Reject, RejectKind, Rejects
+from pipeline.api.records import LINEAGE, ROW, Batch, Reject, RejectKind, Rejects
 from pipeline.dataflow.reject_writer import RejectTally
+from tests.arrow_extremes import taken
 from tests.operators.arrivals import Outcome, Row, in_order
 
 SCHEMA = pa.schema([ROW, ("a", pa.string()), ("b", pa.float64()), ("c", pa.list_(pa.binary()))])
@@ -187,3 +188,13 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[dedup\]'"):
         Dedup(near=Near("a"))
+
+
+def test_a_column_of_any_type_is_compared_at_its_extremes() -> None:
+    for name, column in taken().items():
+        schema = pa.schema([ROW, pa.field("x", column.type)])
+        op = Dedup(columns=["x"])
+        op.plan(schema)
+        assert not list(op.process(Batch(0, pa.record_batch([pa.array(range(4)), column], schema=schema))))
+        out = list(op.finish(0))
+        assert sum(item.num_rows for item in out if isinstance(item, Batch | Rejects)) == 4, name
