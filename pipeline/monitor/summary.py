@@ -180,7 +180,8 @@ def closing_lines(o: Outcome) -> list[str]:
         case _:
             kept = f"{o.rows:,} rows are committed" if o.rows > 1 else f"{'one' if o.rows else 'no'} row is committed"
             kept += ", and every finished completion is in the store" if o.stores else ""
-            why = f"; {o.directory / RUN_LOG} has the whole error" if o.exit_code is ExitCode.FAILED else ""
+            logged = o.exit_code is ExitCode.FAILED and not getattr(o.error, "full", False)  # a full disk has no log
+            why = f"; {o.directory / RUN_LOG} has the whole error" if logged else ""
             return [f"exit code {int(o.exit_code)}: {kept}; the same command resumes{why}"]
 
 

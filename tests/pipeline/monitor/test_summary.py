@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ExitCode, StorageError
 from pipeline.api.records import Reject, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW, RejectTally
@@ -103,6 +103,8 @@ def test_a_target_counts_the_rows_of_its_own_sink(tmp_path, data_rows, accepted,
 def test_a_run_that_failed_says_where_the_whole_error_is(tmp_path):
     failed = replace(outcome(tmp_path, 5, 5), status=RunStatus.FAILED, exit_code=ExitCode.FAILED)
     assert closing_lines(failed)[-1].endswith(f"the same command resumes; {tmp_path / 'run.log'} has the whole error")
+    full = replace(failed, error=StorageError("the disk is full", tmp_path, full=True))
+    assert closing_lines(full)[-1].endswith("the same command resumes")
 
 
 @pytest.mark.parametrize(("rows", "data_rows", "told"), [(12, 0, True), (12, 1, False), (0, 0, False)])
