@@ -104,7 +104,7 @@ def details_text(s: Snapshot) -> str:
     """Format time, rates, statuses of operators, the fullest queue and rejects. A narrow terminal cuts off the end."""
     rate = f"{s.rows_per_s:,.0f} rows/s"
     if s.tokens_in + s.tokens_out:
-        rate = f"in {s.tokens_in_per_s:,.0f} out {s.tokens_out_per_s:,.0f} tok/s"
+        rate = f"{s.tokens_in_per_s:,.0f} tok/s in, {s.tokens_out_per_s:,.0f} tok/s out"
     queue = f"queue {queue_text(s)}" if s.queue else ""
     named = ((s.recalled, "cached"), (s.errors, "errors"), (s.filtered, "filtered"))
     counts = [f"{n:,} {name}" for n, name in named if n]

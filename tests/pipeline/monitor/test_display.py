@@ -295,7 +295,7 @@ def test_the_texts():
     run.generated("generate", 50, 20, mean=20)
     shot = run.at(10.0, read=50, written=20)
     assert rows_text(shot) == "20/2,000 rows 1.0%"
-    assert details_text(shot) == "10s, 16m30s left, in 0 out 40 tok/s, slots 3/4, queue generate 80/100"
+    assert details_text(shot) == "10s, 16m30s left, 0 tok/s in, 40 tok/s out, slots 3/4, queue generate 80/100"
     assert [duration(s) for s in (7, 245, 7380)] == ["7s", "4m05s", "2h03m"]
 
 
