@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 
 from operators.rows.arrow_types import INT64, parse_schema
 from operators.sources.input_file import BUFFER_BYTES
+from operators.sources.reader import AUTO
 from operators.sources.text import KEPT_BYTES, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
 BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
-AUTO = "auto"
 CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
@@ -41,8 +41,6 @@ class CsvReader(TextReader):
     format = "csv"
     extensions = (".csv", ".tsv")
     texts = True
-    quote: str | None = AUTO
-    """What quotes a field; None: nothing does; AUTO: `"` does, but in .tsv nothing."""
     _names: Sequence[str] = ()
 
     def schema(self, sample_rows: int) -> pa.Schema:

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
-from operators.prompts.template import Template
-from operators.rows.arrow_types import parse_schema, plain_schema
+from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
-from operators.sources.csv import CsvReader
 from operators.sources.files import OR_EMPTY, READERS, find_files, some
-from operators.sources.input_file import EMPTY, HEAD_BYTES, InputFile, Stamp, is_hopeless, unreadable
-from operators.sources.jsonl import LINE, TEXT, LinesReader
-from operators.sources.reader import Block, NoRowFitsError, Reader, common_schema
+from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
+from operators.sources.input_file import InputFile, Stamp
+from operators.sources.reader import Block, Reader
 from pipeline.api.errors import InputError
-from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
 
-T = TypeVar("T")
 BATCH_ROWS = 1024
-SAMPLE_ROWS = 10_000
-"""Rows of the first file to infer types from, if the format has none."""
-FURTHER_ROWS = 1_000
-"""Rows of every further file to infer types from: a directory may have thousands of files."""
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
 """Keys without a column that are told by name, and the name of the others."""
-UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""Exceptions of the libraries for bytes of another format."""
 
 
 class ReadPrompts(BaseOperator):
@@ -61,7 +51,6 @@ class ReadPrompts(BaseOperator):
         self._data = data
         self._chunk_rows = chunk_rows
         self._json_columns = json_columns
-        self.meter = StageMeter("read")
         self._unread: set[str] = set()
         self._warnings: list[str] = []
         self._warn = self._warnings.append
@@ -81,7 +70,6 @@ class ReadPrompts(BaseOperator):
     def open(self, runtime: Runtime) -> None:
         """Log the size of the input, and warnings, which the results keep. Raises InputError if a file is not what it
         was when the run was planned."""
-        self.meter = runtime.meter
         for reader in self._readers:
             self._refuse_changed(reader.file)
         files = len(self._readers)
@@ -89,7 +77,7 @@ class ReadPrompts(BaseOperator):
         for warning in self._warnings:
             runtime.log.warning("%s", warning)
             if self._first_chunk == 0:
-                self.meter.tell(0, warning, rows=0)
+                runtime.meter.tell(0, warning, rows=0)
 
     def seek(self, chunk: int) -> None:
         """Begin at `chunk`, as if the chunks before it had been emitted."""
@@ -147,14 +135,13 @@ class ReadPrompts(BaseOperator):
             for i, (file, stamp) in enumerate(self._stamps.items())
         }
 
-    def _tell(self, chunk: int, key: str) -> None:
-        """Count a row of `chunk` that has a key which no column holds."""
+    def _said_of(self, key: str) -> str:
+        """Return what is told of a row that has a key which no column holds."""
         if len(self._unread) < MOST_KEYS:
             self._unread.add(key)
         key = key if key in self._unread else OTHER_KEYS
-        column = key.partition(".")[0]
-        how = "" if key == OTHER_KEYS else f"; data.types={{{column}: json}} keeps it"
-        self.meter.tell(chunk, f"the key '{key}' is left out, since no row that types are inferred from has it{how}")
+        how = "" if key == OTHER_KEYS else f"; data.types={{{key.partition('.')[0]}: json}} keeps it"
+        return f"the key '{key}' is left out, since no row that types are inferred from has it{how}"
 
     @cached_property
     def _readers(self) -> list[Reader]:
@@ -163,11 +150,7 @@ class ReadPrompts(BaseOperator):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        readers: list[Reader] = [READERS[file.format](file, types, only=only, as_json=free) for file in files]
-        for reader in readers:
-            if isinstance(reader, CsvReader):
-                reader.quote = data.quote
-        return readers
+        return [READERS[file.format](file, types, only=only, as_json=free, quote=data.quote) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
@@ -186,53 +169,18 @@ class ReadPrompts(BaseOperator):
     @cached_property
     def _columns(self) -> pa.Schema:
         """The columns, under their names in the files; none where no file has any."""
-        found: dict[Reader, pa.Schema] = {}
-        blank: list[str] = []
-        useless: list[NoRowFitsError] = []
-        for i, reader in enumerate(self._readers):
-            try:
-                schema = _asked(reader, partial(reader.schema, FURTHER_ROWS if i else SAMPLE_ROWS))
-            except NoRowFitsError as error:
-                if not reader.file.is_text():
-                    raise
-                useless.append(error)
-                continue
-            if schema.names or not reader.packable:
-                found[reader] = schema
-            is_small = self._stamps[reader.file].size_bytes < HEAD_BYTES
-            if reader.packable and is_small and reader.file.is_blank():
-                blank.append(str(reader.file))
-        if useless and not found:
-            raise useless[0]
-        for none in useless:
-            self._warn(f"{none}. Lines of it that are no rows are rejects, and the other files are read")
-        if blank and len(blank) < len(self._readers):
-            self._warn(f"{some(blank)}: empty, {len(blank)} of {len(self._readers)} files; there are no rows in them")
-        if not any(schema.names for schema in found.values()):
-            return parse_schema(self._data.schema) if self._data.schema else pa.schema([])
-        return common_schema([*found], [*found.values()], self._data.rename or {})
+        return columns_of(self._stamps, self._readers, self._data, self._warn)
 
     @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
         columns = plain_schema(self._columns)
         fields = [field.with_name(rename.get(field.name, field.name)) for field in columns]
-        return pa.schema([*(fields or self._assumed()), ROW])
-
-    def _assumed(self) -> list[pa.Field]:
-        """Return the columns of an input that has none, and no rows: those that `data` names, as text."""
-        data = self._data
-        if data.format == LinesReader.format:
-            return [TEXT, LINE]
-        prompt = frozenset({data.messages_column or data.prompt_column})
-        if data.prompt_template is not None:
-            prompt = Template(data.prompt_template, "data.prompt_template", strict=True).unknown
-        others = {data.template_kwargs_column, data.tools_column, data.id_column}
-        return [pa.field(name, pa.string()) for name in sorted(filter(None, {*prompt, *others} - {ROW.name}))]
+        return pa.schema([*(fields or assumed_columns(self._data)), ROW])
 
     def _refuse_no_rows(self) -> None:
         """Refuse an input without rows, or warn of it, as `data.empty` says."""
-        if not any(_asked(reader, reader.has_rows) for reader in self._readers):
+        if not any(asked(reader, reader.has_rows) for reader in self._readers):
             files = some([str(reader.file) for reader in self._readers])
             if self._data.empty == "error":
                 raise InputError(f"the input has no rows (files: {files}); {OR_EMPTY}")
@@ -267,7 +215,7 @@ class ReadPrompts(BaseOperator):
                     yield reader, block
             except UNREADABLE as error:
                 how = f"on from row {rows} of the input"
-                raise _explained(reader.file, error, how, "write the file again") from error
+                raise explained(reader.file, error, how, "write the file again") from error
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
@@ -278,29 +226,8 @@ class ReadPrompts(BaseOperator):
         if bad:
             rejects = (Reject(position + b.offset, b.reason, b.record, file=str(file), line=b.line) for b in bad)
             yield Rejects(chunk, tuple(rejects))
-        low, high = (bisect_left(block.unread, (at - position,)) for at in (first, last))
-        for _, key in block.unread[low:high]:
-            self._tell(chunk, key)
         if data is not None and len(offsets):
+            low, high = (bisect_left(block.unread, (at - position,)) for at in (first, last))
+            told = tuple((position + offset, self._said_of(key)) for offset, key in block.unread[low:high])
             rows = pa.array(offsets + position)
-            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema))
-
-
-def _asked(reader: Reader, ask: Callable[[], T]) -> T:
-    """Return what the reader answers; raises InputError for content that is not of its format."""
-    try:
-        return ask()
-    except UNREADABLE as error:
-        like = reader.file.looks_like()
-        if like == EMPTY:
-            what = f"{reader.file} is empty, which no {reader.format} file is"
-            raise InputError(f"{what}; make or fetch it again, or take it away") from error
-        remedy = "" if is_hopeless(like) else ". If it is another format, write data.format="
-        remedy = f"it begins like {like}{remedy}"
-        raise _explained(reader.file, error, f"as {reader.format}", remedy) from error
-
-
-def _explained(file: InputFile, error: Exception, how: str, remedy: str) -> InputError:
-    if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors have no errno
-        return unreadable(file, error)
-    return InputError(f"{file} cannot be read {how}: {error}; {remedy}")
+            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema), told=told)

@@ -13,9 +13,12 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import merge_types
 from operators.sources.input_file import InputFile
+from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.records import LINEAGE, ROW
 
+AUTO = "auto"
+"""The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""
 TEXT = "text"
 """The value of `data.types` with which all columns of a CSV file are text."""
 
@@ -75,6 +78,7 @@ class Reader(ABC):
         types: the types of columns, the others are inferred; or TEXT: all are text.
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
+        quote: what is around fields of CSV (`data.quote`); None: nothing is.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -100,6 +104,7 @@ class Reader(ABC):
         *,
         only: bool = True,
         as_json: Collection[str] = (),
+        quote: str | None = AUTO,
     ) -> None:
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
@@ -110,6 +115,7 @@ class Reader(ABC):
         self.all_text = types == TEXT
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
+        self.quote = quote
         self.as_json = [name for name in as_json if name not in self.types]
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
@@ -168,7 +174,9 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
             merged[name] = both
     if unknown := sorted(rename.keys() - merged.keys()):
         raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
-    return pa.schema([(name, _without_null(kind, name)) for name, kind in merged.items()])
+    if nothing := [name for name, kind in merged.items() if holds_nothing(kind)]:
+        raise SchemaError(f"column '{nothing[0]}' has structs without fields, which Parquet cannot hold; leave it out")
+    return pa.schema([(name, without_null(kind)) for name, kind in merged.items()])
 
 
 def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
@@ -184,16 +192,3 @@ def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) 
             raise ConfigError(f"{file} has two columns '{old}'; rename one in the file: data.rename takes both for one")
         if names.count(name) > 1:
             raise ConfigError(f"with data.rename {file} has two columns '{name}'; give one of them another name")
-
-
-def _without_null(kind: pa.DataType, column: str) -> pa.DataType:
-    """Return `kind`, of a column, with string in place of null; raises SchemaError for a struct without fields."""
-    if pa.types.is_null(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_null(kind.value_type, column))
-    if pa.types.is_struct(kind) and not kind.num_fields:
-        raise SchemaError(f"column '{column}' has structs without fields, which Parquet cannot hold; leave it out")
-    if pa.types.is_struct(kind):
-        return pa.struct([(f.name, _without_null(f.type, column)) for f in kind])
-    return kind

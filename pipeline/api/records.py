@@ -93,12 +93,15 @@ class Batch:
         data: the rows; shared by all readers, never changed.
         expanded: number of these rows minus the number of rows they were made from (0: one for one).
         port: index of the reader's input on which it arrived.
+        told: what the user must know of rows in it, each with the number of the row; counted where it is sent
+            (`StageMeter.tell`), and not passed on.
     """
 
     chunk: int
     data: pa.RecordBatch
     expanded: int = 0
     port: int = 0
+    told: tuple[tuple[int, str], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -109,8 +112,10 @@ class Batch:
         return Batch(self.chunk, data, expanded)
 
     def at_port(self, port: int) -> Batch:
-        """Return the batch as received on input `port`, with `expanded` 0; the same object if nothing changes."""
-        return self if self.port == port and not self.expanded else replace(self, port=port, expanded=0)
+        """Return the batch as received on input `port`, with `expanded` 0 and nothing told; the same object if nothing
+        changes."""
+        same = self.port == port and not self.expanded and not self.told
+        return self if same else replace(self, port=port, expanded=0, told=())
 
     def reject(
         self, indices: Sequence[int], reasons: Sequence[str] | str, kind: RejectKind = RejectKind.ERROR

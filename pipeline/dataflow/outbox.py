@@ -51,6 +51,8 @@ class Outbox:
         match item:
             case Batch():
                 self.meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
+                for _, what in item.told:
+                    self.meter.tell(item.chunk, what)
                 self._to_readers(item)
             case Rejects():
                 self.meter.count(item.chunk, rejected=item.num_rows)

@@ -23,6 +23,8 @@ OTHER_ROWS = (
 VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
 """Patterns of values in the reason of an error, each with its placeholder: reasons are counted without their values.
 The last one restores UTF-8, which the pattern of numbers changes; polars has no look-behind to exclude it there."""
+PLACEHOLDER = re.compile(r"\bN\b|'…'")
+"""What stands for a value of a row in the counted reason of an error."""
 
 
 class RejectTally:

@@ -241,7 +241,8 @@ def _moved(item: Batch | Rejects, by: int) -> Batch | Rejects:
     if isinstance(item, Rejects):
         return replace(item, rows=tuple(replace(reject, row=reject.row + by) for reject in item.rows))
     rows = pa.array(np.asarray(item.data.column(ROW.name)) + by, ROW.type)
-    return item.with_data(item.data.set_column(item.data.schema.get_field_index(ROW.name), ROW, rows))
+    data = item.data.set_column(item.data.schema.get_field_index(ROW.name), ROW, rows)
+    return replace(item, data=data, told=tuple((row + by, what) for row, what in item.told))
 
 
 def _part(item: Batch | Rejects, chunk: int, first: int, last: int) -> Batch | Rejects:
@@ -250,4 +251,5 @@ def _part(item: Batch | Rejects, chunk: int, first: int, last: int) -> Batch | R
         return Rejects(chunk, tuple(reject for reject in item.rows if first <= reject.row < last))
     rows = np.asarray(item.data.column(ROW.name))
     inside = (rows >= first) & (rows < last)
-    return Batch(chunk, item.data if inside.all() else item.data.filter(pa.array(inside)))
+    told = tuple((row, what) for row, what in item.told if first <= row < last)
+    return Batch(chunk, item.data if inside.all() else item.data.filter(pa.array(inside)), told=told)

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.api.errors import ExitCode
 from pipeline.api.records import RejectKind
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.reject_writer import PLACEHOLDER
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.wording import duration, one_line
 from pipeline.run_dir.chunk_record import RejectCounts
@@ -21,8 +22,8 @@ from pipeline.run_dir.state import RunStatus
 TOP_REASONS = 3
 """Keeps the summary within ten lines."""
 LONGEST_REASON = 160
-_VALUES, _OTHER_ROW = r"\bN\b|'…'", r"\brow N\b"
-"""Placeholders in the counted reasons of errors, and of rows that were filtered out."""
+_OTHER_ROW = re.compile(r"\brow N\b")
+"""What stands for another row in the counted reason of a row that was filtered out."""
 log = logging.getLogger(__name__)
 
 
@@ -132,7 +133,7 @@ def _reject_lines(rejects: RejectCounts) -> list[str]:
     ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
     top = ranked[:TOP_REASONS]
     notes = [f"the first {TOP_REASONS} of {len(ranked)} reasons"] if len(ranked) > TOP_REASONS else []
-    if any(re.search(_VALUES if kind == RejectKind.ERROR else _OTHER_ROW, reason) for (_, kind, reason), _ in top):
+    if any((PLACEHOLDER if kind == RejectKind.ERROR else _OTHER_ROW).search(reason) for (_, kind, reason), _ in top):
         notes.append("N and '…' differ from row to row")
     said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
     return [

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX
 from pipeline.system.disk_errors import writing
@@ -152,7 +153,7 @@ def _column(name: str, values: Sequence[Any], known: pa.DataType | None, begun: 
         except _UNFIT as error:
             why = why or f": {error}"
             continue
-        if _has_no_fields(array.type):
+        if holds_nothing(array.type):
             return pa.array([_as_json(name, value) for value in values], pa.string())
         if {_EXACT.get(of) for of in set(map(type, values)) - {type(None)}} <= {array.type}:
             return array
@@ -178,11 +179,6 @@ def _same(found: Any, given: Any) -> bool:
     return found is given or bool(found == given) or bool(found != found and given != given)
 
 
-def _has_no_fields(kind: pa.DataType) -> bool:
-    inner = [kind.field(i).type for i in range(kind.num_fields)]
-    return (pa.types.is_struct(kind) and not inner) or any(map(_has_no_fields, inner))
-
-
 def _as_json(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
@@ -204,7 +200,7 @@ def _write(tables: Iterator[pa.Table], path: Path) -> None:
                 if writer is not None:
                     writer.close()
                     path.replace(before)
-                writer = pq.ParquetWriter(path, _without_null(wider))
+                writer = pq.ParquetWriter(path, pa.schema([(field.name, without_null(field.type)) for field in wider]))
                 for batch in pq.ParquetFile(before).iter_batches(BATCH_ROWS) if before.exists() else ():
                     writer.write_table(_cast(pa.Table.from_batches([batch]), writer.schema), BATCH_ROWS)
                 schema = wider
@@ -223,21 +219,6 @@ def _united(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
         return pa.unify_schemas([schema.remove_metadata(), other.remove_metadata()], promote_options="permissive")
     except pa.ArrowException as error:
         raise ConfigError(f"rows do not become columns: {error}; {ONE_TYPE}") from error
-
-
-def _without_null(schema: pa.Schema) -> pa.Schema:
-    """Return `schema` with text in place of types without a value, which Parquet has not within others."""
-    return pa.schema([pa.field(field.name, _filled(field.type)) for field in schema])
-
-
-def _filled(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_null(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_filled(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _filled(field.type)) for field in kind])
-    return kind
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from pipeline.api.records import RejectKind
-from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW
+from pipeline.dataflow.reject_writer import OTHER_ROWS, PLACEHOLDER, VALUES_OF_A_ROW
 
 KEYS = ("node", "kind", "counted_as")
 Key = tuple[str, str, str]
@@ -24,7 +24,10 @@ def with_reason(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> pl.LazyFrame:
 
 
 def of_all_rows(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> dict[Key, str]:
-    """Return the whole reason of those of `wanted` whose rows all have the same one."""
+    """Return the whole reason of those of `wanted` that have placeholders, and whose rows all have the same one."""
+    wanted = [key for key in wanted if PLACEHOLDER.search(key[2])]
+    if not wanted:
+        return {}
     reasons = with_reason(rejects, wanted).group_by(KEYS).agg(pl.col("reason").unique().alias("reasons"))
     one = reasons.filter(pl.col("reasons").list.len() == 1).collect(engine="streaming")
     return {(found["node"], found["kind"], found["counted_as"]): found["reasons"][0] for found in one.to_dicts()}

@@ -46,10 +46,10 @@ def drain(op: ReadPrompts, chunk_rows: int, seek: int = 0) -> Reading:
             span = range(item.chunk * chunk_rows, item.chunk * chunk_rows + item.rows)
             assert set(span) <= out.rows.keys() | out.rejects.keys(), "a row of the chunk is missing"
             out.ends[item.chunk] = item.rows
-            out.told += op.meter.take(item.chunk).told
         elif isinstance(item, Batch):
             assert item.data.schema.equals(schema)
             assert 0 < item.num_rows <= BATCH_ROWS
+            out.told.update(what for _, what in item.told)
             _keep(out, item.chunk, chunk_rows, out.rows, {row.pop("row"): row for row in item.data.to_pylist()})
         elif isinstance(item, Rejects):
             _keep(out, item.chunk, chunk_rows, out.rejects, {reject.row: reject for reject in item.rows})

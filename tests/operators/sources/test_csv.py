@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.sources import read_prompts
+from operators.sources import input_columns
 from operators.sources.csv import CsvReader
 from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError
@@ -76,7 +76,7 @@ def test_a_text_is_a_number_only_if_it_comes_back(tmp_path_factory, values, late
     fields = values + later
     path.write_bytes(to_bytes([("n", "p"), *((value, "x") for value in fields)]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_prompts, "SAMPLE_ROWS", len(fields) if sampled else len(values))
+        patch.setattr(input_columns, "SAMPLE_ROWS", len(fields) if sampled else len(values))
         found = read(path)
     for i, field in enumerate(fields):
         if i in found.rejects:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.sources import read_prompts
+from operators.sources import input_columns, read_prompts
 from pipeline.api.errors import SchemaError
 from tests.operators.sources.reading import Reading, read
 
@@ -63,8 +63,8 @@ def test_a_value_comes_out_as_it_was_or_is_told(tmp_path_factory, first, further
     for i, rows in enumerate(files):
         (folder / f"{i}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_prompts, "SAMPLE_ROWS", sample)
-        patch.setattr(read_prompts, "FURTHER_ROWS", sample)
+        patch.setattr(input_columns, "SAMPLE_ROWS", sample)
+        patch.setattr(input_columns, "FURTHER_ROWS", sample)
         try:
             check(read(folder, chunk_rows), first + further)
         except SchemaError as error:
@@ -73,7 +73,7 @@ def test_a_value_comes_out_as_it_was_or_is_told(tmp_path_factory, first, further
 
 
 def test_keys_that_come_late_are_told_by_name_up_to_a_number(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(read_prompts, "SAMPLE_ROWS", 1)
+    monkeypatch.setattr(input_columns, "SAMPLE_ROWS", 1)
     path = tmp_path / "a.jsonl"
     path.write_text('{"p": "x", "m": {"k": 1}}\n' + "".join(f'{{"p": "x", "k{i}": 1}}\n' for i in range(30)))
     told = read(path, 7).told

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hydra._internal.hydra import Hydra
 
-from operators.sources import read_prompts
+from operators.sources import input_columns
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -35,7 +35,7 @@ def test_what_only_tells_ends_with_0_and_writes_nothing(arguments, here, capsys)
 
 
 def test_what_is_left_out_is_told_at_the_end_and_kept(here, capsys, monkeypatch):
-    monkeypatch.setattr(read_prompts, "SAMPLE_ROWS", 1)
+    monkeypatch.setattr(input_columns, "SAMPLE_ROWS", 1)
     (here / "a.jsonl").write_text('{"prompt": "a"}\n' + '{"prompt": "b", "late": 1}\n' * 3)
     job = ["job=generate", "model=fake", "data.path=a.jsonl", "sampling.max_tokens=1", "chunk_rows=2", "output_dir=out"]
     assert main(job) == ExitCode.DONE
@@ -216,3 +216,12 @@ def test_a_reason_is_told_as_it_is_where_all_its_rows_have_it(here, capsys):
     (here / "b.jsonl").write_text('{"prompt": "a", "n": 1}\n{"n": "x"}\n{"n": "y"}\n')
     assert main([*job, "data.path=b.jsonl", "output_dir=other"]) == ExitCode.DONE
     assert "2  error at read: column '…' is" in capsys.readouterr().out
+
+
+def test_what_is_left_out_is_counted_in_every_round_of_a_target(here, monkeypatch):
+    monkeypatch.setattr(input_columns, "SAMPLE_ROWS", 1)
+    (here / "a.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "late": 1}\n{"prompt": "c", "late": 1}\n')
+    job = ["job=generate", "model=fake", "data.path=a.jsonl", "sampling.max_tokens=1", "output_dir=out"]
+    assert main([*job, "chunk_rows=2", "target.accepted_rows=8", "target.chunk_rows=4"]) == ExitCode.DONE
+    (told,) = read_manifest(here / "out")["warnings"]
+    assert told["rows"] == 5  # of rows 0 to 7 those that are not the first of their round
