@@ -19,7 +19,7 @@ from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_sche
 from operators.rows.json_values import noun, unique_keys
 from operators.sources.input_file import BOM, BUFFER_BYTES, UTF_16
 from operators.sources.reader import NoRowFitsError
-from operators.sources.text import KEPT_BYTES, Row, TextReader
+from operators.sources.text import KEPT_BYTES, Row, TextReader, Unread
 from pipeline.api.errors import HALF_A_CHARACTER, InputError
 
 COUNT_UP_TO_BYTES = 1 << 30
@@ -131,8 +131,8 @@ class JsonlReader(LinesReader):
             values = [_exactly(value, kind) for value in values]
         return pa.array(values, kind)
 
-    def unread(self, values: Mapping[str, Any], schema: pa.Schema) -> Iterable[str]:
-        return () if self.only else _unread(values, schema)
+    def unread(self, schema: pa.Schema) -> Unread | None:
+        return None if self.only else _Keys(schema).missing
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
@@ -195,21 +195,35 @@ def _as_json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _unread(values: Mapping[str, Any], fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
-    """Yield the keys in `values` that `fields` do not hold: `meta.new`."""
-    types = {field.name: field.type for field in fields}
-    for name, value in values.items():
-        if name not in types:
-            yield f"{path}{name}"
-        elif isinstance(value, dict | list):
-            yield from _unread_in(value, types[name], f"{path}{name}")
+class _Keys:
+    """The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
+
+    def __init__(self, fields: Iterable[pa.Field]) -> None:
+        of_struct = [(field.name, _struct_in(field.type)) for field in fields]
+        self._names = frozenset(name for name, _ in of_struct)
+        self._inner = [(name, _Keys(struct)) for name, struct in of_struct if struct is not None]
+
+    def missing(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the keys in `values` that are not held: `meta.new`."""
+        names = self._names
+        found = [] if values.keys() <= names else [name for name in values if name not in names]
+        for name, keys in self._inner:
+            if value := values.get(name):
+                found += [f"{name}.{key}" for key in keys._missing_in(value)]
+        return found
+
+    def _missing_in(self, value: Any) -> list[str]:
+        if isinstance(value, dict):
+            return self.missing(value)
+        if not isinstance(value, list):
+            return []
+        return list(dict.fromkeys(key for item in value for key in self._missing_in(item)))
 
 
-def _unread_in(value: Any, kind: pa.DataType, path: str) -> Iterator[str]:
-    if isinstance(value, dict) and pa.types.is_struct(kind):
-        yield from _unread(value, kind, f"{path}.")
-    elif isinstance(value, list) and pa.types.is_list(kind) and kind.value_type.num_fields:
-        yield from {key: None for item in value for key in _unread_in(item, kind.value_type, path)}
+def _struct_in(kind: pa.DataType) -> pa.DataType | None:
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return kind if pa.types.is_struct(kind) else None
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

@@ -6,8 +6,8 @@ import io
 import itertools
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 Row = tuple[int, Any, Any]
 """A raw row: the number of its first line; its text (bytes or str); and None, the input from which its format makes
 values, or a str: the reason why it has none. A plain tuple takes a tenth of the time to make."""
+
+Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 
 
 class TextReader(Reader):
@@ -54,14 +56,16 @@ class TextReader(Reader):
     def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
         """Make a column whose values are those given; raises one of UNFIT for a value of another type."""
 
-    def unread(self, values: Mapping[str, Any], schema: pa.Schema) -> Iterable[str]:
-        """Return the keys of a row that no column holds and that nobody has asked to leave out."""
-        return ()
+    def unread(self, schema: pa.Schema) -> Unread | None:
+        """Return what gives the keys of a row that no column holds and that nobody has asked to leave out; None: there
+        are none."""
+        return None
 
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+        unread = self.unread(schema)
         for rows in self.batches():
             skipped = len(rows) <= skip
-            yield Block(len(rows)) if skipped else self._block(rows, schema)
+            yield Block(len(rows)) if skipped else self._block(rows, schema, unread)
             skip = skip - len(rows) if skipped else 0
 
     def batches(self) -> Iterator[list[Row]]:
@@ -91,7 +95,7 @@ class TextReader(Reader):
     def has_rows(self) -> bool:
         return bool(self.sample(1)) if self._has_rows is None else self._has_rows
 
-    def _block(self, rows: Sequence[Row], schema: pa.Schema) -> Block:
+    def _block(self, rows: Sequence[Row], schema: pa.Schema, unread: Unread | None) -> Block:
         """Convert `rows` column by column. If that fails, convert row by row, and make bad rows of those that do not
         fit."""
         good: dict[int, Mapping[str, Any]] = {}
@@ -110,8 +114,8 @@ class TextReader(Reader):
                     bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
             columns = [self._column(good.values(), field) for field in schema]
         rejected = tuple(BadRow(i, why, rows[i][0], record) for i, (why, record) in sorted(bad.items()))
-        unread = tuple((i, key) for i, values in good.items() for key in self.unread(values, schema))
-        return Block(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, unread)
+        keys = () if unread is None else tuple((i, key) for i, values in good.items() for key in unread(values))
+        return Block(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, keys)
 
     def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from operators.sources import input_columns
@@ -69,6 +69,8 @@ NUMERALS = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
+@example(values=["1", "2"], later=["007", "+5", "-0", "3", "", "1.0"], sampled=False)
+@example(values=["1.5"], later=["1.50", "2", "1e5", "-0.0", "", "inf"], sampled=False)
 @given(values=st.lists(NUMERALS, min_size=1, max_size=6), later=st.lists(NUMERALS, max_size=6), sampled=st.booleans())
 def test_a_text_is_a_number_only_if_it_comes_back(tmp_path_factory, values, later, sampled) -> None:
     """As a number its Python text is what the file has; a later one that does not come back is a reject."""

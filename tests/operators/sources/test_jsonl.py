@@ -162,12 +162,20 @@ def test_a_file_of_lines_that_are_nested_too_deeply_says_so(tmp_path: Path) -> N
 def test_types_are_read_off_the_first_rows(tmp_path: Path) -> None:
     types, reading = inferred(
         tmp_path,
-        {"date": "2020-01-01", "x": 1, "m": [{"role": "user"}], "later": None, "huge": 1 << 70},
-        {"x": 1.5, "m": [{"role": "a", "content": "b"}], "later": [1], "nothing": None, "empty": {}, "id": 1 << 63},
+        {"date": "2020-01-01", "x": 1, "m": [{"role": "user"}], "later": None, "huge": 1 << 70, "w": (1 << 53) + 1},
+        {
+            "x": 1.5,
+            "m": [{"role": "a", "content": "b"}],
+            "later": [1],
+            "nothing": None,
+            "empty": {},
+            "id": 1 << 63,
+            "w": 0.5,
+        },
     )
     assert types["date"] == pa.string()
     assert types["x"] == pa.float64()
-    assert types["huge"] == types["empty"] == JSON_TEXT
+    assert types["huge"] == types["empty"] == types["w"] == JSON_TEXT
     assert types["id"] == pa.uint64()
     assert types["m"] == parse_type("list<struct<role: string, content: string>>", "k")
     assert types["later"] == pa.list_(pa.int64())
