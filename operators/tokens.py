@@ -82,7 +82,7 @@ class Tokenize(BaseOperator):
             yield batch.reject(list(unknown), list(unknown.values()))
             data = data.take(pa.array([i for i in range(batch.num_rows) if i not in unknown], pa.int64()))
         texts = data.column(PROMPT_TEXT).cast(pa.binary()).to_pylist()
-        ids, offsets = self._model.tokenize([text or b"" for text in texts])
+        ids, offsets = self._model.tokenize([text or b"" for text in texts], special=True)
         column = list_column(ids, offsets)
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
@@ -217,7 +217,7 @@ class Split(BaseOperator):
 
     def _ids(self, text: str) -> npt.NDArray[np.int32]:
         """Return the tokens of `text` without BOS: int32 [tokens]."""
-        return self._model.tokenize([text.encode()])[0][int(self._model.add_bos) :]
+        return self._model.tokenize([text.encode()], special=True)[0][int(self._model.add_bos) :]
 
     def _reach(self, text: str, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return how many characters of `text` are whole after each of its tokens `ids`: int64 [tokens].

@@ -102,7 +102,7 @@ class LlamaBatch(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> Tokens:
         """Tokenize; `add_special_tokens` puts a BOS first. None: where the model wants one and the text has none."""
         model = self._model
-        ids: Tokens = model.tokenize([string.encode()])[0].tolist()
+        ids: Tokens = model.tokenize([string.encode()], special=True)[0].tolist()
         if model.add_bos:
             ids = ids[1:]
         has_bos = bool(model.bos_token) and string.startswith(model.bos_token)
@@ -222,7 +222,7 @@ class LlamaBatch(TemplateLM):
         return Runtime(context, "lm_eval", 0, StageMeter("lm_eval"))
 
     def _id_of(self, special: str) -> int:
-        return int(self._model.tokenize([special.encode()])[0][-1])
+        return int(self._model.tokenize([special.encode()], special=True)[0][-1])
 
 
 class _Inbox(ListInbox):

@@ -55,7 +55,7 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         """Tokenize a text; llguidance asks for the usual tokens of forced bytes."""
         data = text.encode() if isinstance(text, str) else text
-        ids: list[int] = self._model.tokenize([data])[0].tolist()
+        ids: list[int] = self._model.tokenize([data], special=True)[0].tolist()
         return ids[1:] if self._model.add_bos else ids
 
 

@@ -258,7 +258,7 @@ def structured_form(settings: StructuredSettings) -> Form | None:
 
 def token_ids(model: Model, text: bytes) -> tuple[int, ...]:
     """Return the tokens of a text, without BOS."""
-    ids: list[int] = model.tokenize([text])[0].tolist()
+    ids: list[int] = model.tokenize([text], special=True)[0].tolist()
     return tuple(ids[1:] if model.add_bos else ids)
 
 

@@ -167,14 +167,14 @@ class LlamaModel:
     def _content(self) -> str:
         return content_of(self._path)  # asked for once: a converted file may leave its cache while it is used
 
-    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """Tokenize, with a BOS at the start of each text if the model wants one."""
+    def tokenize(self, texts: Sequence[bytes], *, special: bool) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+        """Tokenize, with a BOS at the start of each text if the model wants one. `special`: see the interface."""
         prefix = [self.bos_id] if self.add_bos else []
         parts: list[TokenIds] = []
         offsets = np.zeros(len(texts) + 1, np.int32)
         for i, text in enumerate(texts):
             with self._scratch_free:
-                count = self._tokenize_one(text)
+                count = self._tokenize_one(text, special)
                 parts.append(np.array([*prefix, *self._scratch[:count]], np.int32))
             offsets[i + 1] = offsets[i] + len(prefix) + count
         return (np.concatenate(parts) if parts else np.empty(0, np.int32)), offsets
@@ -260,11 +260,11 @@ class LlamaModel:
         text = template.decode("utf-8", "replace") if template else None
         return Head(tuple(names), header.architecture in HEADS_OF_PROBABILITIES, ends + separates, text)
 
-    def _tokenize_one(self, text: bytes) -> int:
+    def _tokenize_one(self, text: bytes, special: bool) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""
         while True:
-            size = len(self._scratch)
-            count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), self._scratch, size, False, True)
+            scratch, size = self._scratch, len(self._scratch)
+            count: int = llama_cpp.llama_tokenize(self._vocab, text, len(text), scratch, size, False, special)
             if count >= 0:
                 return count
             self._scratch = (ctypes.c_int * (2 * -count))()

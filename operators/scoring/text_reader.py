@@ -239,7 +239,7 @@ class ReadsTexts(BaseOperator):
 
     def _tokenized(self, texts: Seq[bytes], *, begins: bool) -> Iterator[TokenIds]:
         """Yield the int32 token ids of each text. `begins`: see `_ids`."""
-        flat, offsets = self._loaded.tokenize(texts)
+        flat, offsets = self._loaded.tokenize(texts, special=True)
         skipped = 1 if self._loaded.add_bos and not begins else 0
         for start, end in itertools.pairwise(offsets.tolist()):
             yield flat[start + skipped : end]

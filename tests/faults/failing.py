@@ -37,7 +37,7 @@ class FailingModel(llama.LlamaModel):
         self._code = int(settings.options["code"])
         self._every = int(settings.options.get("every", 0))
         self._calls = itertools.count(1)
-        self._mark = int(self.tokenize([MARK.encode()])[0][-1])
+        self._mark = int(self.tokenize([MARK.encode()], special=True)[0][-1])
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         context = super()._context(settings, shape)

@@ -40,7 +40,7 @@ class Odd(FakeModel):
     add_bos = True
     read = 0
 
-    def tokenize(self, texts: Sequence[bytes]) -> tuple[Any, Any]:
+    def tokenize(self, texts: Sequence[bytes], *, special: bool) -> tuple[Any, Any]:
         (text,) = texts
         self.read += len(text)
         ids = np.array([1, 32, *text], np.int32)
@@ -62,7 +62,7 @@ def split(text: str, max_tokens: int, model: Any = None) -> list[str]:
 
 
 def tokens(text: str, model: Any) -> int:
-    return len(model.tokenize([text.encode()])[0]) - model.add_bos
+    return len(model.tokenize([text.encode()], special=True)[0]) - model.add_bos
 
 
 @settings(deadline=None, max_examples=200)

@@ -100,7 +100,7 @@ def make(
     loaded = loader(model)(model)  # for its tokenizer
     try:
         lengths = _lengths(recipe, rows, [answer for _, answer in found], cap, loaded)
-        ids = [loaded.tokenize([text.encode()])[0] for text in rendered]
+        ids = [loaded.tokenize([text.encode()], special=True)[0] for text in rendered]
         stop = (bench.stop or [_stop_string(loaded)]) if recipe.stops else []
         n_ctx_train, has_mask = loaded.n_ctx_train, loaded.mask_id is not None
     finally:
@@ -154,7 +154,7 @@ def _lengths(
         return found
     drawn = random.integers(min(10, cap), cap + 1, len(answers))
     by_answer = [
-        int(n) if a is None else min(max(len(model.tokenize([str(a).encode()])[0]), 1), cap)
+        int(n) if a is None else min(max(len(model.tokenize([str(a).encode()], special=True)[0]), 1), cap)
         for a, n in zip(answers, drawn, strict=True)
     ]
     return np.resize(by_answer, rows)

@@ -182,7 +182,7 @@ class FakeModel:
     def fingerprint(self) -> str:
         return inspect(ModelSettings()).fingerprint
 
-    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+    def tokenize(self, texts: Sequence[bytes], *, special: bool) -> tuple[TokenIds, npt.NDArray[np.int32]]:
         ids = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
         offsets = np.zeros(len(texts) + 1, np.int32)
         np.cumsum([len(t) for t in texts], out=offsets[1:])

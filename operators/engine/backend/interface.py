@@ -213,8 +213,9 @@ class Model(Protocol):
     def fingerprint(self) -> str:
         """Return an id of the content: equal for equal weights and vocabulary."""
 
-    def tokenize(self, texts: Sequence[bytes]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        """Return the concatenated ids of all texts, and int32 [len(texts) + 1] offsets. Special tokens are parsed."""
+    def tokenize(self, texts: Sequence[bytes], *, special: bool) -> tuple[TokenIds, npt.NDArray[np.int32]]:
+        """Return the concatenated ids of all texts, and int32 [len(texts) + 1] offsets. `special`: the
+        name of a control token in a text is that token, and not a text."""
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""

@@ -40,7 +40,7 @@ class Vocabulary:
     def pieces(self) -> list[bytes]:
         return self._pieces
 
-    def tokenize(self, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    def tokenize(self, texts: list[bytes], *, special: bool) -> tuple[np.ndarray, np.ndarray]:
         (text,), found = texts, []
         while text:
             name = max((name for name in self.names if text.startswith(name.encode())), key=len)

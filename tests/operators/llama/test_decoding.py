@@ -210,7 +210,7 @@ def test_a_refused_batch_names_the_code(model):
 def test_tokens_of_a_batch_of_texts(model, model_file):
     theirs = llama_cpp.Llama(str(model_file), vocab_only=True, verbose=False)
     words = ["Hello, world!", "", "naïve 🙂 text\0with a NUL", "<|im_start|>user\nhi<|im_end|>", "long " * 5000]
-    ids, offsets = model.tokenize([w.encode() for w in words])
+    ids, offsets = model.tokenize([w.encode() for w in words], special=True)
     for word, start, end in zip(words, offsets, offsets[1:], strict=False):
         assert ids[start:end].tolist() == theirs.tokenize(word.encode(), add_bos=True, special=True)
     pieces = model.pieces()

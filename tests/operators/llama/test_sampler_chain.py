@@ -220,7 +220,7 @@ def breakers() -> Breakers:
 def test_dry(seed, words, length, last_n, base, allowed, broken):
     random = np.random.default_rng(seed)
     model = tiny()
-    ids = model.tokenize([b"a b: the\nand then it was", b"red and then the fox: ran"])[0]
+    ids = model.tokenize([b"a b: the\nand then it was", b"red and then the fox: ran"], special=True)[0]
     tokens = random.choice(random.permutation(ids)[:words], length).tolist()
     logits = logits_of(seed, model.n_vocab)
     params = SamplingParams(

@@ -47,7 +47,7 @@ def test_it_is_the_prompt_of_the_run(capsys: pytest.CaptureFixture[str]) -> None
         assert text == rows[row]["prompt_text"]
         numbers = re.sub(r"\[(\d+) [^\]]*\]", r"\1", ids).split()
         assert first == f"{len(numbers)} tokens, 3 of them special; the text:"
-        assert [int(number) for number in numbers] == tokenizer.tokenize([text.encode()])[0].tolist()
+        assert [int(number) for number in numbers] == tokenizer.tokenize([text.encode()], special=True)[0].tolist()
         assert ids.startswith("[1 <|im_start|>] ")
     tokenizer.close()
 

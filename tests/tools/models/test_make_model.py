@@ -39,7 +39,7 @@ def opened(path: Path) -> Iterator[LlamaModel]:
 
 
 def encode(model: LlamaModel, text: str) -> list[int]:
-    tokens: list[int] = model.tokenize([text.encode()])[0].tolist()
+    tokens: list[int] = model.tokenize([text.encode()], special=True)[0].tolist()
     return tokens
 
 
@@ -47,7 +47,7 @@ def greedy(model: LlamaModel, prompts: list[str], n_new: int) -> tuple[NDArray[n
     """Token ids [n_new, rows] of all prompts decoded together, and the last step's logits [rows, n_vocab]."""
     slots = range(len(prompts))
     context, give_back = model.lease(EngineSettings(slots=len(prompts), max_sequence_tokens=256, threads=1))
-    rows, batch = [model.tokenize([prompt.encode()])[0] for prompt in prompts], context.batch
+    rows, batch = [model.tokenize([prompt.encode()], special=True)[0] for prompt in prompts], context.batch
     batch.clear()
     batch.add_spans(rows, [0 for _ in slots], slots, [1 for _ in slots])
     chosen = []
