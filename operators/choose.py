@@ -121,14 +121,14 @@ class Choose(ReadsLikelihoods):
         return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
-        column = data.column(self._question)
-        questions, ids = column.to_pylist(), list(self._ids(column, begins=True))
+        questions, ids = data.column(self._question).to_pylist(), list(self._ids(data, self._question, begins=True))
         options = [self._fixed] * len(ids) if self._column is None else data.column(self._column).to_pylist()
         found = [self._why_not(*row) or "" for row in zip(questions, options, strict=True)]
         asked = [(i, option) for i, why in enumerate(found) if not why for option in options[i]]
         pairs: Iterable[tuple[TokenIds | None, TokenIds]]
         if self._joint:
-            pairs = self._tokenized_jointly((questions[i], option) for i, option in asked)
+            marked = self._tokens_of.marked(data, self._question)
+            pairs = self._tokenized_jointly((questions[i], marked[i], option) for i, option in asked)
         else:
             tokenized = self._tokenized([option.encode() for _, option in asked], begins=False)
             pairs = zip((ids[i] for i, _ in asked), tokenized, strict=True)

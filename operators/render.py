@@ -9,10 +9,13 @@ from operators.endpoint.render import EndpointRender
 from operators.engine.backend.loading import load_model
 from operators.prompts.conversations import USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
-from operators.prompts.rendering import ASSISTANT, Rendering
+from operators.prompts.reasoning import KNOWN
+from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
+from operators.prompts.special_tokens import SpecialTokens
 from operators.prompts.template import Template, probe
 from operators.prompts.template_process import TemplateProcess, shared_process
 from operators.settings.endpoint import EndpointSettings
+from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output
@@ -25,12 +28,22 @@ UNREAD = "the chat template does not read %s, which changes nothing then; it rea
 _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
+NAMES_CHANGED = (
+    "the chat template changes the name of a control token in the text of the row, so that nobody can tell it from the"
+    " template's own; take it out of the row, or set model.special_tokens_in_text=parse"
+)
+_NONE = SpecialTokens(())
+TAGS = frozenset(text for tags in KNOWN for text in (tags.opening, tags.closing))
+"""A template may look for them in an answer, to take its reasoning apart; it writes them itself then."""
+
 Steps = Generator[dict[str, Any], str, str]
 """Makes a text, and for it asks for others: yields the values of each for the chat template."""
+Prompts = Generator[dict[str, Any], str, Prompt]
 
 
 class Render(Rendering):
-    """Makes the text of each row's prompt: adds `prompt_text` (string).
+    """Makes the text of each row's prompt: adds `prompt_text` (string), and `prompt_literals` (list<int32>): the
+    characters of it at which the name of a control token begins that is the row's text, and no token.
 
     It is the model's chat template over a conversation: over `messages`, or one user message that
     `data.prompt_template` makes, or `data.messages_column` (`operators.prompts.messages` says what that may hold), or
@@ -82,6 +95,8 @@ class Render(Rendering):
         model = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""
+        self._special_tokens = model.special_tokens if self._model.special_tokens_in_text == TEXT else _NONE
+        self._but_tags = self._special_tokens.without(TAGS)
         self._unproved = self._chat if isinstance(self._chat, Template) else None
         if self._row_template is not None:
             self._unproved = None
@@ -106,23 +121,30 @@ class Render(Rendering):
         """Return the values of a conversation of one word, which every chat template must render."""
         return self._chat_values([{"role": USER, "content": "x"}], self._model.template_kwargs or {})
 
-    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
-        return in_turns([self._text(values) for values in rows], self._chat)
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
+        return in_turns([self._prompt(values) for values in rows], self._chat)
 
-    def _text(self, values: tuple[Any, ...]) -> Steps:
-        """Make the text of a row with these `values` of the columns that are read: yield the values that the chat
+    def _raw(self, text: str) -> Prompt:
+        return self._found(text, self._special_tokens.mark(text))
+
+    def _found(self, text: str, marked: str) -> Prompt:
+        """Return the prompt that `text` is, with the names that are `marked`."""
+        if marked is text:
+            return Prompt(text)
+        literals = self._special_tokens.places(text, marked)
+        if literals is None:
+            raise NoPrompt(NAMES_CHANGED)
+        return Prompt(text, literals)
+
+    def _prompt(self, values: tuple[Any, ...]) -> Prompts:
+        """Make the prompt of a row with these `values` of the columns that are read: yield the values that the chat
         template shall render, and go on with the text."""
         row = dict(zip(self._columns, values, strict=True))
-        if self._row_template is not None:
-            return self._row_template.render({**self._special, **row})
-        if self._chat is None and self._raw_column is not None:
-            raise NoPrompt(
-                "the model has no chat template, so it can only continue texts; name a template with"
-                " model.chat_template="
-            )
+        if self._row_template is not None or self._chat is None:
+            marked_row = self._special_tokens.mark(row)
+            text = self._without_chat(row)
+            return self._found(text, text if marked_row is row else self._without_chat(marked_row))
         messages = self._conversations.of(row)
-        if self._chat is None:
-            return str(messages[0]["content"])
         for message in self._with_system(messages):
             if message.get("tool_calls"):
                 message.setdefault("content", self._chat.no_content)
@@ -130,10 +152,46 @@ class Render(Rendering):
         if unread := given.keys() - self._read:
             self._read |= unread
             self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
+        text = yield from self._with_chat(messages, given)
+        for answers in (self._special_tokens, self._but_tags):
+            marked = self._marked(messages, given, answers)
+            if marked is None:
+                return Prompt(text)
+            try:
+                marked_text = yield from self._with_chat(*marked)
+            except Exception:  # an expression of the template may raise anything
+                continue
+            if (literals := self._special_tokens.places(text, marked_text)) is not None:
+                return Prompt(text, literals)
+        raise NoPrompt(NAMES_CHANGED)
+
+    def _without_chat(self, row: dict[str, Any]) -> str:
+        if self._row_template is not None:
+            return self._row_template.render({**self._special, **row})
+        if self._raw_column is not None:
+            raise NoPrompt(
+                "the model has no chat template, so it can only continue texts; name a template with"
+                " model.chat_template="
+            )
+        return str(self._conversations.of(row)[0]["content"])
+
+    def _with_chat(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
         try:
             return (yield from self._chat_text(messages, {"tools": None, "documents": None, **given}))
         except TypeError:  # it loops over tools that are None, or appends the arguments of a call to a text
             return (yield from self._chat_text(with_text_arguments(messages), given))
+
+    def _marked(
+        self, messages: Messages, given: Mapping[str, Any], answers: SpecialTokens
+    ) -> tuple[Messages, Mapping[str, Any]] | None:
+        """Return messages and arguments of a row with the names of control tokens marked, in the assistant's messages
+        those of `answers`; None if there are none. Roles, and what the job gives, are the template's words."""
+        of_job = self._model.template_kwargs or {}
+        by_role = ((m, answers if m["role"] == ASSISTANT else self._special_tokens) for m in messages)
+        made = [{key: v if key == "role" else special.mark(v) for key, v in m.items()} for m, special in by_role]
+        values = {k: v if of_job.get(k) is v else self._special_tokens.mark(v) for k, v in given.items()}
+        pairs = zip([given, *messages], [values, *made], strict=True)
+        return (made, values) if any(one[key] is not other[key] for one, other in pairs for key in one) else None
 
     def _chat_text(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
         last = messages[-1] if messages else {}
@@ -167,19 +225,19 @@ class Render(Rendering):
             )
 
 
-def in_turns(texts: Sequence[Steps], chat: Template | TemplateProcess | None) -> list[str | Exception]:
-    """Make `texts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of a text
+def in_turns(prompts: Sequence[Prompts], chat: Template | TemplateProcess | None) -> list[Prompt | Exception]:
+    """Make `prompts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of one
     may be what making it raises."""
-    made: dict[int, str | Exception] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(texts)))
+    made: dict[int, Prompt | Exception] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(prompts)))
     while answers:
         asked: dict[int, dict[str, Any]] = {}
         for i, answer in answers.items():
             try:
-                asked[i] = texts[i].throw(answer) if isinstance(answer, Exception) else texts[i].send(answer)
+                asked[i] = prompts[i].throw(answer) if isinstance(answer, Exception) else prompts[i].send(answer)
             except StopIteration as end:
                 made[i] = end.value
             except Exception as error:  # an expression of a template may raise anything
                 made[i] = error
         answers = {} if chat is None else dict(zip(asked, chat.render_all(list(asked.values())), strict=True))
-    return [made[i] for i in range(len(texts))]
+    return [made[i] for i in range(len(prompts))]

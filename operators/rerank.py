@@ -143,14 +143,18 @@ class Rerank(ReadsHead):
     def _templated(self, query: str, document: str) -> TokenIds:
         def ids(length: int) -> TokenIds:
             given = {"query": query, "document": document[:length]}
-            text = re.sub(r"\{(query|document)\}", lambda found: given[found[1]], self._head.template or "")
-            return next(self._tokenized([text.encode()], begins=False))
+            marked = {name: self._tokens_of.mark(text) for name, text in given.items()}
+            joined = self._tokens_of.joined(self._filled(given), self._filled(marked))
+            return joined[int(self._loaded.add_bos) :]
 
         whole = ids(len(document))
         if len(whole) <= self._room or not self.truncate:
             return whole
         fits = bisect_right(range(1, len(document)), self._room, key=lambda length: len(ids(length)))
         return ids(max(fits, 1))
+
+    def _filled(self, given: Mapping[str, str]) -> str:
+        return re.sub(r"\{(query|document)\}", lambda found: given[found[1]], self._head.template or "")
 
     def _asked(self, text: Pairs) -> Sequence[TokenIds]:
         return [each.ids for each in text.texts]

@@ -102,14 +102,18 @@ class Score(ReadsLikelihoods):
     def _pairs(self, data: pa.RecordBatch, text: pa.Array) -> Iterator[tuple[TokenIds | None, TokenIds | None]]:
         """Yield the token ids of what comes before the text of each row, and of the text; None for null."""
         if self._given is None:
-            yield from ((np.empty(0, np.int32), ids) for ids in self._ids(text, begins=True))
+            yield from ((np.empty(0, np.int32), ids) for ids in self._ids(data, self._text, begins=True))
             return
         given = data.column(self._given)
         if not self._joint:
-            yield from zip(self._ids(given, begins=True), self._ids(text, begins=False), strict=True)
+            yield from zip(
+                self._ids(data, self._given, begins=True), self._ids(data, self._text, begins=False), strict=True
+            )
             return
         values = list(zip(given.to_pylist(), text.to_pylist(), strict=True))
-        found = self._tokenized_jointly((before or "", after or "") for before, after in values)
+        marked = self._tokens_of.marked(data, self._given)
+        triples = ((before or "", m, after or "") for (before, after), m in zip(values, marked, strict=True))
+        found = self._tokenized_jointly(triples)
         for (before, after), ids in zip(values, found, strict=True):
             yield None if before is None else ids[0], None if after is None else ids[1]
 

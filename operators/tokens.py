@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
 from operators.engine.backend.loading import identity, inspect_model, load_model
+from operators.engine.backend.text_columns import TextColumns
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
@@ -35,9 +36,12 @@ PLACES = (
 
 
 class Tokenize(BaseOperator):
-    """Tokenizes the prompt text with the model's tokenizer; special tokens in the text are parsed, a BOS is put first
-    where the model wants one. Tokenizing runs beside decoding. With `model=endpoint` the server has the
-    tokenizer, and `prompt_ids` is null.
+    """Tokenizes `prompt_text` with the model's tokenizer; a BOS is put first where the model wants one. Tokenizing runs
+    beside decoding. With `model=endpoint` the server has the tokenizer, and `prompt_ids` is null.
+
+    What the template of Render wrote is read with special tokens; the name of one in the text of the row is text
+    (`prompt_literals` says where), unless `model.special_tokens_in_text=parse`. A `prompt_text` that Render did not
+    make is the row's.
 
     Args:
         model: whose tokenizer.
@@ -75,25 +79,29 @@ class Tokenize(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
+        self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         data = batch.data
-        if unknown := self._unknown(data):
-            yield batch.reject(list(unknown), list(unknown.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in unknown], pa.int64()))
-        texts = data.column(PROMPT_TEXT).cast(pa.binary()).to_pylist()
-        ids, offsets = self._model.tokenize([text or b"" for text in texts], special=True)
-        column = list_column(ids, offsets)
+        if refused := self._unknown(data) | self._texts.refused(data, [PROMPT_TEXT]):
+            yield batch.reject(list(refused), list(refused.values()))
+            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in refused], pa.int64()))
+        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT))
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([made if given is None else given for made, given in pairs], PROMPT_IDS.type)
-        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+        told = self._texts.told(data, [PROMPT_TEXT])
+        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         ids = row.column(PROMPT_IDS.name).to_pylist()[0]
-        special = {token: text for token in set(ids) if (text := self._model.special_text(token)) is not None}
+        special = self._model.special_tokens.texts
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
         yield row.column(PROMPT_TEXT).to_pylist()[0] or ""
+        marked, text = self._texts.marked(row, PROMPT_TEXT)[0], row.column(PROMPT_TEXT).to_pylist()[0] or ""
+        if count := sum(m != t for m, t in zip(marked, text, strict=True)):
+            yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
+            yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))
         yield "the ids, special tokens with their text:"
         yield textwrap.fill(
             " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in ids),
@@ -173,6 +181,7 @@ class Split(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
+        self._tokenized = TextColumns(self._model, self._settings.special_tokens_in_text).texts
 
     def process(self, batch: Batch) -> Iterable[Output]:
         texts = batch.data.column(self._column).to_pylist()
@@ -217,7 +226,7 @@ class Split(BaseOperator):
 
     def _ids(self, text: str) -> npt.NDArray[np.int32]:
         """Return the tokens of `text` without BOS: int32 [tokens]."""
-        return self._model.tokenize([text.encode()], special=True)[0][int(self._model.add_bos) :]
+        return self._tokenized([text.encode()])[0][int(self._model.add_bos) :]
 
     def _reach(self, text: str, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return how many characters of `text` are whole after each of its tokens `ids`: int64 [tokens].

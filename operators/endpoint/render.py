@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from operators.prompts.messages import with_text_arguments
-from operators.prompts.rendering import PROMPT_TEXT, Rendering
+from operators.prompts.rendering import PROMPT_TEXT, Prompt, Rendering
 from operators.prompts.template import attempt
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
+from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns, require_column
+
+LIKE_NAMES = (
+    "the text has what looks like the name of a control token; whether it is read as that token, the server decides"
+)
+"""What is told of a row."""
+_NAME = re.compile(r"<[|\uff5c][^|\uff5c<>]{1,40}[|\uff5c]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
+"""Names of control tokens as most vocabularies have them; a server does not list its own."""
 
 
 class EndpointRender(Rendering):
@@ -55,8 +64,14 @@ class EndpointRender(Rendering):
             yield self._arguments.setting or "", bool(self._arguments.setting), chat
         yield "writes=user", self._user_writes, "a model of this process can write the user's message"
 
-    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
-        return [attempt(self._text, values) for values in rows]
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
+        made, tells = [attempt(self._text, values) for values in rows], self._model.special_tokens_in_text == TEXT
+        return [
+            text
+            if isinstance(text, Exception)
+            else Prompt(text, told=LIKE_NAMES if tells and _has_name(values) else "")
+            for text, values in zip(made, rows, strict=True)
+        ]
 
     def _text(self, values: tuple[Any, ...]) -> str:
         row = dict(zip(self._columns, values, strict=True))
@@ -66,6 +81,14 @@ class EndpointRender(Rendering):
         if not self._chats:
             return str(messages[0]["content"])
         return json.dumps(list(map(_as_sent, with_text_arguments(self._with_system(messages)))), ensure_ascii=False)
+
+
+def _has_name(value: object) -> bool:
+    """Return whether a text in `value` has what looks like the name of a control token."""
+    if isinstance(value, str):
+        return _NAME.search(value) is not None
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(map(_has_name, inside))
 
 
 def _as_sent(message: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class ToolReader:
         if self._pieces[token]:
             return self._pieces[token]
         if token not in self._known:
-            self._known[token] = (self._model.special_text(token) or "").encode()
+            self._known[token] = self._model.special_tokens.texts.get(token, "").encode()
         return self._known[token]
 
 

@@ -24,12 +24,16 @@ from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lo
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.pieces import Pieces
 from operators.llama.trial import require_sound_build
+from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
+_CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+"""What llama.cpp reads only where it is told to read special tokens."""
+_SPECIAL = _CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
@@ -182,9 +186,18 @@ class LlamaModel:
     def pieces(self) -> Sequence[bytes]:
         return self._pieces
 
-    def special_text(self, token: int) -> str | None:
-        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return self._text_of(token) if llama_cpp.llama_vocab_get_attr(self._vocab, token) & special else None
+    @functools.cached_property
+    def special_tokens(self) -> SpecialTokens:
+        attributes = [llama_cpp.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_vocab)]
+        found = [(token, given, self._text_of(token)) for token, given in enumerate(attributes) if given & _SPECIAL]
+        names = {name for _, _, name in found}
+        made = []
+        for token, given, name in found:
+            # llama.cpp makes this one user-defined: it ends a part of an answer of gpt-oss, and not the whole.
+            is_part = name == "<|end|>" and {"<|return|>", "<|call|>"} <= names and not given & _CONTROL
+            strips = (given & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, given & llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
+            made.append(SpecialToken(token, name, bool(given & _CONTROL) or is_part, is_part, *map(bool, strips)))
+        return SpecialTokens(made)
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0

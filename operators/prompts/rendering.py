@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -20,13 +20,15 @@ from operators.prompts.conversations import (
     PromptColumn,
 )
 from operators.prompts.messages import NoPrompt
+from operators.prompts.special_tokens import HAS_NAMES
 from operators.prompts.template import Template, reason_of
 from operators.prompts.template_process import TemplateProcess
+from operators.rows.token_lists import PROMPT_LITERALS
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, add_columns, python_values, require_column
+from pipeline.api.records import ROW, Batch, Output, add_columns, python_values, require_column
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 ASSISTANT = "assistant"
@@ -34,8 +36,17 @@ SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
 
 
+class Prompt(NamedTuple):
+    """The text of a prompt. `literals`: see PROMPT_LITERALS; `told`: what is told of its row."""
+
+    text: str
+    literals: Sequence[int] = ()
+    told: str = ""
+
+
 class Rendering(BaseOperator):
-    """Adds `prompt_text` to each row; a row without a prompt is a reject. Subclasses make the texts in `_texts`.
+    """Adds `prompt_text` and `prompt_literals` to each row; a row without a prompt is a reject. Subclasses make the
+    texts in `_texts`.
 
     Args:
         model, data, template, template_file, raw_column, messages, writes: see operators.render.Render.
@@ -83,7 +94,7 @@ class Rendering(BaseOperator):
             self._columns = list(dict.fromkeys(columns))
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
-        self._schema = add_columns(schema, PROMPT_TEXT)
+        self._schema = add_columns(schema, PROMPT_TEXT, PROMPT_LITERALS)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
@@ -100,26 +111,40 @@ class Rendering(BaseOperator):
             raw = batch.data.column(self._raw_column).to_pylist()
         rows = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
         made = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
-        texts: list[str] = []
+        prompts: list[Prompt] = []
         failed: dict[int, str] = {}
         for i, given in enumerate(raw):
-            text = next(made) if given is None else given
-            if isinstance(text, Exception):
-                failed[i] = str(text) if isinstance(text, NoPrompt) else reason_of(text)
+            prompt = next(made) if given is None else self._raw(given)
+            if isinstance(prompt, Exception):
+                failed[i] = str(prompt) if isinstance(prompt, NoPrompt) else reason_of(prompt)
             else:
-                texts.append(text.removeprefix(self._bos))
+                prompts.append(self._without_bos(prompt))
         data = batch.data
         if failed:
             yield batch.reject(list(failed), list(failed.values()))
             data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
-        if texts:
-            column = pa.array(texts, pa.string())
-            yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema))
+        if prompts:
+            texts = pa.array([prompt.text for prompt in prompts], pa.string())
+            literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
+            said = [(i, prompt.told or HAS_NAMES) for i, prompt in enumerate(prompts) if prompt.told or prompt.literals]
+            with_texts = pa.record_batch([*data.columns, texts, literals], schema=self._schema)
+            yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), what) for i, what in said))
 
-    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[str | Exception]:
+    def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
         """Return the prompt of each row, which has these values of `self._columns`; in its place may be NoPrompt,
         or what a template raises."""
         raise NotImplementedError
+
+    def _raw(self, text: str) -> Prompt:
+        """Return the prompt that a row of `raw_column` gives as it is."""
+        return Prompt(text)
+
+    def _without_bos(self, prompt: Prompt) -> Prompt:
+        """Take off a BOS that a template wrote, since the tokenizer puts one first."""
+        if not self._bos or not prompt.text.startswith(self._bos) or 0 in prompt.literals:
+            return prompt
+        cut = len(self._bos)
+        return Prompt(prompt.text[cut:], [place - cut for place in prompt.literals])
 
     def _with_system(self, messages: Messages) -> Messages:
         """Put `model.system` before `messages` that have no system message."""

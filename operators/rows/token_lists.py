@@ -9,6 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
+PROMPT_LITERALS = pa.field("prompt_literals", pa.list_(pa.int32()))
+"""The characters of `prompt_text` at which the name of a control token begins that is text of the row, and no token;
+null where there are none."""
 
 
 def list_column(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32]) -> pa.ListArray:

@@ -64,17 +64,17 @@ class ReadsLikelihoods(ReadsTexts):
 
         return ((i, found[i]) for i in self._read(texts, take, counts))
 
-    def _tokenized_jointly(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[TokenIds, TokenIds]]:
-        """Tokenize each text together with what comes before it; yield the ids of both.
+    def _tokenized_jointly(self, pairs: Iterable[tuple[str, str, str]]) -> Iterator[tuple[TokenIds, TokenIds]]:
+        """Tokenize each text of a row together with what comes before it, given as it is and marked
+        (`TextColumns.marked`); yield the ids of both.
 
         The ids of the whole are split by the number of ids that the first has alone; white space at its end counts as
         the beginning of the second. So does `_encode_pair` of lm-evaluation-harness.
         """
-        known = [(before.rstrip().encode(), (before + text).encode()) for before, text in pairs]
-        befores = self._tokenized([before for before, _ in known], begins=True)
-        wholes = self._tokenized([whole for _, whole in known], begins=True)
-        for ids, whole in zip(befores, wholes, strict=True):
-            yield ids, whole[len(ids) :]
+        joined, mark = self._tokens_of.joined, self._tokens_of.mark
+        for before, marked, text in pairs:
+            ids = joined(before.rstrip(), marked.rstrip())
+            yield ids, joined(before + text, marked + mark(text))[len(ids) :]
 
 
 def check_joint(schema: pa.Schema, joint: bool, columns: Seq[str]) -> None:

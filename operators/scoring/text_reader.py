@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
 from operators.engine.backend.loading import identity, inspect_model, load_model
+from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import check_room, engine_thread, identity_of, model_memory, warn_unless_exact
@@ -102,6 +103,7 @@ class ReadsTexts(BaseOperator):
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
+        self._tokens_of = TextColumns(self._loaded, self._model.special_tokens_in_text)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
         computes = identity_of(self._loaded, self._settings.with_defaults())
         self._stored = StoredAnswers(runtime, self._store, self.kind, type(self).__name__, self._options(), computes)
@@ -135,6 +137,10 @@ class ReadsTexts(BaseOperator):
             self.close()
 
     def _outputs(self, batch: Batch) -> Iterable[Output]:
+        if changed := self._tokens_of.refused(batch.data, self._columns):
+            yield batch.reject(list(changed), list(changed.values()))
+            others = [i for i in range(batch.num_rows) if i not in changed]
+            batch = batch.with_data(batch.data.take(pa.array(others, pa.int64())))
         found = self._texts(batch.data)
         texts = {i: text for i, text in enumerate(found) if not isinstance(text, str)}
         answers = dict(zip(texts, self._answered(list(texts.values())), strict=True))
@@ -146,7 +152,8 @@ class ReadsTexts(BaseOperator):
         if kept:
             rows = batch.data.take(pa.array(list(kept), pa.int64()))
             columns = [*rows.columns, *self._arrays([texts[i] for i in kept], list(kept.values()))]
-            yield batch.with_data(pa.record_batch(columns, schema=self._schema))
+            told = self._tokens_of.told(rows, self._columns)
+            yield batch.with_data(pa.record_batch(columns, schema=self._schema), told=told)
 
     def _answered(self, texts: Seq[Any]) -> list[Answer | None]:
         """Return the answer to each of `texts`: from the store, else computed, once for equal ones, and stored."""
@@ -222,24 +229,27 @@ class ReadsTexts(BaseOperator):
             yield from read
         raise Cancelled
 
-    def _ids(self, column: pa.Array, *, begins: bool) -> Iterator[TokenIds | None]:
-        """Yield the int32 token ids of each text of `column`, None for null. Lists of ids are passed on; a null in one
-        becomes -1.
+    def _ids(self, data: pa.RecordBatch, name: str, *, begins: bool) -> Iterator[TokenIds | None]:
+        """Yield the int32 token ids of each text of column `name`, None for null. Lists of ids are passed on; a null in
+        one becomes -1.
 
-        Special tokens in a text are parsed. `begins`: a BOS is put first where the model wants one.
+        See TextColumns for special tokens. `begins`: a BOS is put first where the model wants one.
         """
+        column = data.column(name)
         if pa.types.is_list(column.type):
             for ids in column.to_pylist():
                 yield None if ids is None else np.array([-1 if i is None else i for i in ids], np.int32)
             return
-        texts = column.cast(pa.binary()).to_pylist()
-        tokenized = self._tokenized([text or b"" for text in texts], begins=begins)
-        for text, ids in zip(texts, tokenized, strict=True):
-            yield None if text is None else ids
+        tokenized = self._each(self._tokens_of.tokenize(data, name), begins=begins)
+        for is_text, ids in zip(column.is_valid().to_pylist(), tokenized, strict=True):
+            yield ids if is_text else None
 
     def _tokenized(self, texts: Seq[bytes], *, begins: bool) -> Iterator[TokenIds]:
-        """Yield the int32 token ids of each text. `begins`: see `_ids`."""
-        flat, offsets = self._loaded.tokenize(texts, special=True)
+        """Yield the int32 token ids of each text of a row. `begins`: see `_ids`."""
+        return self._each(self._tokens_of.texts(texts), begins=begins)
+
+    def _each(self, found: tuple[TokenIds, TokenIds], *, begins: bool) -> Iterator[TokenIds]:
+        flat, offsets = found
         skipped = 1 if self._loaded.add_bos and not begins else 0
         for start, end in itertools.pairwise(offsets.tolist()):
             yield flat[start + skipped : end]
@@ -262,7 +272,7 @@ class ReadsTexts(BaseOperator):
         column = data.column(name)
         own = self._bos(column)
         found: list[Text | str] = []
-        for ids in self._ids(column, begins=True):
+        for ids in self._ids(data, name, begins=True):
             if ids is None:
                 found.append(f"column '{name}' is null")
             elif len(ids) <= own:

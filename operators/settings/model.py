@@ -21,6 +21,7 @@ WEIGHTS = (
 """Types of weights that a model file can be converted to, wide ones first: those that llama.cpp makes of a file alone
 (others need an importance matrix, or ternary weights)."""
 AS_IS = "as_is"
+TEXT, PARSE = "text", "parse"
 
 
 @dataclass
@@ -37,6 +38,9 @@ class ModelSettings:
         reasoning_tags: the two tags between which the model writes its reasoning; null: read off the chat template,
             [] for none. With ["", TAG] all that comes before TAG is reasoning.
         tool_format: how the model writes tool calls (docs/chat.md has the names); null: read off the chat template.
+        special_tokens_in_text: how the name of a control token (`<|im_end|>`) in the text of a row is read: text, as
+            any other text; parse, as that token. What a chat template or a template of the job writes itself is always
+            parsed.
         date: ISO date that a chat template gets when it asks for today's; null: it is told that there is none.
         weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_1,
             q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
@@ -55,6 +59,7 @@ class ModelSettings:
     template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
     reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
     tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
+    special_tokens_in_text: str = TEXT
     date: str | None = field(default=None, metadata=WHEN_GIVEN)
     weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
     gpu_layers: int = 0
@@ -76,6 +81,7 @@ class ModelSettings:
         if self.tool_format is not None:
             check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
         check_one_of("model.weights", self.weights, (AS_IS, *WEIGHTS))
+        check_one_of("model.special_tokens_in_text", self.special_tokens_in_text, (TEXT, PARSE))
         try:
             _ = self.date_given
         except ValueError:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 import pyarrow as pa
 
 from operators.rows.times import rows_beyond
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
 from operators.sinks.formats import FORMATS, format_of, refuse_unwritable, scan
 from pipeline.api.errors import ConfigError
@@ -27,8 +28,8 @@ class WriteRows(BaseOperator):
     """Writes data/part-NNNNN.parquet (or .jsonl, .arrow ...), an empty chunk too. Equal rows give equal bytes, in
     whatever order and batches they come.
 
-    Columns that only serve other nodes are left out: `prompt_ids`, and, unless `output` asks for them, `prompt_text`
-    and `completion_ids`.
+    Columns that only serve other nodes are left out: `prompt_ids`, `prompt_literals`, and, unless `output` asks for
+    them, `prompt_text` and `completion_ids`.
 
     Args:
         output: what the files hold.
@@ -55,11 +56,15 @@ class WriteRows(BaseOperator):
         """Raise SchemaError if there is no `row`, or a column that the format cannot hold."""
         require_column(schema, ROW.name, [ROW.type])
         helpers = {
-            "prompt_ids": False,
+            PROMPT_IDS.name: False,
             "prompt_text": self._output.prompt_text,
             "completion_ids": self._output.completion_ids,
         }
-        fields = [pa.field(f.name, f.type, f.nullable) for f in schema if helpers.get(f.name, True)]
+        fields = [
+            pa.field(f.name, f.type, f.nullable)
+            for f in schema
+            if helpers.get(f.name, not f.name.endswith(PROMPT_LITERALS.name))
+        ]
         self._schema = pa.schema(fields)
         refuse_unwritable(self._schema, self._output)
         for name in self._output.preview_columns:

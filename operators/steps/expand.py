@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from operators.generation.completions import REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from operators.steps.schema import json_schema
@@ -176,11 +177,11 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
         },
     )
     asked = _asked(step, groups)
-    names, drop = {f"{name}_{TEXT}": name}, ["prompt_ids"]
+    names, drop, made = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT, PROMPT_LITERALS.name]
     if PROMPT_TEXT in asked:
-        names[PROMPT_TEXT] = f"{name}_{PROMPT_TEXT}"
+        names |= {column: f"{name}_{column}" for column in made}
     else:
-        drop.append(PROMPT_TEXT)
+        drop += made
     yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names, "drop": drop}
     if step.extract is not None or step.score is not None:
         yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, asked)}

@@ -7,7 +7,7 @@ has one number for each expansion it went through and is absent before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -107,9 +107,9 @@ class Batch:
     def num_rows(self) -> int:
         return int(self.data.num_rows)
 
-    def with_data(self, data: pa.RecordBatch, *, expanded: int = 0) -> Batch:
+    def with_data(self, data: pa.RecordBatch, *, expanded: int = 0, told: Iterable[tuple[int, str]] = ()) -> Batch:
         """Return a batch of the same chunk with other rows."""
-        return Batch(self.chunk, data, expanded)
+        return Batch(self.chunk, data, expanded, told=tuple(told))
 
     def at_port(self, port: int) -> Batch:
         """Return the batch as received on input `port`, with `expanded` 0 and nothing told; the same object if nothing

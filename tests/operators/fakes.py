@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.settings import ModelSettings
 
 
 def load(settings: ModelSettings) -> Any:
     """A chat model that has a template and special tokens, and nothing else."""
+    special_tokens = SpecialTokens([SpecialToken(1, "<s>"), SpecialToken(2, "</s>")])
     defaults = {"chat_template": None, "bos_token": "<s>", "eos_token": "</s>", "add_bos": True}
+    defaults |= {"special_tokens": special_tokens}
     return SimpleNamespace(**(defaults | settings.options))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,13 @@ class Flow:
         )
         self.tally = self.executor.tally
         self.committed: list[int] = []
+        self.told: Counter[str] = Counter()
 
     def _commit(self, record: ChunkRecord) -> None:
         rename_shards(record.shards)
         self.committed.append(record.chunk)
+        for counts in record.counts.values():
+            self.told.update(counts.told)
 
     def run(self) -> list[dict[str, Any]]:
         self.executor.run()

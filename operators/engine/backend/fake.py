@@ -25,6 +25,7 @@ from operators.engine.backend.interface import (
     decoder_shape,
 )
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -171,6 +172,7 @@ class FakeModel:
     causal = True
     pooling: str | None = None
     head: Head | None = None
+    special_tokens = SpecialTokens(())
 
     def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self._fail = fail
@@ -190,9 +192,6 @@ class FakeModel:
 
     def pieces(self) -> Sequence[bytes]:
         return _PIECES
-
-    def special_text(self, token: int) -> str | None:
-        return None
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0

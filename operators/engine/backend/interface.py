@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.prompts.special_tokens import SpecialTokens
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -220,8 +221,9 @@ class Model(Protocol):
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""
 
-    def special_text(self, token: int) -> str | None:
-        """Return the text of a special token (control, or defined by the model's makers); None for any other."""
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """Its special tokens; always the same object."""
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0

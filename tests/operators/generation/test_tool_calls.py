@@ -17,6 +17,7 @@ from operators.generation.sampling_params import RowParams
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
 from operators.prompts.reasoning import HARMONY as HARMONY_TAGS
+from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.prompts.tool_formats import FORMATS
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from pipeline.api.errors import ExitCode
@@ -261,8 +262,9 @@ class Harmony(Vocabulary):
         self.names += ["commentary", " to=functions.add ", "<|constrain|>", "json", '{"a": 1, ', '"b": 2}', "I look. "]
         self._pieces = [b"" if name.startswith("<") else name.encode() for name in self.names]
 
-    def special_text(self, token: int) -> str | None:
-        return None if self._pieces[token] else self.names[token]
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        return SpecialTokens([SpecialToken(i, self.names[i]) for i, piece in enumerate(self._pieces) if not piece])
 
 
 THOUGHT = ["<|channel|>", "analysis", "<|message|>", "so ", "<|end|>", "<|start|>", "assistant", "<|channel|>"]

@@ -1,0 +1,194 @@
+"""SpecialTokens: tells the control tokens that a template writes from their names in the text of rows.
+
+The text of a row is text: `<|im_end|>` in a prompt is these ten characters and ends no turn. A text comes as a pair: as
+it is, and *marked*, with MARK in place of the first character of every name that is text. What is left unmarked is the
+template's, and is read with special tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MARK = "\ufdd0"
+"""Stands for one character. Unicode keeps it for the inside of programs (a noncharacter); a text may hold it as well,
+where nothing is marked by it: it is compared with the text as it is."""
+_ESCAPED_MARK = "\\ufdd0"
+"""The mark in JSON of ASCII, which a template can write."""
+HAS_NAMES = (
+    "the text has names of control tokens, which are read as text; model.special_tokens_in_text=parse reads them as"
+    " tokens"
+)
+"""What is told of a row."""
+_WHITESPACE = " \t\n\v\f\r"
+"""What C's isspace takes for white space."""
+_END = ""
+"""Key of the tree of names: a name ends here."""
+
+
+@dataclass(frozen=True)
+class SpecialToken:
+    """A token that stands for a text of its own, whatever is around it.
+
+    Args:
+        id: its id.
+        text: its name.
+        is_control: a control token, or the unknown one: no text for a model's users. Else its makers defined it as a
+            text that is always one token (`<think>`), which it stays in texts of rows, as in llama.cpp.
+        always_read: it is read in any text, control token or not (`<|end|>` of gpt-oss).
+        strips_left, strips_right: white space before and behind it goes.
+    """
+
+    id: int
+    text: str
+    is_control: bool = True
+    always_read: bool = False
+    strips_left: bool = False
+    strips_right: bool = False
+
+
+Tokenize = Callable[[str], Sequence[int]]
+"""Tokenizes a text without BOS, in which names of control tokens are text."""
+
+
+class SpecialTokens:
+    """The special tokens of a vocabulary."""
+
+    def __init__(self, tokens: Sequence[SpecialToken]) -> None:
+        named = [token for token in tokens if token.text]
+        self.texts: Mapping[int, str] = {token.id: token.text for token in named}
+        self._in_order = sorted(named, key=lambda token: len(token.text.encode()), reverse=True)  # as llama.cpp does
+        controls = [token.text for token in named if token.is_control]
+        self._firsts = sorted({text[0] for text in controls})
+        tree: dict[str, Any] = {}
+        for text in controls:
+            node = tree
+            for character in text:
+                node = node.setdefault(character, {})
+            node[_END] = {}
+        self._begun = re.compile(_alternatives(tree, r"\Z|")) if controls else None
+        """Finds the names of control tokens, and what a text ends with that begins one."""
+        self._whole = re.compile(_alternatives(tree, "")) if controls else None
+        always = [re.escape(token.text) for token in named if token.is_control and token.always_read]
+        self._always = re.compile("|".join(always)) if always else None
+        self.some_always_read = bool(always)
+
+    def without(self, names: Collection[str]) -> SpecialTokens:
+        """Return these tokens, of which the controls of some `names` are none."""
+        return SpecialTokens([replace(t, is_control=t.is_control and t.text not in names) for t in self._in_order])
+
+    def mark(self, value: Any) -> Any:
+        """Return a value (texts, in lists and mappings) in which every name of a control token is marked, and the
+        beginning of one at the end of a text; the same object if there is none."""
+        if isinstance(value, str):
+            return self._marked(value)
+        if isinstance(value, Mapping):
+            made = {self.mark(key): self.mark(inner) for key, inner in value.items()}
+            pairs = zip(made.items(), value.items(), strict=False)
+            return made if any(a is not c or b is not d for (a, b), (c, d) in pairs) else value
+        if isinstance(value, list | tuple):
+            items = [self.mark(item) for item in value]
+            return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        return value
+
+    def has_name(self, text: str) -> bool:
+        """Return whether `text` has the name of a control token."""
+        return self._whole is not None and self._whole.search(text) is not None
+
+    def is_name(self, text: str, place: int) -> bool:
+        """Return whether the name of a control token begins at a character of `text`."""
+        return self._whole is not None and self._whole.match(text, place) is not None
+
+    def places(self, text: str, marked: str) -> list[int] | None:
+        """Return the characters of `text` at which a name begins that is text; None if `marked`, which the same
+        template made, is another text, so that nobody can tell."""
+        if len(marked) != len(text):
+            marked = marked.replace(_ESCAPED_MARK, MARK)
+        pairs = list(zip(marked, text, strict=False))
+        if len(marked) == len(text) and all(m in (t, MARK) or m.lower() == t.lower() for m, t in pairs):
+            return [i for i, (m, t) in enumerate(pairs) if m == MARK != t and self.is_name(text, i)]
+        count = [sum(self._is_control(piece) for piece in self._pieces(each)) for each in (text, marked)]
+        return [] if count[0] == count[1] else None  # the template took the names out, or escaped them
+
+    def ids(self, text: str, marked: str, tokenize: Tokenize) -> npt.NDArray[np.int32]:
+        """Return the int32 ids of `text` without BOS: the control tokens that are not `marked`, and between them
+        texts."""
+        marks = (t for t, m in zip(text, marked, strict=True) if m == MARK)
+        made: list[int] = []
+        for piece in self._pieces(marked):
+            if isinstance(piece, SpecialToken):
+                made.append(piece.id)
+                continue
+            for part in self._apart(re.sub(MARK, lambda _: next(marks), piece), piece):
+                made += tokenize(part)
+        return np.array(made, np.int32)
+
+    def _marked(self, text: str) -> str:
+        if self._begun is None or not any(first in text for first in self._firsts):
+            return text
+        places, at = [], 0
+        while (found := self._begun.search(text, at)) is not None:
+            places.append(found.start())
+            at = found.start() + 1
+        return with_marks(text, places)
+
+    def _pieces(self, text: str) -> list[SpecialToken | str]:
+        """Cut a text at its special tokens, the longest first, each at every place where it stands: llama.cpp's
+        tokenizer_st_partition."""
+        pieces: list[SpecialToken | str] = [text] if text else []
+        for token in self._in_order:
+            if token.text in text:
+                pieces = [each for piece in pieces for each in _cut(piece, token)]
+        return pieces
+
+    def _apart(self, text: str, marked: str) -> Iterator[str]:
+        """Cut a text behind each mark at which a token stands that llama.cpp reads in any text."""
+        start = 0
+        for found in self._always.finditer(text) if self._always is not None else ():
+            if marked[found.start()] == MARK:
+                yield text[start : found.start() + 1]
+                start = found.start() + 1
+        yield text[start:]
+
+    @staticmethod
+    def _is_control(piece: SpecialToken | str) -> bool:
+        return isinstance(piece, SpecialToken) and piece.is_control
+
+
+def with_marks(text: str, places: Sequence[int]) -> str:
+    """Return `text` with a mark at each of `places`; the same object for none."""
+    if not places:
+        return text
+    made = list(text)
+    for place in places:
+        made[place] = MARK
+    return "".join(made)
+
+
+def _cut(piece: SpecialToken | str, token: SpecialToken) -> Iterator[SpecialToken | str]:
+    if isinstance(piece, SpecialToken):
+        yield piece
+        return
+    parts = piece.split(token.text)
+    for i, part in enumerate(parts):
+        if i:
+            yield token
+            part = part.lstrip(_WHITESPACE) if token.strips_right else part
+        if token.strips_left and i + 1 < len(parts):
+            part = part.rstrip(_WHITESPACE)
+        if part:
+            yield part
+
+
+def _alternatives(node: dict[str, Any], at_end: str) -> str:
+    """Return a pattern for the names below `node`, of which the shortest will do. `at_end`: what else fits within a
+    name."""
+    return "|".join(
+        re.escape(character) + ("" if _END in child else f"(?:{at_end}{_alternatives(child, at_end)})")
+        for character, child in node.items()
+    )
