@@ -53,9 +53,10 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokenize a text; llguidance asks for the usual tokens of forced bytes."""
+        """Tokenize a text; llguidance asks for the usual tokens of forced bytes, and allows no others. In the name of a
+        control token these are ordinary ones: the token itself adds no bytes."""
         data = text.encode() if isinstance(text, str) else text
-        ids: list[int] = self._model.tokenize([data], special=True)[0].tolist()
+        ids: list[int] = self._model.tokenize([data], special=False)[0].tolist()
         return ids[1:] if self._model.add_bos else ids
 
 
