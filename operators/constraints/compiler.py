@@ -10,13 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from operators.constraints.grammars import Form
+from operators.constraints.grammars import MOST_KEPT, Form
 from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Costs
 from pipeline.api.errors import ConfigError
-
-MOST_KEPT = 256
-"""Compiled constraints in the cache; a job has more only if a column gives each row its own."""
 
 
 class Compiler:
@@ -65,6 +62,7 @@ class LlgConstraint:
 
     def __init__(self, tokenizer: LLTokenizer, n_vocab: int, form: Form, *, skip_forced: bool) -> None:
         self.noun = form.noun
+        self.check = form.check
         self.skip_forced = skip_forced
         self.identity = f"{form.digest} {'skip' if skip_forced else 'draw'} forced"
         self._n_vocab = n_vocab

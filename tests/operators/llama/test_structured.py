@@ -77,7 +77,9 @@ NAMED: list[Callable[[str], dict[str, Any]]] = [
     lambda text: {"grammar": f"start: {json.dumps(text)}"},
     lambda text: {"grammar": f"root ::= {json.dumps(text)}"},
     lambda text: {"json_schema": {"const": text}},
-    lambda text: {"json_schema": {"properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}},
+    lambda text: {
+        "json_schema": {"properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
+    },
 ]
 
 
