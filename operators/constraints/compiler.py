@@ -10,13 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from operators.constraints.grammars import Form
+from operators.constraints.grammars import MOST_KEPT, Form
 from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Costs
 from pipeline.api.errors import ConfigError
-
-MOST_KEPT = 256
-"""Compiled constraints in the cache; a job has more only if a column gives each row its own."""
 
 
 class Compiler:
@@ -53,9 +50,10 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokenize a text; llguidance asks for the usual tokens of forced bytes."""
+        """Tokenize a text; llguidance asks for the usual tokens of forced bytes, and allows no others. In the name of a
+        control token these are ordinary ones: the token itself adds no bytes."""
         data = text.encode() if isinstance(text, str) else text
-        ids: list[int] = self._model.tokenize([data], special=True)[0].tolist()
+        ids: list[int] = self._model.tokenize([data], special=False)[0].tolist()
         return ids[1:] if self._model.add_bos else ids
 
 
@@ -64,6 +62,7 @@ class LlgConstraint:
 
     def __init__(self, tokenizer: LLTokenizer, n_vocab: int, form: Form, *, skip_forced: bool) -> None:
         self.noun = form.noun
+        self.check = form.check
         self.skip_forced = skip_forced
         self.identity = f"{form.digest} {'skip' if skip_forced else 'draw'} forced"
         self._n_vocab = n_vocab

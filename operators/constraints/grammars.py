@@ -1,22 +1,26 @@
 """Translate `sampling.structured` to llguidance's grammars; what cannot be compiled is refused here.
 
-Needs no model, so a job is checked before one is loaded.
+Needs no model, so a job is checked before one is loaded; nor does the check of a finished text, whoever wrote it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from operators.constraints.gbnf import is_gbnf, lark_of
+from operators.rows.json_schema import text_check
 from operators.settings.checks import read_text
-from operators.settings.structured import StructuredSettings, read_schema
+from operators.settings.structured import StructuredSettings, choice_check, read_schema
 from pipeline.api.errors import ConfigError
 
 _GRAMMAR_FILES = (".lark", ".gbnf")
@@ -36,6 +40,20 @@ used."""
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _DEFINITIONS = ("$schema", "$defs", "definitions")
+_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_COMMENTS = ("default", "examples")
+_EXACT = 2**53
+"""llguidance holds numbers as doubles: whole ones beyond this come out as others."""
+_LARK_START = re.compile(r"^\s*(%llguidance\b|start\b[^:\n]*:)", re.MULTILINE)
+_LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_LARK_TOKENS = re.compile(r"<|\[[^\]]*\bmax_tokens\b")
+"""What a grammar in Lark has that is about tokens, against which no text can be held."""
+
+
+MOST_KEPT = 256
+"""Compiled constraints in a cache; a job has more only if a column gives each row its own."""
+
+Check = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -45,10 +63,12 @@ class Form:
     Args:
         noun: the word for a text that fits, in messages.
         grammar: in llguidance's own notation; two constraints are the same if their grammars are.
+        check: returns why a finished text is not what was asked for, or None.
     """
 
     noun: str
     grammar: str
+    check: Check = field(default=lambda text: None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -70,7 +90,9 @@ def form_of(settings: StructuredSettings) -> Form | None:
             return _checked("regex", "match of the regex", LLMatcher.grammar_from_regex(settings.regex or ""))
         case "choices":
             lark = "start: " + " | ".join(json.dumps(choice) for choice in settings.choices or ())
-            return _checked("choices", "choice", LLMatcher.grammar_from_lark(lark))
+            return _checked(
+                "choices", "choice", LLMatcher.grammar_from_lark(lark), choice_check(settings.choices or ())
+            )
         case "grammar":
             return _grammar(settings)
     return None
@@ -79,6 +101,9 @@ def form_of(settings: StructuredSettings) -> Form | None:
 def _json_schema(settings: StructuredSettings) -> Form:
     key = "sampling.structured.json_schema"
     schema = read_schema(settings.json_schema, key)
+    if schema is False:
+        raise ConfigError(f"{key} is false, and no text fits that")
+    schema = {} if schema is True else schema
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ConfigError(f"{key} has the key 'x-guidance'; what it would set is set by sampling.structured.whitespace")
     options = _WHITESPACE[settings.whitespace] | _STRICT
@@ -94,9 +119,17 @@ def _json_schema(settings: StructuredSettings) -> Form:
         except RecursionError:
             return "it is nested too deeply"
 
+    beyond = None
+    with suppress(RecursionError):  # which is told below
+        beyond = next(_numbers_beyond(schema), None)
+    if beyond is not None:
+        raise ConfigError(
+            f"{key} has {beyond[1]} at {beyond[0]}, and numbers beyond 2^53 would be written as others; write a text in"
+            " place of a value, and leave a bound out"
+        )
     if (reason := fault(schema)) is not None:
         raise ConfigError(f"{key} cannot be compiled at {_place_of(schema, fault)}: {reason}")
-    return Form("JSON", grammar(schema))
+    return Form("JSON", grammar(schema), text_check(schema, key))
 
 
 def _grammar(settings: StructuredSettings) -> Form:
@@ -104,25 +137,78 @@ def _grammar(settings: StructuredSettings) -> Form:
     text = settings.grammar or ""
     if "\n" not in text and Path(text).suffix in _GRAMMAR_FILES:
         text = read_text(text, key)
-    try:
-        lark = any_to_lark(text)
-    except Exception as error:  # the converter raises plain Exceptions too
-        raise ConfigError(
-            f"{key} has no rule `start:`, as a Lark grammar has, and cannot be read as GBNF: {error}"
-        ) from error
-    return _checked("grammar", "text of the grammar", LLMatcher.grammar_from_lark(lark))
+    if is_gbnf(text):
+        try:
+            lark = lark_of(text)
+        except ValueError as error:
+            raise ConfigError(f"{key} cannot be read as GBNF: {error}") from error
+    elif _LARK_START.search(text):
+        lark = text
+    else:
+        raise ConfigError(f"{key} has no rule `start:`, as a Lark grammar has, nor one `root ::=`, as GBNF has")
+    grammar, noun = LLMatcher.grammar_from_lark(lark), "text of the grammar"
+    made = _checked("grammar", noun, grammar)
+    return Form(noun, grammar) if _LARK_TOKENS.search(_LARK_TEXTS.sub("", lark)) else made
 
 
-def _checked(key: str, noun: str, grammar: str) -> Form:
+def _checked(key: str, noun: str, grammar: str, check: Check | None = None) -> Form:
     if (reason := fault_of(grammar)) is not None:
         raise ConfigError(f"sampling.structured.{key} cannot be compiled: {reason}")
-    return Form(noun, grammar)
+    return Form(noun, grammar, check or functools.partial(_misfit, grammar, f"sampling.structured.{key}"))
 
 
 def fault_of(grammar: str) -> str | None:
     """Return llguidance's messages if it cannot compile `grammar`."""
     broken, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return "; ".join(messages) if broken else None
+
+
+class _Bytes:
+    """The tokenizer interface of llguidance, with bytes as tokens: texts are matched as they stand."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@functools.lru_cache(MOST_KEPT)
+def _byte_matcher(grammar: str) -> LLMatcher:
+    return LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[256])
+
+
+def _misfit(grammar: str, key: str, text: str) -> str | None:
+    """Return why `text` is none of a grammar."""
+    matcher = _byte_matcher(grammar).deep_copy()
+    fits = matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+    return None if fits else f"the text does not fit {key}"
+
+
+def _numbers_beyond(part: Any, place: str = "#", kind: str = "schema") -> Iterator[tuple[str, Any]]:
+    """Yield the numbers in a schema that llguidance rounds, each with a JSON pointer. `kind`: what `part` is: a schema,
+    names of schemas, or a value."""
+    if isinstance(part, Mapping):
+        for key, inner in part.items():
+            if kind != "schema":
+                below = "schema" if kind == "names" else kind
+            elif key in _COMMENTS:
+                continue
+            else:
+                below = "value" if key in _NUMBERS else "names" if key in _NAMED else kind
+            yield from _numbers_beyond(inner, f"{place}/{_step(key)}", below)
+    elif isinstance(part, list):
+        for i, inner in enumerate(part):
+            yield from _numbers_beyond(inner, f"{place}/{i}", kind)
+    elif kind == "value" and isinstance(part, int | float) and abs(part) > _EXACT:
+        yield place, part
 
 
 def _place_of(schema: Any, fault: Callable[[Any], str | None]) -> str:
@@ -150,9 +236,14 @@ def _children(schema: Any) -> Iterator[tuple[str, Any]]:
         named = schema.get(key)
         if isinstance(named, Mapping):
             for name, child in named.items():
-                yield f"/{key}/" + str(name).replace("~", "~0").replace("/", "~1"), child  # RFC 6901, section 3
+                yield f"/{key}/{_step(name)}", child
     for key in _LISTED:
         listed = schema.get(key)
         if isinstance(listed, Sequence) and not isinstance(listed, str):
             yield from ((f"/{key}/{i}", child) for i, child in enumerate(listed))
     yield from ((f"/{key}", schema[key]) for key in _SINGLE if isinstance(schema.get(key), Mapping))
+
+
+def _step(name: object) -> str:
+    """Return a step of a JSON pointer (RFC 6901, section 3)."""
+    return str(name).replace("~", "~0").replace("/", "~1")

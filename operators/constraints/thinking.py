@@ -54,6 +54,9 @@ class Thinking:
         tags = (self.opening_ids, self.closing_ids, self.budget, self.within)
         return f"thinking {tags} {None if self.answer is None else self.answer.identity}"
 
+    def check(self, text: str) -> str | None:
+        return None if self.answer is None else self.answer.check(text)
+
     def matcher(self) -> ThinkingMatcher:
         return ThinkingMatcher(self, None if self.answer is None else self.answer.matcher())
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from operators.endpoint.api.answers import Answer
 from operators.endpoint.rows import EndpointRow
 from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
+from operators.generation.sampling_params import row_check
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.generation.tools import checks_of
 from operators.settings import SamplingSettings
@@ -36,6 +37,7 @@ class AnswerColumns:
         fields: the columns of the completion, of `answer_fields`.
         schema: all of them, under the names that they get.
         structured: what a text has to be.
+        check: returns why a text is not that, or None; None: rows have schemas of their own, or there is no constraint.
         tools: the tools of every row as JSON; None: there are none, or each row has its own.
     """
 
@@ -45,10 +47,12 @@ class AnswerColumns:
         fields: Sequence[pa.Field],
         schema: pa.Schema,
         structured: StructuredSettings,
+        check: Callable[[str], str | None] | None,
         tools: str | None,
     ) -> None:
         self._kept, self._fields, self._schema = kept, fields, schema
-        self._structured = structured
+        self._schema_column = structured.json_schema_column
+        self._check = check
         self._tools = tools
         self._values: Mapping[str, Callable[[Answer], Any]] = {
             TEXT: lambda answer: answer.text,
@@ -69,7 +73,7 @@ class AnswerColumns:
         for row in rows:
             if row.answer is None:
                 yield row.batch.reject([row.index], row.error or "it was not answered")
-            elif (reason := self._misfit(row.answer, row.max_tokens)) is not None:
+            elif (reason := self._misfit(row, row.answer)) is not None:
                 name = self._schema.names[len(self._kept)]  # show the text in the reject's record
                 alone = row.batch.data.slice(row.index, 1).append_column(name, pa.array([row.answer.text]))
                 yield row.batch.with_data(alone).reject([0], reason)
@@ -90,23 +94,19 @@ class AnswerColumns:
             made.append(pa.array(values, field.type))
         return source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
 
-    def _misfit(self, answer: Answer, max_tokens: int) -> str | None:
+    def _misfit(self, row: EndpointRow, answer: Answer) -> str | None:
         """Return why the answer is not what `sampling.structured` asks for; None if it is."""
         if answer.refusal is not None:
             return f"the model refuses: {answer.refusal}"
-        kind = self._structured.kind
-        if kind is None or answer.tool_calls:
+        check = self._check
+        if (column := self._schema_column) is not None:
+            schema = row.batch.data.column(column)[row.index].as_py()
+            check = None if schema is None else row_check(schema, column)
+        if check is None or answer.tool_calls:
             return None
         if answer.finish_reason == "length":
-            return f"cut by max_tokens={max_tokens} before the text was what sampling.structured asks for"
-        if kind == "choices" and answer.text not in (self._structured.choices or ()):
-            return "the server's answer is none of sampling.structured.choices"
-        if kind in ("json_schema", "json_schema_column"):
-            try:
-                json.loads(answer.text)
-            except (ValueError, RecursionError) as error:
-                return f"the server's answer is no JSON: {error}"
-        return None
+            return f"cut by max_tokens={row.max_tokens} before the text was what sampling.structured asks for"
+        return check(answer.text)
 
     def _tool_error(self, answer: Answer) -> str | None:
         """Return what is wrong with the arguments of calls, by the tools' schemas."""

@@ -19,6 +19,7 @@ from operators.endpoint.rows import EndpointRow, Identical, Requests
 from operators.endpoint.server import server_of
 from operators.generation.completions import OpenChunks, with_completion
 from operators.generation.requests import Samples
+from operators.generation.sampling_params import answer_check
 from operators.generation.seeds import SEED, RowSeeds
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
@@ -93,6 +94,7 @@ class EndpointGenerate(BaseOperator):
             require_column(schema, name, per_row_types(name))
         if (column := self._sampling.structured.json_schema_column) is not None:
             require_column(schema, column, [pa.string()])
+        self._check = answer_check(self._sampling.structured)
         if self._model.dialect != "auto":
             self._bodies(self._model)
         self._arguments = TemplateArguments(self._model, self._data)
@@ -132,7 +134,9 @@ class EndpointGenerate(BaseOperator):
             self._take,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))
-        self._answers = AnswerColumns(self._kept, self._fields, self._schema, self._sampling.structured, tools)
+        self._answers = AnswerColumns(
+            self._kept, self._fields, self._schema, self._sampling.structured, self._check, tools
+        )
         self._metrics = AnswerMetrics(runtime, server.settings)
         self._identical = Identical(enabled=self._engine_settings.optimise.identical_rows)
         self._sent = 0

@@ -72,6 +72,7 @@ class Completions:
         pieces: the bytes of each token of the vocabulary.
         reasoning: the tags of the model; None: it does not reason.
         raw: the completion has the reasoning and the calls too.
+        whole: constraints are on all of a text, and not on the answer behind its reasoning.
         reader: reads the tool calls; None: there are no tools.
     """
 
@@ -84,11 +85,13 @@ class Completions:
         reasoning: Reasoning | None = None,
         *,
         raw: bool = False,
+        whole: bool = False,
         reader: ToolReader | None = None,
     ) -> None:
         self._reader = reader if any(f == TOOL_CALLS[0] for f in fields) else None
         self._reasoning = reasoning
         self._raw = raw
+        self._whole = whole
         self._kept = kept
         self._fields = fields
         self._schema = schema
@@ -107,13 +110,14 @@ class Completions:
         }
 
     def items(self, rows: Iterable[Row]) -> Iterator[Batch | Rejects]:
-        """Yield rejects for rows that failed or do not satisfy their constraint, then `batches` of the others."""
+        """Yield rejects for rows that failed or do not satisfy their constraint, generated here or stored, then
+        `batches` of the others."""
         done: list[Row] = []
         for row in rows:
             place = batch_row(row)
             if row.error is not None or row.finish_reason is None:
                 yield place.batch.reject([place.index], row.error or "it was not finished")
-            elif (reason := misfit(row)) is not None:
+            elif (reason := self._misfit(row)) is not None:
                 name = self._schema.names[len(self._kept)]  # show the text in the reject's record
                 alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
                 yield place.batch.with_data(alone).reject([0], reason)
@@ -152,6 +156,23 @@ class Completions:
         for field in self._fields:
             yield made[field.name] if field.name in made else [self._values[field.name](row) for row in rows]
 
+    def _misfit(self, row: Row) -> str | None:
+        """Return the reason why the text of a finished row does not satisfy its constraint; None if it does or has
+        none."""
+        constraint = row.params.constraint
+        if constraint is None:
+            return None
+        if row.fits:
+            text = self._text(row) if self._whole or self._reasoning is None else self._reasoning.split(row).answer
+            return constraint.check(text)
+        end = f"before the {constraint.noun} was complete"
+        if row.finish_reason != FinishReason.LENGTH:
+            return f"it ended {end}"
+        if row.max_tokens == row.params.max_tokens:
+            return f"cut by max_tokens={row.max_tokens} {end}"
+        room, after = len(row.prompt) + row.max_tokens, f"after {row.max_tokens} tokens"
+        return f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, {after}, {end}"
+
     def _text(self, row: Row) -> str:
         text = batch_row(row).text
         return completion_text(row, self._pieces) if text is None else text
@@ -166,19 +187,6 @@ def completion_text(row: Row, pieces: Sequence[bytes]) -> str:
     if row.stops is not None:
         return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")
     return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")
-
-
-def misfit(row: Row) -> str | None:
-    """Return the reason why the text of a finished row does not satisfy its constraint; None if it does or has none."""
-    if row.fits or row.params.constraint is None:
-        return None
-    end = f"before the {row.params.constraint.noun} was complete"
-    if row.max_tokens == row.params.max_tokens:
-        return f"cut by max_tokens={row.max_tokens} {end}"
-    room = len(row.prompt) + row.max_tokens
-    return (
-        f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, after {row.max_tokens} tokens, {end}"
-    )
 
 
 class OfChunk(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.penalties import Breakers
 from operators.generation.tools import AUTO, NONE, Tools
 from operators.prompts.messages import NoPrompt
+from operators.rows.json_schema import text_check
 from operators.settings import SamplingSettings
 from operators.settings.sampling import misfits, plain_value
-from operators.settings.structured import StructuredSettings, parse_schema
+from operators.settings.structured import StructuredSettings, choice_check, parse_schema, read_schema
 from pipeline.api.errors import ConfigError, install
 
 if TYPE_CHECKING:
@@ -254,6 +256,30 @@ def structured_form(settings: StructuredSettings) -> Form | None:
     except ImportError as error:
         raise ConfigError(f"sampling.structured needs llguidance ({error}); {install('structured')}") from error
     return form_of(settings)
+
+
+def answer_check(settings: StructuredSettings) -> Callable[[str], str | None] | None:
+    """Return a function that says why a text is not what `settings` ask of the texts of all rows, or returns None; None
+    if they ask nothing of all. Of whoever writes it nothing is assumed: JSON may be of any schema, compiled or not.
+
+    Raises:
+        ConfigError, InputError: see structured_form.
+    """
+    match settings.kind:
+        case "json_schema":
+            key = "sampling.structured.json_schema"
+            return text_check(read_schema(settings.json_schema, key), key)
+        case "choices":
+            return choice_check(settings.choices or ())
+    form = structured_form(settings)
+    return None if form is None else form.check
+
+
+@functools.lru_cache(MOST_SCHEMAS)
+def row_check(schema: str, column: str) -> Callable[[str], str | None]:
+    """Return a function that says why a text is no JSON of the `schema` that its row has in `column`, or returns None.
+    Raise ConfigError if that is no JSON schema."""
+    return text_check(parse_schema(schema, f"column '{column}': its value"), f"the schema in column '{column}'")
 
 
 def token_ids(model: Model, text: bytes) -> tuple[int, ...]:

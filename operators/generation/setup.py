@@ -115,7 +115,14 @@ class GenerateSetup(BaseOperator):
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
         self._completions = Completions(
-            self._kept, self._fields, self._schema, model.pieces(), reasoning, raw=self._raw, reader=reader
+            self._kept,
+            self._fields,
+            self._schema,
+            model.pieces(),
+            reasoning,
+            raw=self._raw,
+            whole=not self._sampling.structured.after_reasoning,
+            reader=reader,
         )
         if (warning := self._requests.too_short()) is not None:
             runtime.log.warning("%s: %s", runtime.node, warning)

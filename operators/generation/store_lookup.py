@@ -191,5 +191,4 @@ def _finish(row: Sequence, stored: StoredCompletion) -> None:
     row.finish_reason = FinishReason(stored.finish_reason)
     row.sampling.scores = list(stored.scores or ())
     batch_row(row).text = stored.text
-    if row.finish_reason == FinishReason.LENGTH:
-        row.refit()
+    row.refit()

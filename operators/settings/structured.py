@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,14 @@ class StructuredSettings:
         return next((key for key in KINDS if getattr(self, key) is not None), None)
 
 
+def choice_check(choices: Sequence[str]) -> Callable[[str], str | None]:
+    """Return a function that says why a text is none of `choices`, or returns None."""
+    known = frozenset(choices)
+    return lambda text: (
+        None if text in known else "the text does not fit sampling.structured.choices: it is none of them"
+    )
+
+
 def read_schema(given: Any, key: str) -> Any:
     """Return the JSON schema that the setting `key` gives as a mapping, as JSON text, or as the path of a file.
 
@@ -66,7 +75,7 @@ def read_schema(given: Any, key: str) -> Any:
     """
     if not isinstance(given, str):
         return given
-    if given.lstrip()[:1] == "{":
+    if given.lstrip()[:1] == "{" or given.strip() in ("true", "false"):
         return parse_schema(given, key)
     return parse_schema(read_text(given, key), f"{key}: the file {given}")
 

@@ -15,6 +15,7 @@ from operators.endpoint.api.formats import (
 )
 from operators.endpoint.api.sampling_values import REMEDY, Unsent, is_greedy, sampling_body
 from operators.generation.tools import AUTO, CHOICE, NONE
+from operators.rows.json_schema import text_check
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.checks import check_one_of
 from operators.settings.sampling import misfits, plain_value
@@ -171,6 +172,8 @@ class Bodies:
                 raise Unsent(f"column '{column}' is null; it has to hold the JSON schema of the row")
             parsed = parse_schema(schema, f"column '{column}': its value") if isinstance(schema, str) else schema
             constraint = None if parsed is None else ("json_schema", parsed)
+            if parsed is not None:
+                text_check(parsed, f"the schema in column '{column}'")
         if constraint is None or self._names(f"structured.{constraint[0]}"):
             return {}
         if tools and values["tools"] not in (None, AUTO, NONE):

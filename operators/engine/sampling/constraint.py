@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +78,10 @@ class Constraint(Protocol):
     @property
     def identity(self) -> str:
         """Everything in it that can change a text."""
+
+    @property
+    def check(self) -> Callable[[str], str | None]:
+        """Returns why a finished text, without reasoning, is not what was asked for, or None."""
 
     def matcher(self) -> Matcher:
         """Return the state of a row that begins."""

@@ -80,13 +80,21 @@ def changes_of(row: SampledRow) -> list[Change]:
     """Return the changes of `row` before any other step: bias, bans, and the penalties that lead the chain."""
     params = row.params
     changes: list[Change] = [] if params.bias is None else [params.bias]
-    banned = set(params.end_ids) if len(row.tokens) < params.min_tokens else set()
-    if params.long_bad_words:
-        banned |= _ends_of_bad_words(row)
-    if banned:
+    if banned := _banned_here(row):
         changes.append(forbid(banned))
     changes += [change for edit in params.chain.edits if (change := edit.change(row)) is not None]
     return changes
+
+
+def is_forbidden(row: SampledRow, token: int) -> bool:
+    """Return whether bias or bans forbid `token` as the next one of `row`, whatever its logit."""
+    return token in row.params.forbidden or token in _banned_here(row)
+
+
+def _banned_here(row: SampledRow) -> set[int]:
+    """Return the tokens that are forbidden at this step and may not be at others."""
+    banned = set(row.params.end_ids) if len(row.tokens) < row.params.min_tokens else set()
+    return banned | _ends_of_bad_words(row) if row.params.long_bad_words else banned
 
 
 def _ends_of_bad_words(row: SampledRow) -> set[int]:

@@ -144,6 +144,11 @@ class SamplingParams:
         return Change(np.array(ids, np.int64), np.array([biases[i] for i in ids], np.float32)) if ids else None
 
     @cached_property
+    def forbidden(self) -> frozenset[int]:
+        """The tokens that `bias` forbids at every step."""
+        return frozenset() if self.bias is None else frozenset(self.bias.ids[np.isneginf(self.bias.biases)].tolist())
+
+    @cached_property
     def long_bad_words(self) -> tuple[tuple[int, ...], ...]:
         """The bad words of two or more tokens."""
         return tuple(word for word in self.bad_words if len(word) > 1)

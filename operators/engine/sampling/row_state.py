@@ -96,3 +96,11 @@ class SamplingState:
     @property
     def costs(self) -> Costs:
         return Costs() if self._matcher is None else self._matcher.costs
+
+
+def no_token(row: SampledRow) -> str:
+    """Return the reason why a row with a constraint cannot go on."""
+    matcher = row.sampling.matcher
+    if matcher is not None and matcher.error is not None:
+        return f"its constraint cannot go on: {matcher.error}"
+    return f"at step {len(row.tokens)} every token that its constraint allows is impossible or forbidden otherwise"

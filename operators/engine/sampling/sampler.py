@@ -20,7 +20,7 @@ from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
 from operators.engine.sampling.params import Step
-from operators.engine.sampling.row_state import AGAIN, DRAW, SampledRow
+from operators.engine.sampling.row_state import AGAIN, DRAW, SampledRow, no_token
 from operators.engine.sampling.temperature import Mirostat
 from operators.engine.sampling.top_k import block_maxima, fits, largest, patch_maxima, top_tokens
 from operators.engine.sampling.whole_vocabulary import Full, Scratch
@@ -60,7 +60,7 @@ class Sampler:
             for at, i in enumerate(misfits):
                 drawn[i] = again[at]
                 if again[at] is None:
-                    rows[i].error = _no_token(rows[i])
+                    rows[i].error = no_token(rows[i])
         for i in places:
             if (found := drawn[i]) is not None:
                 _note(rows[i], logits[i], found, scratch)
@@ -110,13 +110,6 @@ def likeliest(logits: Logits, places: Seq[int]) -> list[int | None]:
 
 def _misfits(row: SampledRow, drawn: Drawn) -> bool:
     return drawn is not None and row.sampling.matcher is not None and not row.sampling.matcher.allows(drawn[0])
-
-
-def _no_token(row: SampledRow) -> str:
-    matcher = row.sampling.matcher
-    if matcher is not None and matcher.error is not None:
-        return f"its constraint cannot go on: {matcher.error}"
-    return f"at step {len(row.tokens)} every token that its constraint allows is impossible or forbidden otherwise"
 
 
 def _draw_rows(

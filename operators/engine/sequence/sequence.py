@@ -9,8 +9,9 @@ from enum import Enum, StrEnum
 import numpy as np
 
 from operators.engine.backend.interface import TokenIds
+from operators.engine.sampling.logit_edits import is_forbidden
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.row_state import SamplingState
+from operators.engine.sampling.row_state import SamplingState, no_token
 from operators.engine.sequence.placement import NodeQueue, Placement, Slot
 from operators.settings.runtime import KERNEL_TOKENS
 
@@ -179,6 +180,7 @@ class Sequence:
             self.finish_reason = FinishReason.STOP
             if token not in self.params.kept_stop_ids:
                 self.dropped = 1
+                self._note_fit()
                 return
         self.tokens.append(token)
         if self.sampling.scored is not None:
@@ -193,11 +195,14 @@ class Sequence:
         if self.stops is not None and self.stops.feed(token):
             self.finish_reason = FinishReason.STOP_STRING
         elif matcher is not None and matcher.ended:
-            self.finish_reason = FinishReason.STOP
+            if len(self.tokens) < self.params.min_tokens:
+                self.error = no_token(self)
+            else:
+                self.finish_reason = FinishReason.STOP
         elif self.finish_reason is None and len(self.tokens) >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
-        if matcher is not None and self.finish_reason is not None:
-            self.fits = matcher.complete
+        if self.finish_reason is not None:
+            self._note_fit()
 
     def skip(self) -> bool:
         """Append the forced tokens, to be computed before the next one is drawn.
@@ -213,6 +218,9 @@ class Sequence:
             return False
         forced = matcher.forced()[: KERNEL_TOKENS - 1 - self.to_compute]
         for token in forced:
+            if is_forbidden(self, token):
+                self.error = no_token(self)
+                return True
             self.append(token)
             matcher.costs.forced += 1
             if self._has_ended():
@@ -226,6 +234,10 @@ class Sequence:
         if (matcher := self.sampling.matcher) is not None:
             for token in self.tokens:
                 matcher.take(token)
+            self._note_fit()
+
+    def _note_fit(self) -> None:
+        if (matcher := self.sampling.matcher) is not None:
             self.fits = matcher.complete
 
     def _has_ended(self) -> bool:

@@ -206,6 +206,38 @@ def test_a_row_for_which_no_token_is_left_says_so():
     assert re.match("at step 0 every token that its constraint allows is .*forbidden", row.error)
 
 
+def test_an_end_token_ends_no_text_that_is_not_complete():
+    (cut, whole) = sequences(prompts(2), params({"regex": "ab*"}), max_tokens=9)
+    whole.append(ord("a"))
+    for row in (cut, whole):
+        row.append(END_ID)
+        assert row.finish_reason is FinishReason.STOP
+    assert (cut.fits, whole.fits) == (False, True)
+
+
+BANS: dict[str, dict[str, Any]] = {
+    "bad_word": {"bad_words": ((ord("e"),),)},
+    "long_bad_word": {"bad_words": (tuple(b"le"),)},
+    "bias": {"logit_bias": ((ord("y"), -np.inf),)},
+    "end": {"min_tokens": 12, "end_ids": frozenset({ord("c")})},
+    "least": {"min_tokens": 12},
+    "nothing": {"min_tokens": 11},
+}
+
+
+@pytest.mark.parametrize("ban", BANS)
+@pytest.mark.parametrize("structured", [{"choices": ["celery pear"]}, {"regex": "celery pear"}], ids=str)
+def test_bans_hold_for_forced_tokens_as_for_drawn_ones(structured, ban):
+    ends = []
+    for skip in (True, False):
+        (row,) = sequences(prompts(1), params({**structured, "skip_forced": skip}, **BANS[ban]), max_tokens=20)
+        Bench(shape(2)).run([row])
+        ends.append((row.tokens, row.error, row.finish_reason))
+    assert ends[0] == ends[1]
+    assert (ends[0][1] is None) == (ban == "nothing")
+    assert ban == "nothing" or "forbidden" in str(ends[0][1])
+
+
 # --- every completed row of any schema validates
 
 NAMES = st.sampled_from(["a", "name", 'odd "key"', "ü", "x/y~z"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,3 +69,31 @@ def test_forced_tokens_save_calls(model):
         steps[skip] = COUNTS["steps"]
         assert all(valid(SCHEMA, json.loads(text_of(model, made))) for made in tokens.values())
     assert steps[True] < steps[False] / 2
+
+
+NAMED: list[Callable[[str], dict[str, Any]]] = [
+    lambda text: {"choices": [text]},
+    lambda text: {"regex": re.escape(text)},
+    lambda text: {"grammar": f"start: {json.dumps(text)}"},
+    lambda text: {"grammar": f"root ::= {json.dumps(text)}"},
+    lambda text: {"json_schema": {"const": text}},
+    lambda text: {
+        "json_schema": {"properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
+    },
+]
+
+
+def test_the_name_of_a_control_token_is_written_in_ordinary_ones(model):
+    """llguidance asks for the tokens of bytes that are forced, and allows no others."""
+    names = [name for token in range(model.n_vocab) if (name := model.special_text(token)) is not None]
+    assert len(names) > 1
+    compiler = Compiler(model)
+    for wanted in (f"ok {name} x" for name in names):
+        for structured in NAMED:
+            form = form_of(StructuredSettings(**structured(wanted)))
+            assert form is not None
+            matcher, tokens = compiler.constraint(form, skip_forced=True).matcher(), list[int]()
+            while not matcher.ended:
+                tokens.append(int(matcher.allowed().argmax()))
+                matcher.take(tokens[-1])
+            assert wanted in text_of(model, tokens)
