@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from operators.constraints.tool_schemas import Schema, schema_of_argument, whole
 from operators.engine.backend.interface import Model
 from operators.engine.sequence import Sequence
 from operators.generation.reasoning import Reasoning, drawn, end_of_reasoning
 from operators.generation.requests import batch_row
-from operators.generation.tools import CHOICE, NONE, Tools, checks_of
+from operators.generation.tools import AUTO, CHOICE, NONE, REQUIRED, Tools, checks_of
 from operators.prompts.messages import NoPrompt
-from operators.prompts.tool_formats import parse_calls
-from operators.prompts.tool_readers import BrokenCall
-from operators.rows.json_schema import Validate
+from operators.prompts.tool_formats import ToolFormat, parse_calls
+from operators.prompts.tool_readers import BrokenCall, ToolCall
+from operators.rows.json_schema import Validate, validator
 from pipeline.api.errors import ConfigError
 
 TOOL_CALLS = (
@@ -26,6 +27,7 @@ TOOL_CALLS = (
     pa.field("tool_error", pa.string()),
 )
 _MOST_SCHEMAS = 256
+_MOST_ARGUMENTS = 4096
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """How chat templates write these, and so models."""
 
@@ -74,36 +76,9 @@ class ToolReader:
             tools = self._of_job
             if tools is None and self._tools.column is not None:
                 tools = json.dumps(self._tools.of_row(value(self._tools.column)))
-            return self._answer(text.decode("utf-8", "replace"), tools or "[]")
+            return answer_of(self._tools.form, text.decode("utf-8", "replace"), tools or "[]", choice)
         except NoPrompt as error:
             return Answer(error=str(error))
-
-    def _answer(self, text: str, tools: str) -> Answer:
-        if tools == "[]":
-            return Answer()
-        try:
-            found = parse_calls(self._tools.form, text)
-            if not found.calls:
-                return Answer()
-            checks = checks_of(tools)
-            calls = [self._call(call.name, call.arguments, checks, tools) for call in found.calls]
-        except (BrokenCall, ConfigError) as error:
-            return Answer(error=str(error))
-        return Answer(found.content, calls)
-
-    def _call(self, name: str, arguments: dict[str, Any], checks: Mapping[str, Validate], tools: str) -> dict[str, str]:
-        if name not in checks:
-            raise BrokenCall(f"'{name}' is called, and the tools are {', '.join(checks)}")
-        if self._tools.form.arguments == "tags":
-            arguments = _typed(arguments, _schema(name, tools))
-        if (breach := checks[name](arguments)) is not None:
-            raise BrokenCall(f"the arguments of {name}: {breach}")
-        try:
-            written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-            (name + written).encode()
-        except ValueError as error:  # a number beyond a double, half a character
-            raise BrokenCall(f"the arguments of {name} cannot be written as JSON: {error}") from error
-        return {"name": name, "arguments": written}
 
     def _bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a control token those of its name."""
@@ -114,19 +89,66 @@ class ToolReader:
         return self._known[token]
 
 
+def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> Answer:
+    """Return the calls in the text of an answer.
+
+    Args:
+        form: the format of the calls.
+        tools: those of the row, as JSON.
+        choice: its `sampling.tools`; a call that was to be forced and is not there is an error.
+    """
+    if tools == "[]":
+        return Answer()
+    try:
+        found = parse_calls(form, text)
+        checks = checks_of(tools) if found.calls else {}
+        calls = [_checked(form, call, checks, tools) for call in found.calls]
+        if choice != AUTO and not calls:
+            raise BrokenCall(f"sampling.tools={choice} forces a call, and the text has none")
+        if other := next((call["name"] for call in calls if choice not in (AUTO, REQUIRED, call["name"])), None):
+            raise BrokenCall(f"'{other}' is called, and sampling.tools={choice}")
+    except (BrokenCall, ConfigError) as error:
+        return Answer(error=str(error))
+    return Answer(found.content, calls) if calls else Answer()
+
+
+def _checked(form: ToolFormat, call: ToolCall, checks: Mapping[str, Validate], tools: str) -> dict[str, str]:
+    """Return a call with its arguments as JSON. Raises BrokenCall if they do not keep the tool's schema."""
+    name, arguments = call.name, call.arguments
+    if name not in checks:
+        raise BrokenCall(f"'{name}' is called, and the tools are {', '.join(checks)}")
+    if form.arguments == "tags":
+        arguments = _typed(name, arguments, tools)
+    if (breach := checks[name](arguments)) is not None:
+        raise BrokenCall(f"the arguments of {name}: {breach}")
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()
+    except ValueError as error:  # a number beyond a double, half a character
+        raise BrokenCall(f"the arguments of {name} cannot be written as JSON: {error}") from error
+    return {"name": name, "arguments": written}
+
+
 @functools.lru_cache(_MOST_SCHEMAS)
-def _schema(name: str, tools: str) -> Mapping[str, Any]:
+def _whole(name: str, tools: str) -> Schema:
     found = next(tool["function"] for tool in json.loads(tools) if tool["function"]["name"] == name)
-    return found.get("parameters") or {}
+    return whole(found.get("parameters") or {}, closed=False)
 
 
-def _typed(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that were written without quotes, with the types of their schema: what is no text is JSON."""
-    kinds = {key: part.get("type") for key, part in schema.get("properties", {}).items() if isinstance(part, dict)}
-    made = {}
+@functools.lru_cache(_MOST_ARGUMENTS)
+def _accepts(name: str, argument: str, tools: str) -> Validate:
+    return validator(schema_of_argument(_whole(name, tools), argument), f"the argument {argument} of {name}")
+
+
+def _typed(name: str, arguments: dict[str, Any], tools: str) -> dict[str, Any]:
+    """Return arguments that were written without quotes: what is JSON of a value that is no text and fits the schema of
+    the argument is that value, all else a text."""
+    made: dict[str, Any] = {}
     for key, text in arguments.items():
         made[key] = text
-        if kinds.get(key) not in ("string", None):
-            with suppress(ValueError, RecursionError):  # the schema says what is wrong with it
-                made[key] = json.loads(_PYTHON.get(text, text))
+        with suppress(ValueError, RecursionError):
+            value = json.loads(_PYTHON.get(text.strip(), text))
+            accepts = _accepts(name, key, tools)
+            if not isinstance(value, str) and (accepts(value) is None or accepts(text) is not None):
+                made[key] = value  # if neither fits, the value says best what is wrong with it
     return made

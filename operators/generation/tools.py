@@ -121,6 +121,7 @@ class Tools:
         if not tools:
             raise ConfigError(f"sampling.tools={choice} forces a call, and the row has no tools")
         self.check_choice(choice, tools)
+        checks_of(json.dumps(tools))
         try:
             from operators.constraints.tool_shapes import tool_shape
         except ImportError as error:

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 _NAME = re.compile(r"[\w.-]+")
-_PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|None")
+_PLAIN = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|None")
 """Gemma's plain values. Its template writes a null as None."""
 _KEY = re.compile(r"[^:,{}\[\]]+")
+_TAG_NAME = re.compile(r"[^<>\n]*>")
+_TAG_END = re.compile(r"</parameter>|(?=<parameter=|</function>)")
+"""Ends an argument between tags. Some models leave its closing tag out, so the next tag ends it, too."""
+_NEXT_CALL = re.compile(r"\s*(?:[;,]\s*)?(?:<\|python_tag\|>\s*)?(?=\{)")
 
 
 class BrokenCall(ValueError):
@@ -77,10 +81,19 @@ def _call(value: Any) -> ToolCall:
     """Return the call in a JSON object with `name` and `arguments` or `parameters`."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BrokenCall("a call is no object with a name")
-    return ToolCall(value["name"], _object(value.get("arguments", value.get("parameters"))))
+    given = value.get("arguments")
+    return ToolCall(value["name"], _object(value.get("parameters") if given is None else given))
 
 
 def _object(value: Any) -> dict[str, Any]:
+    """Return the arguments that a value holds: an object or its JSON text; null and a blank text are none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, parse_constant=_refuse) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise BrokenCall(f"the arguments of a call are a text that is no JSON: {error}") from error
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise BrokenCall("the arguments of a call are no object")
     return value
@@ -94,14 +107,34 @@ def read_hermes(text: str, at: int) -> tuple[list[ToolCall], int]:
 
 def read_tags(text: str, at: int) -> tuple[list[ToolCall], int]:
     at = _expect(text, at, "<function=")
-    name, at = _until(text, at, ">")
+    name, at = _tag_name(text, at)
     arguments: dict[str, Any] = {}
     while not text.startswith("</function>", at := _skip(text, at)):
-        at = _expect(text, at, "<parameter=")
-        key, at = _until(text, at, ">")
-        value, at = _until(text, at, "</parameter>")
-        arguments[key] = value.removeprefix("\n").removesuffix("\n")
+        key, at = _tag_name(text, _expect(text, at, "<parameter="))
+        arguments[key], at = _tag_value(text, at)
     return [ToolCall(name, arguments)], _expect(text, at + len("</function>"), "</tool_call>")
+
+
+def _tag_name(text: str, at: int) -> tuple[str, int]:
+    """Return the name in a tag and the position behind the tag, which is in one line."""
+    found = _TAG_NAME.match(text, at)
+    if found is None:
+        cut = "<" not in text[at:] and "\n" not in text[at:]
+        raise BrokenCall("the text ends within a call" if cut else f"{text[at : at + 20]!r} is no name in a tag")
+    return found[0][:-1], found.end()
+
+
+def _tag_value(text: str, at: int) -> tuple[str, int]:
+    """Return the text of an argument between tags, and the position behind it. Tags in JSON are part of it."""
+    try:
+        _, begin = _json(text, at)
+    except BrokenCall:
+        begin = at
+    end = _TAG_END.match(text, _skip(text, begin)) if begin > at else None
+    end = end or _TAG_END.search(text, at)
+    if end is None:
+        raise BrokenCall("the text ends within a call")
+    return text[at : end.start()].removeprefix("\n").removesuffix("\n"), end.end()
 
 
 def _until(text: str, at: int, end: str) -> tuple[str, int]:
@@ -117,13 +150,13 @@ def read_llama3(text: str, at: int) -> tuple[list[ToolCall], int]:
     while True:
         value, at = _json(text, at)
         is_call = isinstance(value, dict) and isinstance(value.get("name"), str)
-        if not calls and not text.lstrip().startswith("<") and not (is_call and {"parameters", "arguments"} & {*value}):
+        whole = is_call and ({"parameters", "arguments"} & {*value} or {*value} <= {"name", "type"})
+        if not calls and not text.lstrip().startswith("<") and not whole:
             raise NoCall("a JSON object that is an answer")
         calls.append(_call(value))
-        at = _skip(text, at)
-        if not text.startswith(";", at):
-            return calls, at
-        at += 1
+        if (following := _NEXT_CALL.match(text, at)) is None:
+            return calls, _skip(text, at)
+        at = following.end()
 
 
 def read_mistral(text: str, at: int) -> tuple[list[ToolCall], int]:
@@ -152,7 +185,10 @@ def read_harmony(text: str, at: int) -> tuple[list[ToolCall], int]:
     header = _HARMONY_HEADER.match(text, at)
     if header is None:
         raise BrokenCall("a call has no <|message|>")
-    arguments, at = _json(text, header.end())
+    at = header.end()
+    if text.startswith("<|call|>", _skip(text, at)):
+        return [ToolCall(header["name"], {})], _skip(text, at) + 8
+    arguments, at = _json(text, at)
     behind = _skip(text, at)
     return [ToolCall(header["name"], _object(arguments))], behind + 8 if text.startswith("<|call|>", behind) else at
 
@@ -172,7 +208,7 @@ def braces(quote: str, closing: str) -> Read:
         if plain is None or plain.end() == len(text):
             cut = plain is not None or len(text) - at < len(quote)
             raise BrokenCall("the text ends within a call" if cut else f"{text[at : at + 20]!r} is no value")
-        return None if plain[0] == "None" else json.loads(plain[0]), plain.end()
+        return None if plain[0] == "None" else _json(plain[0], 0)[0], plain.end()
 
     def mapping(text: str, at: int) -> tuple[dict[str, Any], int]:
         made: dict[str, Any] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from operators.prompts.tool_formats import FORMATS, Found, format_in, parse_calls
@@ -12,6 +14,7 @@ CITY = {"city": 'Zürich, "old" {town}', "days": 2}
 JSON = '{"city": "Zürich, \\"old\\" {town}", "days": 2}'
 WEATHER = ToolCall("get_weather", CITY)
 SUM = ToolCall("math.add", {"numbers": [1, -2.5e3, None, True], "how": {"exact": False, "note": ""}})
+NOW = ToolCall("now", {})
 SUM_JSON = '{"numbers": [1, -2.5e3, null, true], "how": {"exact": false, "note": ""}}'
 
 WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
@@ -35,7 +38,19 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
         "Now:\n",
         [ToolCall("get_weather", {"city": "Ulm\n<old>", "days": "2"})],
     ),
-    ("tags", "<tool_call><function=now></function></tool_call>", "", [ToolCall("now", {})]),
+    ("tags", "<tool_call><function=now></function></tool_call>", "", [NOW]),
+    (
+        "tags",
+        "<tool_call><function=f><parameter=a>\nRome\n<parameter=b>\n</parameter>\n<parameter=c>\n3\n</function></tool_call>",
+        "",
+        [ToolCall("f", {"a": "Rome", "b": "", "c": "3"})],
+    ),
+    (
+        "tags",
+        '<tool_call><function=f><parameter=a>["</parameter>", "<parameter=b>"]</parameter></function></tool_call>',
+        "",
+        [ToolCall("f", {"a": '["</parameter>", "<parameter=b>"]'})],
+    ),
     ("llama3", f'{{"name": "get_weather", "parameters": {JSON}}}', "", [WEATHER]),
     ("llama3", f'<|python_tag|>{{"type": "function", "name": "math.add", "parameters": {SUM_JSON}}}', "", [SUM]),
     (
@@ -44,6 +59,14 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
         "",
         [WEATHER, SUM],
     ),
+    (
+        "llama3",
+        f'{{"name": "get_weather", "parameters": {JSON}}}\n{{"name": "math.add", "parameters": {SUM_JSON}}}\n'
+        '<|python_tag|>{"name": "now"}',
+        "",
+        [WEATHER, SUM, NOW],
+    ),
+    ("llama3", '{"type": "function", "name": "now"}', "", [NOW]),
     (
         "mistral",
         f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {JSON}}}, {{"arguments": {SUM_JSON}, "name": "math.add",'
@@ -83,7 +106,7 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
         'Well.<|tool_call>call:math.add{numbers:[1,-2.5e3,null,true], how:{exact:false,note:<|"|><|"|>}}<tool_call|>'
         "<|tool_call>call:now{}<tool_call|>",
         "Well.",
-        [SUM, ToolCall("now", {})],
+        [SUM, NOW],
     ),
     (
         "function_gemma",
@@ -118,6 +141,33 @@ def test_cut_at_every_character_no_call_is_found_that_is_not_there(name, text, c
             assert found.content == part
 
 
+NO_ARGUMENTS = ["null", '""', '" "', "{}", '"{}"', '"null"']
+JSON_CALLS = {
+    "hermes": '<tool_call>{{"name": "f", "arguments": {}}}</tool_call>',
+    "llama3": '{{"name": "f", "parameters": {}}}',
+    "mistral": '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]',
+    "mistral_args": "[TOOL_CALLS]f[ARGS]{}",
+    "harmony": "<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+}
+
+
+@pytest.mark.parametrize("name", JSON_CALLS)
+def test_arguments_are_an_object_or_its_text_or_none(name):
+    """OpenAI's own shape has them as text; many models leave out what is empty."""
+    shape, form = JSON_CALLS[name], FORMATS[name]
+    for written in NO_ARGUMENTS:
+        assert parse_calls(form, shape.format(written)).calls == [ToolCall("f", {})], written
+    big = {"n": 12345678901234567890, "s": "é"}
+    for written in (json.dumps(big), json.dumps(json.dumps(big))):
+        assert parse_calls(form, shape.format(written)).calls == [ToolCall("f", big)]
+    for written in ("0", "false", "[]", '"x"', '"[]"', '"{} {}"', '"{"', "[null]"):
+        with pytest.raises(BrokenCall, match="arguments of a call"):
+            parse_calls(form, shape.format(written))
+    bare = shape.replace('"parameters": {}', '"type": "function"').replace(', "arguments": {}', "").replace("{}", "")
+    if name != "mistral_args":  # whose text would end where arguments begin
+        assert parse_calls(form, bare.format()).calls == [ToolCall("f", {})]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "text",
@@ -134,16 +184,20 @@ def test_text_that_is_no_call_stays_text(name, text):
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}} and so on', "'and so on' comes where"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>', "no JSON"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN is no number"),
-        ("hermes", '<tool_call>{"name": "f"}</tool_call>', "are no object"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "no object with a name"),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "no JSON"),
         ("tags", "<tool_call>f()</tool_call>", "where a call has '<function='"),
+        ("tags", "<tool_call><function=f><parameter=a\nRome</parameter></function></tool_call>", "is no name in a tag"),
+        ("tags", "<tool_call><function=f\n<parameter=a>", "is no name in a tag"),
+        ("tags", "<tool_call><function=f><parameter=a>Rome</tool_call>", "ends within a call"),
         ("llama3", '<|python_tag|>print("hello")', "no JSON"),
         ("llama3", '{"name": "get_wea', "ends within a call"),
         ("mistral", "[TOOL_CALLS]", "has no name"),
         ("mistral_args", '[TOOL_CALLS]f{"a": 1}', "where a call has '[ARGS]'"),
         ("harmony", "<|channel|>commentary to=functions.f", "has no <|message|>"),
         ("gemma", "<|tool_call>call:f{a:b}<tool_call|>", "'b}<tool_call|>' is no value"),
+        ("gemma", "<|tool_call>call:f{a:01}<tool_call|>", "where a call has ','"),
+        ("gemma", "<|tool_call>call:f{a:" + "9" * 5000 + "}<tool_call|>", "no JSON"),
         ("gemma", "<|tool_call>call:f" + "{a:" * 100_000, "nested too deeply"),
         ("function_gemma", "<start_function_call>call:f{a 1}<end_function_call>", "where a call has ':'"),
     ],
