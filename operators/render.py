@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from operators.endpoint.render import EndpointRender
 from operators.engine.backend.loading import load_model
-from operators.prompts.conversations import USER, Messages
+from operators.prompts.chat import Chat, prints, proofs
+from operators.prompts.conversations import SYSTEM, USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.reasoning import KNOWN
 from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
 from operators.prompts.special_tokens import SpecialTokens
-from operators.prompts.template import Template, probe
-from operators.prompts.template_process import TemplateProcess, shared_process
+from operators.prompts.template import probe
+from operators.prompts.template_process import shared_process
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
@@ -25,6 +27,10 @@ BYPASSED = (
     " keep them use data.prompt_template (or messages, or a step) instead; for a base model all is well"
 )
 UNREAD = "the chat template does not read %s, which changes nothing then; it reads %s"
+DROPPED = (
+    "the chat template prints no %s%s: %s. `python -m pipeline prompt` shows what the model is given; name another one"
+    " with model.chat_template="
+)
 _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
@@ -97,23 +103,29 @@ class Render(Rendering):
         self._bos = model.bos_token if model.add_bos else ""
         self._special_tokens = model.special_tokens if self._model.special_tokens_in_text == TEXT else _NONE
         self._but_tags = self._special_tokens.without(TAGS)
-        self._unproved = self._chat if isinstance(self._chat, Template) else None
+        self._chat: Chat | None = None
         if self._row_template is not None:
-            self._unproved = None
-            if (self._chat or model.chat_template) is not None:
+            if (self._unproved or model.chat_template) is not None:
                 runtime.log.warning(BYPASSED, runtime.node, "template" if self._file is None else "template_file")
+            self._unproved = None
             return
-        if self._chat is None and model.chat_template is not None:
-            self._chat = shared_process(runtime, model.chat_template, self._model.date_given, self._proof())
+        if self._unproved is not None:
+            self._chat = Chat(self._unproved)
+        elif model.chat_template is not None:
+            self._chat = Chat(shared_process(runtime, model.chat_template, self._model.date_given, self._proof()))
+            self._chat.prove(self._proof())
         if self._chat is None and self._raw_column is None:
             self._check_no_chat_is_needed()
             runtime.log.info("the model has no chat template: the prompt is given to it as it is")
         self._read = set() if self._chat is None else set(self._chat.named)
+        self._proved: set[tuple[str, bool]] = set()
         self._log = runtime.log
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self._unproved is not None:  # not in `open`: here the watchdog can end a template that loops forever
+            assert self._chat is not None
             probe(self._unproved, self._proof())
+            self._chat.prove(self._proof())
             self._unproved = None
         yield from super().process(batch)
 
@@ -152,13 +164,14 @@ class Render(Rendering):
         if unread := given.keys() - self._read:
             self._read |= unread
             self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
-        text = yield from self._with_chat(messages, given)
+        yield from self._prove(messages, given)
+        text = yield from self._rendered(messages, given)
         for answers in (self._special_tokens, self._but_tags):
             marked = self._marked(messages, given, answers)
             if marked is None:
                 return Prompt(text)
             try:
-                marked_text = yield from self._with_chat(*marked)
+                marked_text = yield from self._rendered(*marked)
             except Exception:  # an expression of the template may raise anything
                 continue
             if (literals := self._special_tokens.places(text, marked_text)) is not None:
@@ -175,7 +188,21 @@ class Render(Rendering):
             )
         return str(self._conversations.of(row)[0]["content"])
 
-    def _with_chat(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
+    def _prove(self, messages: Messages, given: Mapping[str, Any]) -> Generator[dict[str, Any], str, None]:
+        """Say once of each kind of message that a row has, and of its tools, that the chat template drops it."""
+        tools = given.get("tools") if self._chat is not None and "tools" in self._chat.named else None
+        for what, conversation, beside in proofs(messages, tools):
+            if (kind := (what, bool(beside))) in self._proved:
+                continue
+            self._proved.add(kind)
+            with suppress(Exception):  # what it raises for the row is the reason of its reject
+                if not prints((yield from self._rendered(conversation, {**given, **beside}))):
+                    system = what == f"{SYSTEM} message" and self._model.system is not None
+                    lost = "model.system changes nothing" if system else "what the rows have of it is lost"
+                    where = " where there are tools" if beside and what != "tools" else ""
+                    self._log.warning(DROPPED, what, where, lost)
+
+    def _rendered(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
         try:
             return (yield from self._chat_text(messages, {"tools": None, "documents": None, **given}))
         except TypeError:  # it loops over tools that are None, or appends the arguments of a call to a text
@@ -225,7 +252,7 @@ class Render(Rendering):
             )
 
 
-def in_turns(prompts: Sequence[Prompts], chat: Template | TemplateProcess | None) -> list[Prompt | Exception]:
+def in_turns(prompts: Sequence[Prompts], chat: Chat | None) -> list[Prompt | Exception]:
     """Make `prompts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of one
     may be what making it raises."""
     made: dict[int, Prompt | Exception] = {}

@@ -23,6 +23,31 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which reasoning is found. The first is given to every template; gpt-oss reads the second."""
 
 
+class PartsText(str):
+    """The text of a content that came as parts, with these for a template that takes parts."""
+
+    parts: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, parts: list[dict[str, Any]]) -> PartsText:
+        made = cls(BETWEEN_PARTS.join(part["text"] for part in parts))
+        made.parts = parts
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # what takes texts needs no more
+
+
+def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with their contents as parts: those they came as, or one for a text."""
+    return [
+        {**message, "content": getattr(text, "parts", [{"type": "text", "text": text}])}
+        if isinstance(text := message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
 class NoPrompt(ValueError):
     """A row has no prompt; the message says why."""
 
@@ -142,15 +167,13 @@ def _text(content: object, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise NoPrompt(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
-    return BETWEEN_PARTS.join(_part(part, where) for part in content if part is not None)
+    return PartsText.of([_part(part, where) for part in content if part is not None])
 
 
-def _part(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    found = part if isinstance(part, Mapping) else {}
+def _part(part: object, where: str) -> dict[str, Any]:
+    found = part if isinstance(part, Mapping) else {"text": part}
     text, kind = found.get("text"), found.get("type")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
-        return text
+        return {**found, "type": "text"}
     named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
     raise NoPrompt(f"{where} has a part {named}, and only text can be read; drop the part or the row")

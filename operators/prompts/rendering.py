@@ -22,7 +22,6 @@ from operators.prompts.conversations import (
 from operators.prompts.messages import NoPrompt
 from operators.prompts.special_tokens import HAS_NAMES
 from operators.prompts.template import Template, reason_of
-from operators.prompts.template_process import TemplateProcess
 from operators.rows.token_lists import PROMPT_LITERALS
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
@@ -52,8 +51,8 @@ class Rendering(BaseOperator):
         model, data, template, template_file, raw_column, messages, writes: see operators.render.Render.
     """
 
-    _chat: Template | TemplateProcess | None
-    """The chat template: a file of the user's, or after `open` the model's own."""
+    _unproved: Template | None
+    """The user's file with a chat template, until it has been proven."""
     _bos = ""
     """Taken off the beginning of a text, where the tokenizer puts it."""
 
@@ -85,7 +84,7 @@ class Rendering(BaseOperator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._row_template = self._user_template()
         path = self._model.chat_template
-        self._chat = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
+        self._unproved = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
         if self._row_template is not None:
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)

@@ -58,6 +58,7 @@ class TemplateProcess:
         cpu_s: float = CPU_S,
         memory_mib: int = MEMORY_MIB,
     ) -> None:
+        self.name = name
         self._first = (source, name, date, proof, cpu_s, memory_mib)
         self._limits = {
             -signal.SIGPROF: f"it takes more than {cpu_s:g} s",
