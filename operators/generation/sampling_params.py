@@ -134,7 +134,7 @@ class RowParams:
         bad_words = (ids for word in values["bad_words"] for ids in self._bad_word(word))
         converted = {
             "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
-            "bad_words": tuple(dict.fromkeys(bad_words)),
+            "bad_words": tuple(dict.fromkeys((*bad_words, *((token,) for token in self._model.suppressed_ids)))),
             "order": tuple(values["order"]),
             "stop_ids": own | self._tool_stops if values["ignore_eos"] else own | ends | self._tool_stops,
             "kept_stop_ids": own if values["keep_stop"] else frozenset(),

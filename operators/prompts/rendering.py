@@ -106,7 +106,7 @@ class Rendering(BaseOperator):
             if isinstance(text, Exception):
                 failed[i] = str(text) if isinstance(text, NoPrompt) else reason_of(text)
             else:
-                texts.append(text.removeprefix(self._bos))
+                texts.append(without_bos(text, self._bos))
         data = batch.data
         if failed:
             yield batch.reject(list(failed), list(failed.values()))
@@ -155,6 +155,12 @@ class Rendering(BaseOperator):
 
     def _chat_template(self, source: str, name: str) -> Template:
         return Template(source, name, strict=False, date=self._model.date_given)
+
+
+def without_bos(text: str, bos: str) -> str:
+    """Return `text` without the `bos` that it begins with, and without the white space before that."""
+    begun = text.lstrip()
+    return begun.removeprefix(bos) if bos and begun.startswith(bos) else text
 
 
 def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:

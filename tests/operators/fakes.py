@@ -10,7 +10,7 @@ from operators.settings import ModelSettings
 
 def load(settings: ModelSettings) -> Any:
     """A chat model that has a template and special tokens, and nothing else."""
-    defaults = {"chat_template": None, "bos_token": "<s>", "eos_token": "</s>", "add_bos": True}
+    defaults = {"chat_template": None, "tool_template": None, "bos_token": "<s>", "eos_token": "</s>", "add_bos": True}
     return SimpleNamespace(**(defaults | settings.options))
 
 
