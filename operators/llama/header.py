@@ -137,6 +137,9 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         n_embd = _number(model, f"{architecture}.embedding_length_out")
         if architecture in REFUSED:
             raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
+        n_ctx_train = _number(model, f"{architecture}.context_length")
+        if n_ctx_train == 0:
+            raise InputError(f"{path} says a context of 0 tokens ({architecture}.context_length); convert it again")
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
@@ -144,7 +147,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         return Header(
             architecture,
             _number(model, "general.file_type"),
-            _number(model, f"{architecture}.context_length"),
+            n_ctx_train,
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
             _kv_values(model, architecture) if encoder is None else None,
