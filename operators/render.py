@@ -15,7 +15,7 @@ from operators.prompts.reasoning import KNOWN
 from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
 from operators.prompts.special_tokens import SpecialTokens
 from operators.prompts.template import probe
-from operators.prompts.template_process import shared_process
+from operators.prompts.template_process import TemplateProcess, shared_process
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
@@ -63,7 +63,10 @@ class Render(Rendering):
     The chat template also gets `model.template_kwargs`, `data.tools` and their columns; a key that it does not read is
     told once in the log. `data.continue_final_message` leaves the assistant's last message open.
 
-    A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off.
+    Where the model's file has a chat template of the name `tool_use`, too, rows with tools are rendered by that one.
+
+    A BOS never comes twice: where the tokenizer puts one first (`add_bos`), that of the text is taken off, with the
+    white space before it.
 
     With `model=endpoint` the server has the chat template: `prompt_text` is the list of messages as JSON, or with
     `model.api=completions` a text.
@@ -112,7 +115,8 @@ class Render(Rendering):
         if self._unproved is not None:
             self._chat = Chat(self._unproved)
         elif model.chat_template is not None:
-            self._chat = Chat(shared_process(runtime, model.chat_template, self._model.date_given, self._proof()))
+            processes = (self._process(runtime, each) for each in (model.chat_template, model.tool_template) if each)
+            self._chat = Chat(*processes)
             self._chat.prove(self._proof())
         if self._chat is None and self._raw_column is None:
             self._check_no_chat_is_needed()
@@ -128,6 +132,9 @@ class Render(Rendering):
             self._chat.prove(self._proof())
             self._unproved = None
         yield from super().process(batch)
+
+    def _process(self, runtime: Runtime, template: str) -> TemplateProcess:
+        return shared_process(runtime, template, self._model.date_given, self._proof())
 
     def _proof(self) -> dict[str, Any]:
         """Return the values of a conversation of one word, which every chat template must render."""

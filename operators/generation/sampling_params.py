@@ -131,12 +131,13 @@ class RowParams:
 
     def _drawing(self, values: Mapping[str, Any], tools: Any = None) -> Drawing:
         """Convert checked values, which are named as in SamplingSettings. `tools`: the row's value of their column."""
-        own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"])
+        named = (self._named(stop) for stop in values["stop"])
+        own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"]).union(*named)
         ends = self._model.end_ids
         bad_words = (ids for word in values["bad_words"] for ids in self._bad_word(word))
         converted = {
             "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
-            "bad_words": tuple(dict.fromkeys(bad_words)),
+            "bad_words": tuple(dict.fromkeys((*bad_words, *((token,) for token in self._model.suppressed_ids)))),
             "order": tuple(values["order"]),
             "stop_ids": own | self._tool_stops if values["ignore_eos"] else own | ends | self._tool_stops,
             "kept_stop_ids": own if values["keep_stop"] else frozenset(),
@@ -163,6 +164,19 @@ class RowParams:
         choice = values["tools"] or self._tools.choice
         self._tools.check_beside(choice, values)
         return self._tools.shape(choice, self._tools.of_row(given), self._control)
+
+    def _named(self, stop: str) -> Iterable[int]:
+        """Return the control token whose name a stop string is, if it is one: the token has no text to be found."""
+        for token in token_ids(self._model, stop.encode()):
+            name = None if self._model.pieces()[token] else self._model.special_tokens.texts.get(token)
+            if name == stop:
+                return (token,)
+            if name and name in stop:
+                raise ConfigError(
+                    f"sampling.stop has {stop!r}, and {name} is a control token of the model, which has no text beside"
+                    f" others; give sampling.stop=['{name}'] or sampling.stop_token_ids=[{token}]"
+                )
+        return ()
 
     def _control(self, text: str) -> int | None:
         """Return the id of the control token with this name; None if it is none."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.loading import identity, load_model
+from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.generation.completions import Completions, completion_fields, with_completion
+from operators.generation.model_sampling import taken
 from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.sampling_params import structured_form
@@ -124,5 +125,7 @@ class GenerateSetup(BaseOperator):
             whole=not self._sampling.structured.after_reasoning,
             reader=reader,
         )
+        if (asked := taken(inspect_model(self._model_settings).sampling, self._sampling)) is not None:
+            runtime.log.info("%s: %s", runtime.node, asked)
         if (warning := self._requests.too_short()) is not None:
             runtime.log.warning("%s: %s", runtime.node, warning)

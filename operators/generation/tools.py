@@ -60,7 +60,7 @@ class Tools:
             raise ConfigError(f"sampling.tools={asked or 'a column'} needs tools; give data.tools or data.tools_column")
         if asked == NONE and not by_row:
             return None
-        form = format_in(template_of(model)) if model.tool_format is None else FORMATS[model.tool_format]
+        form = format_in(template_of(model, tools=True)) if model.tool_format is None else FORMATS[model.tool_format]
         if form is None:
             if asked in (None, NONE):
                 return None

@@ -36,6 +36,14 @@ NEEDED: Mapping[bytes, tuple[int, int | None]] = {
     b"tokenizer.ggml.token_type": (ARRAY, INT32),
 }
 """Keys that llama.cpp takes to be of this type, and of this type of items, without looking."""
+TYPE, ADAPTER = b"general.type", b"adapter.type"
+OTHER_TYPES: Mapping[bytes, str] = {
+    b"adapter": "is a LoRA adapter (general.type=adapter), which changes a model: merge it into its model with"
+    " llama.cpp's llama-export-lora, and give that file",
+    b"mmproj": "is the part of a model that reads images or sounds (general.type=mmproj); give the file of the model",
+    b"imatrix": "is an importance matrix (general.type=imatrix); give the file of the model that was made with it",
+}
+"""Files that are no models."""
 ONE_A_TOKEN = (b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type")
 _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQQ")
 
@@ -54,7 +62,7 @@ def check_gguf(path: Path) -> Contents:
     """Check that everything which the header of the file claims is in the file; return what it has.
 
     Raises:
-        InputError: it is cut off, damaged, or of a version that llama.cpp does not read.
+        InputError: it is cut off, damaged, of a version that llama.cpp does not read, or no model.
     """
     if path.stat().st_size < HEADER_BYTES:
         raise InputError(f"{path} ends inside its header; it was not copied or fetched whole")
@@ -123,7 +131,11 @@ class _Walk:
             if alignment < 8 or alignment & (alignment - 1):
                 raise self._damaged(f"general.alignment is {alignment}, which is no power of two from 8 up")
         else:
+            start = self._at + _U64.size
             self._value(kind)
+            given = self._data[start : self._at] if kind == STRING and key == TYPE else b""
+            if other := OTHER_TYPES.get(b"adapter" if key == ADAPTER else given):
+                raise InputError(f"{self._path} {other}")
 
     def _key(self) -> bytes:
         length = self._number(_U64)

@@ -9,7 +9,8 @@ import ctypes
 import functools
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import llama_cpp
@@ -35,6 +36,9 @@ REFUSED = {
 }
 """Architectures that llama.cpp loads and that nothing here can run, and why; docs/models.md has the same."""
 HEAD_TENSORS = frozenset((b"cls.weight", b"cls.output.weight"))
+TOOL_USE = b"tool_use"
+"""The name of the chat template for conversations with tools, as transformers has it."""
+SAMPLING = "general.sampling."
 POOLING = {"1": "mean", "2": "cls", "3": "last"}
 """Of llama.cpp's LLAMA_POOLING_TYPE numbers those that make a vector."""
 _RECURRENT = ("ssm.state_size", "ssm.conv_kernel", "wkv.head_size", "shortconv.l_cache")
@@ -62,6 +66,10 @@ class Header:
     pooling: str | None = None
     template: str | None = None
     """Its chat template."""
+    tool_template: str | None = None
+    """The one that it has for conversations with tools."""
+    sampling: Mapping[str, str] = field(default_factory=dict)
+    """Its keys general.sampling.*, without this beginning."""
 
 
 def part_names(name: str) -> list[str]:
@@ -129,15 +137,17 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         n_embd = _number(model, f"{architecture}.embedding_length_out")
         if architecture in REFUSED:
             raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
+        n_ctx_train = _number(model, f"{architecture}.context_length")
+        if n_ctx_train == 0:
+            raise InputError(f"{path} says a context of 0 tokens ({architecture}.context_length); convert it again")
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
-        template = llama_cpp.llama_model_chat_template(model, None)
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
         labels = contents[0].arrays.get(f"{architecture}.classifier.output_labels".encode(), 1)
         return Header(
             architecture,
             _number(model, "general.file_type"),
-            _number(model, f"{architecture}.context_length"),
+            n_ctx_train,
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
             _kv_values(model, architecture) if encoder is None else None,
@@ -146,10 +156,18 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             encoder,
             labels if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),
-            template.decode("utf-8", "replace") if template else None,
+            template_in(model),
+            template_in(model, TOOL_USE),
+            {key.removeprefix(SAMPLING): _value(model, key) or "" for key in _keys(model) if key.startswith(SAMPLING)},
         )
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def template_in(model: ctypes.c_void_p, name: bytes | None = None) -> str | None:
+    """Return the chat template of that name, or the default one, of a loaded model; None if it has none."""
+    template = llama_cpp.llama_model_chat_template(model, name)
+    return template.decode("utf-8", "replace") if template else None
 
 
 def _encoder(architecture: str | None, causal: str | None) -> str | None:
@@ -182,6 +200,13 @@ def _value(model: ctypes.c_void_p, key: str) -> str | None:
     text = ctypes.create_string_buffer(256)
     count = llama_cpp.llama_model_meta_val_str(model, key.encode(), text, len(text))
     return text.value.decode("utf-8", "replace") if count >= 0 else None
+
+
+def _keys(model: ctypes.c_void_p) -> Iterator[str]:
+    text = ctypes.create_string_buffer(256)
+    for i in range(llama_cpp.llama_model_meta_count(model)):
+        llama_cpp.llama_model_meta_key_by_index(model, i, text, len(text))
+        yield text.value.decode("utf-8", "replace")
 
 
 def _number(model: ctypes.c_void_p, key: str) -> int | None:

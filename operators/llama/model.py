@@ -19,7 +19,7 @@ from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
-from operators.llama.header import Header, content_of, parts_of, read_header
+from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.pieces import Pieces
@@ -147,12 +147,15 @@ class LlamaModel:
         eos_id: int = llama_cpp.llama_vocab_eos(vocab)
         self.eos_token = self._text_of(eos_id)
         self.closing_ids = self._closing(vocab, eos_id)
-        template = llama_cpp.llama_model_chat_template(self._model, None)
-        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.chat_template = template_in(self._model)
+        self.tool_template = template_in(self._model, TOOL_USE)
         mask_id: int = llama_cpp.llama_vocab_mask(vocab)
         self.mask_id: int | None = mask_id if mask_id >= 0 else None
         is_end = llama_cpp.llama_vocab_is_eog
         self.end_ids = frozenset(i for i in range(self.n_vocab) if is_end(vocab, i))
+        count = ctypes.c_int32()
+        suppressed = llama_cpp.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
+        self.suppressed_ids = tuple(suppressed[: count.value]) if suppressed else ()
 
     def doubt(self, settings: EngineSettings) -> str | None:
         if not self.is_cpu:
@@ -269,9 +272,8 @@ class LlamaModel:
         eos_id: int = llama_cpp.llama_vocab_eos(vocab)
         ends = (sep_id if eos_id < 0 else eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
         separates = (sep_id,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
-        template = llama_cpp.llama_model_chat_template(model, b"rerank")
-        text = template.decode("utf-8", "replace") if template else None
-        return Head(tuple(names), header.architecture in HEADS_OF_PROBABILITIES, ends + separates, text)
+        is_probability = header.architecture in HEADS_OF_PROBABILITIES
+        return Head(tuple(names), is_probability, ends + separates, template_in(model, b"rerank"))
 
     def _tokenize_one(self, text: bytes, special: bool) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""
@@ -295,5 +297,7 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
-        functools.partial(tokens_of, parts_of(path)[0]),
+        tool_template=header.tool_template,
+        sampling=header.sampling,
+        tokens=functools.partial(tokens_of, parts_of(path)[0]),
     )

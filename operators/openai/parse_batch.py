@@ -97,7 +97,7 @@ class ParseBatch(BaseOperator):
         for field in (TEXT, LINE):
             require_column(schema, field.name, [field.type])
         self._n_embd = inspect_model(self._model).n_embd
-        self._template = template_of(self._model)
+        self._template = template_of(self._model, tools=True)
         self._schema = pa.schema([*self.fields, LINE, ROW, LINEAGE])
         return self._schema
 

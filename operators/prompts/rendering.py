@@ -139,11 +139,12 @@ class Rendering(BaseOperator):
         return Prompt(text)
 
     def _without_bos(self, prompt: Prompt) -> Prompt:
-        """Take off a BOS that a template wrote, since the tokenizer puts one first."""
-        if not self._bos or not prompt.text.startswith(self._bos) or 0 in prompt.literals:
+        """Take off a BOS that a template wrote, and the white space before it, since the tokenizer puts one first."""
+        begins = len(prompt.text) - len(prompt.text.lstrip())
+        if not self._bos or not prompt.text.startswith(self._bos, begins) or begins in prompt.literals:
             return prompt
-        cut = len(self._bos)
-        return Prompt(prompt.text[cut:], [place - cut for place in prompt.literals])
+        cut = begins + len(self._bos)
+        return prompt._replace(text=prompt.text[cut:], literals=[place - cut for place in prompt.literals])
 
     def _with_system(self, messages: Messages) -> Messages:
         """Put `model.system` before `messages` that have no system message."""

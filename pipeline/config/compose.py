@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
 from pipeline.api.removed import removed_variable
+from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
@@ -44,6 +45,7 @@ _SAME_RESULTS = (
 _FREE = tuple(f"{key}." for key in ("steps", "nodes", *FREE_FORM))
 """Settings below which `composed` takes new keys."""
 _FORMS = {"steps": "{name: {prompt: ...}}", "nodes": "{name: {inputs: ..., op: ...}}"}
+OF_MODEL = "operators.generation.model_sampling:of_model"
 _composing = threading.Lock()
 """Hydra keeps what it composes in globals."""
 NO_TARGET = "target.accepted_rows=null"
@@ -52,9 +54,11 @@ _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 
 
 def register() -> None:
-    """Register the schemas of all config groups and the resolver `project`, and make our modules importable."""
+    """Register the schemas of all config groups and the resolvers `project` and `of_model`, and make our modules
+    importable."""
     _store_schemas()
     OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
+    OmegaConf.register_new_resolver("of_model", _of_model, replace=True)
     StringNode._validate_and_convert_impl = _text  # type: ignore[method-assign]
     if str(PROJECT) not in sys.path:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
@@ -117,6 +121,10 @@ def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]
             return settings_of(config, datetime.now())
         except COMPOSITION_ERRORS as error:
             raise explain(error) from error
+
+
+def _of_model(key: str, default: Any, *, _root_: DictConfig) -> Any:
+    return load_object(OF_MODEL)(key, default, OmegaConf.to_object(_root_.model))
 
 
 def _text(self: StringNode, value: Any) -> str:

@@ -52,6 +52,8 @@ def explain(error: BaseException) -> ConfigError:
         return ConfigError(unknown_key(key[1]) + place)
     if key and f"not a subclass of {NodeSettings.__name__}" in text:
         return ConfigError(unknown_key(f"nodes.{key[1]}"))
+    if refused := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):
+        return ConfigError(refused[1])
     if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
         name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
         return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")

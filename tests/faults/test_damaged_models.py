@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -64,6 +65,10 @@ def array(item: int, count: int, values: bytes = b"") -> bytes:
     return struct.pack("<IQ", item, count) + values
 
 
+def of_type(name: bytes, value: bytes) -> bytes:
+    return header(keys=2) + key(b"general.architecture", STRING, text(b"llama")) + key(name, STRING, text(value))
+
+
 def of_tiny(change: Callable[[bytes], bytes]) -> bytes:
     return change(TINY.read_bytes())
 
@@ -110,6 +115,14 @@ FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "version 1": (lambda: header(version=1), "GGUF version 1"),
     "version 4": (lambda: header(version=4), "GGUF version 4"),
     "the other byte order": (lambda: header(version=3 << 24), "the other byte order"),
+    "a LoRA adapter": (lambda: of_type(b"general.type", b"adapter"), "is a LoRA adapter (general.type=adapter)"),
+    "an adapter of no type": (lambda: of_type(b"adapter.type", b"lora"), "is a LoRA adapter"),
+    "a projector": (lambda: of_type(b"general.type", b"mmproj"), "reads images or sounds (general.type=mmproj)"),
+    "an importance matrix": (lambda: of_type(b"general.type", b"imatrix"), "is an importance matrix"),
+    "a context of 0": (
+        lambda: of_tiny(lambda data: re.sub(rb"(\.context_length....)....", rb"\1\0\0\0\0", data, flags=re.DOTALL)),
+        "says a context of 0 tokens (",
+    ),
     "no keys": (lambda: header() + bytes(100), "could not be loaded"),
     "another architecture": (
         lambda: of_tiny(

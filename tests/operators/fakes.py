@@ -11,9 +11,9 @@ from operators.settings import ModelSettings
 
 def load(settings: ModelSettings) -> Any:
     """A chat model that has a template and special tokens, and nothing else."""
-    special_tokens = SpecialTokens([SpecialToken(1, "<s>"), SpecialToken(2, "</s>")])
-    defaults: dict[str, Any] = {"chat_template": None, "bos_token": "<s>", "eos_token": "</s>", "add_bos": True}
-    return SimpleNamespace(**(defaults | {"special_tokens": special_tokens} | settings.options))
+    defaults: dict[str, Any] = {"chat_template": None, "tool_template": None, "bos_token": "<s>", "eos_token": "</s>"}
+    defaults |= {"add_bos": True, "special_tokens": SpecialTokens([SpecialToken(1, "<s>"), SpecialToken(2, "</s>")])}
+    return SimpleNamespace(**(defaults | settings.options))
 
 
 def chat_model(chat_template: str | None = None, system: str | None = None, **options: Any) -> ModelSettings:

@@ -71,10 +71,14 @@ def test_chat_template_from_a_file_comes_before_the_models(tmp_path: Path) -> No
     assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(model, DataSettings())) == (["FILE x"], [])
 
 
-@pytest.mark.parametrize(("add_bos", "text"), [(True, "[user]hi[assistant]"), (False, "<s>[user]hi[assistant]")])
-def test_bos_is_never_there_twice(tmp_path: Path, add_bos: bool, text: str) -> None:
-    op = Render(chat_model("{{ bos_token }}" + TURNS, add_bos=add_bos), DataSettings())
-    assert render(tmp_path, [{"prompt": "hi"}], PROMPT, op) == ([text], [])
+@pytest.mark.parametrize("before", ["", "\n", " \t\r\n "])
+@pytest.mark.parametrize("bos", ["<s>", ""])
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_bos_is_never_there_twice(tmp_path: Path, add_bos: bool, bos: str, before: str) -> None:
+    template = f"{{{{ {before!r} }}}}{{{{ bos_token }}}}{TURNS}"
+    op = Render(chat_model(template, add_bos=add_bos, bos_token=bos), DataSettings())
+    kept = "" if add_bos and bos else before + bos
+    assert render(tmp_path, [{"prompt": "hi"}], PROMPT, op) == ([kept + "[user]hi[assistant]"], [])
 
 
 def test_base_model_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:

@@ -167,7 +167,9 @@ class FakeModel:
     bos_token = ""
     eos_token = ""
     chat_template: str | None = None
+    tool_template: str | None = None
     end_ids = frozenset({END_ID})
+    suppressed_ids: tuple[int, ...] = ()
     mask_id: int | None = MASK_ID
     causal = True
     pooling: str | None = None

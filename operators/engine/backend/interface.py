@@ -196,8 +196,12 @@ class Model(Protocol):
     bos_token: str
     eos_token: str
     chat_template: str | None
+    tool_template: str | None
+    """The one for conversations with tools, where the model has another for these."""
     end_ids: frozenset[int]
     """The model's end-of-generation tokens."""
+    suppressed_ids: tuple[int, ...]
+    """Tokens that the model's file bans from completions."""
     mask_id: int | None
     """The mask token for block diffusion; None if the vocabulary has none."""
     causal: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,6 +52,7 @@ class ModelFacts:
     Args:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
+        sampling: the values that its file asks for, by llama.cpp's names (general.sampling.*).
         tokens: reads the texts of its tokens.
     """
 
@@ -62,6 +63,8 @@ class ModelFacts:
     encoder: str | None = None
     outputs: int = 0
     chat_template: str | None = None
+    tool_template: str | None = None
+    sampling: Mapping[str, str] = field(default_factory=dict)
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 
@@ -84,8 +87,9 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
     return inspect(settings)
 
 
-def template_of(settings: ModelSettings) -> str | None:
-    """Return the chat template of a model that need not be loaded; None if it has none.
+def template_of(settings: ModelSettings, *, tools: bool = False) -> str | None:
+    """Return the chat template of a model that need not be loaded; None if it has none. `tools`: that for conversations
+    with tools.
 
     Raises:
         ConfigError: see inspect_model.
@@ -93,7 +97,8 @@ def template_of(settings: ModelSettings) -> str | None:
     """
     if settings.chat_template is not None:
         return read_text(settings.chat_template, "model.chat_template")
-    return inspect_model(settings).chat_template
+    facts = inspect_model(settings)
+    return (tools and facts.tool_template) or facts.chat_template
 
 
 def check_options(settings: ModelSettings, known: Iterable[str]) -> None:

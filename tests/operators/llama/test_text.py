@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from pathlib import Path
 
 import llama_cpp
@@ -16,8 +17,10 @@ import pytest
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.completions import completion_text
+from operators.generation.sampling_params import Drawing, RowParams
 from operators.llama.model import LlamaModel
-from operators.settings import ModelSettings
+from operators.settings import ModelSettings, SamplingSettings
+from pipeline.api.errors import ConfigError
 from tools.models.make_model import write_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,3 +97,28 @@ def test_the_model_keeps_what_it_was_asked_for(vocabulary):
 def test_control_tokens_have_no_text(vocabulary):
     ours, _ = vocabulary
     assert all(ours.pieces()[token] == b"" for token in ours.end_ids)
+
+
+def test_a_stop_string_that_is_the_name_of_a_control_token_stops_there(vocabulary):
+    ours, _ = vocabulary
+    pieces = ours.pieces()
+    controls = {i: name for i, name in ours.special_tokens.texts.items() if not pieces[i]}
+    assert len(controls) > 3
+    for token, name in controls.items():
+        for keep in (False, True):
+            drawing = RowParams(SamplingSettings(stop=["word", name], keep_stop=keep), ours).of(())
+            assert isinstance(drawing, Drawing)
+            assert drawing.params.stop_ids == {token} | ours.end_ids
+            assert drawing.params.kept_stop_ids == ({token} if keep else set())
+            assert drawing.stops == [b"word", name.encode()]  # in ordinary tokens it is a text
+        for stop in (f"{name} ", f"\n{name}", f"a{name}b", name * 2):
+            said = re.escape(f"give sampling.stop=['{name}'] or sampling.stop_token_ids=[{token}]")
+            with pytest.raises(ConfigError, match=said):
+                RowParams(SamplingSettings(stop=[stop]), ours)
+            reason = RowParams(SamplingSettings(per_row=["stop"]), ours).of(([stop],))
+            assert isinstance(reason, str)
+            assert re.search(said, reason)
+    others = ["<|im_start", "im_end|>", "<| im_end |>", "\n\n", "\u00e9"]
+    drawing = RowParams(SamplingSettings(stop=others), ours).of(())
+    assert isinstance(drawing, Drawing)
+    assert drawing.params.stop_ids == ours.end_ids
