@@ -19,7 +19,7 @@ from operators.scoring.stored_answers import Answer
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
 from operators.settings import ModelSettings, StoreSettings
-from operators.settings.checks import check_one_of
+from operators.settings.checks import check, check_one_of
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled, ConfigError
@@ -51,6 +51,8 @@ class Embed(ReadsTexts):
         text_column: texts, or lists of token ids.
         pooling: mean, cls or last. null: what the model's file says, and mean where it says nothing.
         normalize: scale every embedding to length 1.
+        dimensions: keep the first so many numbers of an embedding, which are then scaled: for models that were trained
+            for it (matryoshka). null: all.
         truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
         as_: prefix of the new column (`as` in a job file).
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
@@ -59,7 +61,7 @@ class Embed(ReadsTexts):
         store: the config group of that name, which says where answers are kept.
 
     Raises:
-        ConfigError: there is no such pooling.
+        ConfigError: there is no such pooling, or the model's embeddings have fewer numbers than `dimensions`.
 
     Example:
         embed:
@@ -86,6 +88,7 @@ class Embed(ReadsTexts):
         text_column: str = "text",
         pooling: str | None = None,
         normalize: bool = True,
+        dimensions: int | None = None,
         truncate: bool = False,
         as_: str | None = None,
         where: str | None = None,
@@ -99,6 +102,7 @@ class Embed(ReadsTexts):
         self._text = text_column
         self._pooling = pooling
         self._normalize = normalize
+        self._dimensions = dimensions
         self.truncate = truncate
         self._name = f"{as_}_{EMBEDDING}" if as_ else EMBEDDING
 
@@ -108,15 +112,17 @@ class Embed(ReadsTexts):
         size = inspect_model(self._model).n_embd
         if size is None:
             raise ConfigError("the model does not say how long its embeddings are (GGUF key embedding_length)")
-        self._size = size
-        self._schema = add_columns(schema, pa.field(self._name, pa.list_(pa.float32(), size)))
+        self._n_embd = size
+        self._size = size if self._dimensions is None else self._dimensions
+        check(1 <= self._size <= size, "dimensions", self._size, f"1 to {size}, the numbers of the model's embeddings")
+        self._schema = add_columns(schema, pa.field(self._name, pa.list_(pa.float32(), self._size)))
         return self._schema
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
         found = self._loaded.n_embd
-        if found != self._size:
-            raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._size}")
+        if found != self._n_embd:
+            raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._n_embd}")
         self._pool = POOLING[self._pooled]
         if self._all_rows:
             self._take_context()
@@ -137,7 +143,8 @@ class Embed(ReadsTexts):
         return self._pooling or self._loaded.pooling or "mean"
 
     def _options(self) -> tuple[object, ...]:
-        return self._pooled, self._normalize
+        given = () if self._dimensions is None else (self._dimensions,)
+        return self._pooled, self._normalize, *given
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         return self._whole_texts(data, self._text, "embed")
@@ -166,8 +173,8 @@ class Embed(ReadsTexts):
         return [pa.FixedSizeListArray.from_arrays(pa.array(numbers, pa.float32()), self._size)]
 
     def _vector(self, tokens: Logits) -> Answer | None:
-        """Pool the embeddings of the tokens, float32 [tokens, n_embd], into that of the text, float32 [n_embd]."""
-        pooled = self._pool(tokens).astype(np.float64)
+        """Pool the embeddings of the tokens, float32 [tokens, n_embd], into that of the text, float32 [dimensions]."""
+        pooled = self._pool(tokens)[: self._size].astype(np.float64)
         length = math.sqrt(math.fsum(np.square(pooled).tolist())) if self._normalize else 1.0
         vector = (pooled / length if length else pooled).astype(np.float32)
         return (vector,) if np.isfinite(vector).all() else None

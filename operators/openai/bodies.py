@@ -18,6 +18,8 @@ from operators.openai.requests import CHAT, EMBEDDINGS
 Row = dict[str, Any]
 """A row after Generate and Embed, by column."""
 Pieces = Sequence[bytes]
+_ROUNDING = 1e-5
+"""How far the length of a normalised vector may be from 1: float32 has 24 bits."""
 _REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
 
@@ -38,7 +40,7 @@ def body_of(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) 
     url, model = rows[0]["url"], rows[0]["model"]
     if url == EMBEDDINGS:
         data = [
-            {"object": "embedding", "index": i, "embedding": _embedding(row["embedding"], row["encoding_format"])}
+            {"object": "embedding", "index": i, "embedding": _encoded(_embedding(row), row["encoding_format"])}
             for i, row in enumerate(rows)
         ]
         return {"object": "list", "data": data, "model": model, "usage": usage(rows)}
@@ -104,7 +106,16 @@ def _prompt_text(row: Row, pieces: Pieces) -> str:
     return b"".join(pieces[token] for token in row["given_ids"]).decode("utf-8", "replace")
 
 
-def _embedding(vector: Sequence[float], encoding: str | None) -> list[float] | str:
+def _embedding(row: Row) -> list[float]:
+    """Return the embedding of a row, or the first `dimensions` numbers of it: with length 1 where the whole has it."""
+    whole = np.array(row["embedding"], np.float64)
+    first = whole[: row["dimensions"]]
+    length = np.linalg.norm(first) if abs(np.linalg.norm(whole) - 1) < _ROUNDING else 1.0
+    given = first.size < whole.size and length > 0
+    return (first / length if given else first).astype(np.float32).tolist()  # type: ignore[no-any-return]
+
+
+def _encoded(vector: Sequence[float], encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
     return list(vector)

@@ -13,7 +13,7 @@ from operators.engine.backend.loading import inspect_model, template_of
 from operators.generation.seeds import SEED_BITS
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import PARAMETERS, read_line, request_of
-from operators.openai.values import Columns, unsupported
+from operators.openai.values import Columns, unsupported, whole
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
@@ -51,6 +51,7 @@ FIELDS = pa.schema(
         ("json_schema", pa.string()),
         ("echo", pa.bool_()),
         ("encoding_format", pa.string()),
+        ("dimensions", pa.int64()),
     ]
 )
 """The parameters of a request, null where it has none. `tool_list`: its tools; `tools`: its choice among them.
@@ -131,9 +132,8 @@ class ParseBatch(BaseOperator):
         if "tool_list" in columns:
             self._check_tools(columns.get("tools", "auto"))
         texts = self._texts(columns, texts)
-        wanted = columns.pop("dimensions", self._n_embd)
-        if wanted != self._n_embd:
-            raise unsupported(f"dimensions={wanted}", f"the model's embeddings have {self._n_embd} numbers")
+        if "dimensions" in columns and self._n_embd is not None:
+            whole(1, self._n_embd)("dimensions", columns["dimensions"])
         given = columns.get("seed")
         columns |= {"choices": len(texts) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []

@@ -17,7 +17,18 @@ from operators.settings import ModelSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
-_PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo", "encoding_format")
+_PARSED = (
+    "custom_id",
+    "url",
+    "choices",
+    "sample",
+    "model",
+    "prompt",
+    "given_ids",
+    "echo",
+    "encoding_format",
+    "dimensions",
+)
 _READ = {
     **{name: FIELDS.field(name).type for name in _PARSED},
     "prompt_ids": PROMPT_IDS.type,

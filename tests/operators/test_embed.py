@@ -37,6 +37,23 @@ def test_every_text_has_a_vector_of_one_size(tmp_path, pooling, normalize):
     assert np.allclose(lengths, 1, atol=1e-6) == normalize
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("size", [1, 3, N_EMBD])
+def test_dimensions_keeps_the_first_numbers_and_scales_them_again(tmp_path, normalize, size):
+    whole = vectors(flow(tmp_path / "a", texts(10), embedder(normalize=False)))[:, :size]
+    run = flow(tmp_path / "b", texts(10), embedder(normalize=normalize, dimensions=size))
+    made = vectors(run)
+    lengths = np.linalg.norm(whole, axis=1, keepdims=True) if normalize else 1
+    assert np.allclose(made, whole / lengths, atol=1e-6)
+    assert run.sink.batches[0].data.schema.field("embedding").type == pa.list_(pa.float32(), size)
+
+
+@pytest.mark.parametrize("size", [0, -1, N_EMBD + 1])
+def test_dimensions_that_the_model_has_not_are_refused(size):
+    with pytest.raises(ConfigError, match=rf"dimensions={size} cannot work: 1 to {N_EMBD}, the numbers of the model's"):
+        embedder(dimensions=size).plan(pa.schema([("text", pa.string())]))
+
+
 def test_pooling_takes_the_tokens_that_it_says(tmp_path):
     """Of a causal model the last token of a text's beginning is the last token of a shorter text."""
     rows = [{"text": "a"}, {"text": "ab"}, {"text": "abc"}]

@@ -61,6 +61,12 @@ def effects(tmp_path_factory) -> Answered:
         ("vector", EMBEDDINGS, {"model": "m", "input": "Once upon a time"}),
         ("vector ids", EMBEDDINGS, {"model": "m", "input": [ids, list(b"hi")]}),
         ("vector text", EMBEDDINGS, {"model": "m", "input": ["Once upon a time", "hi"], "encoding_format": "base64"}),
+        ("vector of 2", EMBEDDINGS, {"model": "m", "input": "Once upon a time", "dimensions": 2}),
+        (
+            "text of 2",
+            EMBEDDINGS,
+            {"model": "m", "input": "Once upon a time", "dimensions": 2, "encoding_format": "base64"},
+        ),
         ("strange id", COMPLETIONS, once | {"prompt": [5, 999]}),
         ("strange ids", EMBEDDINGS, {"model": "m", "input": [[5], [999]]}),
         ("long", COMPLETIONS, once | {"prompt": "x" * 400}),
@@ -139,6 +145,13 @@ def test_embeddings(effects):
         assert decoded.tolist() == np.array(one["embedding"], np.float32).tolist()
         assert np.linalg.norm(decoded) == pytest.approx(1)
     assert effects.body("vector ids")["usage"] == {"prompt_tokens": 18, "total_tokens": 18}
+
+
+def test_dimensions_are_the_first_numbers_of_an_embedding_with_length_1(effects):
+    (plain,), (two,), (text,) = (effects.body(name)["data"] for name in ("vector", "vector of 2", "text of 2"))
+    first = np.array(plain["embedding"][:2])
+    assert two["embedding"] == pytest.approx((first / np.linalg.norm(first)).tolist(), abs=1e-6)
+    assert np.frombuffer(base64.b64decode(text["embedding"]), "<f4").tolist() == two["embedding"]
 
 
 def test_what_goes_wrong_behind_the_parser_is_an_error_line_too(effects):

@@ -22,7 +22,7 @@ from tests.operators.test_generate import FAKE
 
 SCHEMA = pa.schema([TEXT, LINE, ROW])
 TABLE = [(url, name) for url in PARAMETERS for name in PARAMETERS[url]]
-ABOUT_OTHERS = {"n", "stop", "echo", "encoding_format", "dimensions", "logprobs", "max_completion_tokens", "best_of"}
+ABOUT_OTHERS = {"n", "stop", "echo", "encoding_format", "logprobs", "max_completion_tokens", "best_of"}
 ABOUT_OTHERS |= {"reasoning_effort", "tools", "tool_choice"}
 TEMPLATE = Path(__file__).with_name("tools.jinja")
 
