@@ -76,7 +76,7 @@ def long_form() -> str:
         groups = {key: f"${{{key}}}" for key in ("model", "decode", "runtime", "store", "seed")}
         sampling = {"max_tokens": 96, **SAMPLING[name]}
         add(name, "generate.Generate", **groups, sampling=sampling, id_column="${data.id_column}", **{"as": name})
-        drop = ["prompt_ids", "prompt_text"]
+        drop = ["prompt_ids", "prompt_text", "prompt_literals"]
         add(f"{name}_names", "columns.Rename", columns={f"{name}_completion": name}, drop=drop)
         if name == "judge":
             add("judge_keep", "filter.Filter", where="judge = 'yes'", reason="keep: judge = 'yes'")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -125,7 +126,7 @@ def _characters(text: str) -> list[tuple[str, str]]:
     for match in _CHAR.finditer(text):
         *codes, escape, plain = match.groups()
         code = next((int(code, 16) for code in codes if code), None)
-        char = plain or _ESCAPES.get(escape) if code is None else chr(code)
+        char = plain or _ESCAPES.get(escape) if code is None else chr(code) if code <= sys.maxunicode else None
         if char is None or "\ud800" <= char <= "\udfff":
             raise ValueError(f"{match[0]} is no character")
         found.append((char, match[0]))

@@ -13,7 +13,7 @@ Schema = Mapping[str, Any] | bool
 Joined = Sequence[Mapping[str, Any]]
 """Schemas without choices and references, all of which hold."""
 KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
-MOST_JOINED = 64
+MOST_JOINED = 256
 """Alternatives of a schema that are written out; each of several choices in one schema multiplies them."""
 _NAMED = ("properties", "patternProperties")
 _SINGLE = ("additionalProperties", "additionalItems", "items")
@@ -64,10 +64,10 @@ class _Whole:
         from referencing.jsonschema import specification_with
 
         cls = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        root = specification_with(cls.META_SCHEMA["$schema"]).create_resource(schema)
         registry: Any = Registry()  # empty, so nothing is fetched from the web
         self._root = schema
-        self._resolver = registry.resolver_with_root(root)
+        self._resource = specification_with(cls.META_SCHEMA["$schema"]).create_resource
+        self._resolver = registry.resolver_with_root(self._resource(schema))
         self._defs: dict[str, Schema] = {}
         self._known: dict[tuple[int, Names | None], str] = {}
         self._inside: Names | None = None
@@ -82,6 +82,8 @@ class _Whole:
     def _part(self, schema: Any, resolver: Any, beside: Names | None) -> Schema:
         if not isinstance(schema, Mapping):
             return bool(schema)
+        if "$id" in schema and schema is not self._root:
+            resolver = resolver.in_subresource(self._resource(schema))
         made: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _NAMED:
@@ -234,7 +236,10 @@ def property_of(joined: Joined, name: str) -> Schema:
 
 
 def _of_property(schema: Mapping[str, Any], name: str) -> Iterator[Schema]:
-    patterns = [part for key, part in schema.get("patternProperties", {}).items() if re.search(key, name)]
+    try:
+        patterns = [part for key, part in schema.get("patternProperties", {}).items() if re.search(key, name)]
+    except re.error as error:
+        raise ConfigError(f"patternProperties cannot be read: {error}") from error
     yield from patterns
     if name in schema.get("properties", {}):
         yield schema["properties"][name]

@@ -92,7 +92,7 @@ def tool_shape(form: ToolFormat, tools: Sequence[Mapping[str, Any]], control: Co
         name = tool["function"]["name"]
         try:
             calls.append(grammar.call(name, tool["function"].get("parameters") or {}))
-        except (ConfigError, UnicodeEncodeError) as error:
+        except (ConfigError, UnicodeEncodeError, RecursionError) as error:
             raise ConfigError(
                 f"a call of the tool {name} cannot be forced in the format {form.name}: {error}; change its schema, or"
                 " take sampling.tools=auto, with which calls are checked when they are read"
@@ -151,7 +151,7 @@ class _Grammar:
         schema = _object(schema)
         self._check(LLMatcher.grammar_from_lark(f"start: {self._json(schema)}"))  # what JSON cannot keep, no format can
         write = {"json": self._json, "tags": self._tags, "braces": self._braces_of_call}[self._form.arguments]
-        slots = {"name": _quoted(name), "json_name": _quoted(json.dumps(name)), "arguments": write(schema)}
+        slots = {"name": _quoted(name), "json_name": _quoted(_quoted(name)), "arguments": write(schema)}
         rule = self._rule(self.literal(self._form.shape, **slots))
         self._check(self.of(rule))
         return rule

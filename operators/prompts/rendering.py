@@ -93,7 +93,8 @@ class Rendering(BaseOperator):
             self._columns = list(dict.fromkeys(columns))
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
-        self._schema = add_columns(schema, PROMPT_TEXT, PROMPT_LITERALS)
+        stale = schema.get_field_index(PROMPT_LITERALS.name)  # of an earlier prompt, whose text was dropped
+        self._schema = add_columns(schema if stale < 0 else schema.remove(stale), PROMPT_TEXT, PROMPT_LITERALS)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
@@ -126,7 +127,8 @@ class Rendering(BaseOperator):
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
             said = [(i, prompt.told or HAS_NAMES) for i, prompt in enumerate(prompts) if prompt.told or prompt.literals]
-            with_texts = pa.record_batch([*data.columns, texts, literals], schema=self._schema)
+            kept = [data.column(name) for name in self._schema.names[:-2]]
+            with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
             yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), what) for i, what in said))
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:

@@ -29,7 +29,8 @@ from tests.operators.endpoint.fault_server import Fault, FaultServer
 )
 def test_dimensions_are_sent_and_of_a_longer_vector_the_first_are_kept(body, made):
     settings = EndpointSettings(url="http://127.0.0.1:1", api="embeddings")
-    op = Embed.suited({"model": settings})(settings, EngineSettings(), dimensions=2)
+    embed: Any = Embed.suited({"model": settings})
+    op = embed(settings, EngineSettings(), dimensions=2)
     assert op.plan(pa.schema([("text", pa.string())])).field("embedding").type == pa.list_(pa.float32(), 2)
     assert op._body([("a",)]) == {"input": ["a"], "dimensions": 2}
     answer = {"data": [{"embedding": vector} for vector in body]}
@@ -40,7 +41,7 @@ def test_dimensions_are_sent_and_of_a_longer_vector_the_first_are_kept(body, mad
     (array,) = op._arrays([("a",)], [tuple(np.array(one) for one in op._read(answer, [("a",)])[0])])
     assert [pytest.approx(one) for one in made] == array.to_pylist()
     with pytest.raises(ConfigError, match="dimensions=0 cannot work"):
-        Embed.suited({"model": settings})(settings, EngineSettings(), dimensions=0)
+        embed(settings, EngineSettings(), dimensions=0)
 
 
 def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):

@@ -17,7 +17,9 @@ from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_render import PROMPT, TURNS, render
 
-SEES = "{{ effort }}|{{ enable_thinking }}|{{ (tools or []) | map(attribute='function.name') | join(',') }}"
+SAYS = "{% if messages[-1].content not in ('x', none) %}{{ messages[-1].content }}{% endif %}"
+"""A template has to print what a user says; here nobody says anything but x."""
+SEES = "{{ effort }}|{{ enable_thinking }}|{{ (tools or []) | map(attribute='function.name') | join(',') }}" + SAYS
 CHAT = DataSettings(messages_column="chat")
 TEXT = pa.schema([("chat", pa.string())])
 
@@ -87,7 +89,7 @@ def test_tools_of_a_row(tmp_path: Path, kind: Any, value: Any, text: str) -> Non
 
 def test_null_keys_of_structs_reach_no_template(tmp_path: Path) -> None:
     value = [{"type": "function", "function": {"name": "c", "strict": None}}]
-    op = Render(chat_model("{{ tools | tojson }}"), DataSettings(tools_column="given"))
+    op = Render(chat_model("{{ tools | tojson }}" + SAYS), DataSettings(tools_column="given"))
     texts, _ = render(tmp_path, [{"prompt": "x", "given": value}], pa.schema([*PROMPT, ("given", TOOLS)]), op)
     assert texts == ['[{"type": "function", "function": {"name": "c"}}]']
 
@@ -213,6 +215,7 @@ def test_tool_calls_without_content_have_the_content_that_the_template_can_use(
 ) -> None:
     chat = [{"role": "assistant", **content, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}]
     looks = "{%- if messages[0][QcontentQ] is none %}{{ messages[0].tool_calls[0].function.name }}{% endif %}"
+    looks += SAYS
     appends = "{{ 'a' + messages[0].content }}{{ '' + messages[0].tool_calls[0].function.arguments }}"
     for template, text in ((looks.replace("Q", quote), "f"), (appends, 'a{"a": "é"}')):
         rows = [{"chat": json.dumps(chat)}]

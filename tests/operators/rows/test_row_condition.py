@@ -139,7 +139,7 @@ def test_a_raw_text_goes_to_the_model_as_it_is_beside_conversations(tmp_path, te
     op = Render(chat_model(template), DataSettings(messages_column="chat"), raw_column="raw")
     run = Flow(tmp_path, chain(Rows(MIXED, RAW), render=op))
     texts = {row["row"]: row["prompt_text"] for row in run.run()}
-    assert texts == ({0: "[user]hi[assistant]"} if template else {}) | {1: "once", 2: ""}
+    assert texts == ({0: "[user]hi[assistant]"} if template else {}) | {1: "<s>once", 2: ""}
     assert ["no chat template" in reason for _, _, reason in run.tally.by_reason] == ([] if template else [True])
 
 

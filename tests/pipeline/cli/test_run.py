@@ -61,7 +61,7 @@ def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
     assert main(["job=self_instruct", "dry_run=plan"]) == ExitCode.DONE
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["read"] == "ReadPrompts, in rounds: id: string, kind: string, prompt: string, row: int64"
-    assert lines["instruction_prompt"] == "Render <- read: adds prompt_text: string"
+    assert lines["instruction_prompt"] == "Render <- read: adds prompt_text: string, prompt_literals: list<item: int32>"
     assert lines["distinct"] == "Dedup <- instruction_columns: the same columns"
     assert lines["answer_names"].startswith(
         "Rename <- answer: adds answer: string; drops prompt_text, prompt_ids, answer_c"
