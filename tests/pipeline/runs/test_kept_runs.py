@@ -21,9 +21,10 @@ from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
-OF_OLD = ("424e680",)
-"""It read rows by other rules, threads and KV layout were in its fingerprints, the build of llama.cpp in none of its
-keys: a run of it is refused, and a store of it answers nothing."""
+OF_OLD = {"424e680": "(absent)", "cb1fddd": "2"}
+"""Commits that read rows, made prompts or checked answers by other rules, and their number: a run of them is refused.
+That of 424e680 had threads and KV layout in its fingerprints, and the build of llama.cpp in none of its keys, too: a
+store of it answers nothing."""
 ROWS = 24
 SMALL = ("chunk_rows=6", "runtime.slots=4", "runtime.threads=1", "sampling.max_tokens=8", "progress=none")
 COMMANDS = {
@@ -36,6 +37,11 @@ def commit_of(archive: Path) -> str:
     return archive.name.partition(".")[0]
 
 
+def of(*commits: str) -> pytest.MarkDecorator:
+    paths = [path for path in KEPT if commit_of(path) in commits]
+    return pytest.mark.parametrize("kept", paths, ids=commit_of, indirect=True)
+
+
 @pytest.fixture(params=[path for path in KEPT if commit_of(path) not in OF_OLD], ids=commit_of)
 def kept(request, tmp_path, monkeypatch) -> Path:
     """A folder with the runs, which is the current one."""
@@ -43,11 +49,6 @@ def kept(request, tmp_path, monkeypatch) -> Path:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-old = pytest.mark.parametrize(
-    "kept", [path for path in KEPT if commit_of(path) in OF_OLD], ids=commit_of, indirect=True
-)
 
 
 def run(name: str, directory: str, *settings: str) -> int:
@@ -78,16 +79,23 @@ def test_a_run_goes_on_with_what_it_had(name, kept):
     assert main(["verify", name]) == ExitCode.DONE
 
 
-@old
+@of(*OF_OLD)
+def test_a_run_by_other_rules_is_refused(kept, request, capsys):
+    assert run("tiny", "tiny") == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    rules = OF_OLD[request.node.callspec.id]
+    assert f"this version reads rows, makes prompts or checks answers by other rules ({rules} -> 3)\n" in said
+    assert "overwrite=true" in said
+
+
+@of("424e680")
 def test_a_run_with_another_fingerprint_is_refused_by_the_keys(kept, capsys):
     assert run("tiny", "tiny") == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert 'nodes.generate.kv: "per_sequence" -> (absent)\n  nodes.generate.threads: 1 -> (absent)\n' in said
-    assert "this version reads rows, makes prompts or checks answers by other rules ((absent) -> 2)\n" in said
-    assert "overwrite=true" in said
 
 
-@old
+@of("424e680")
 def test_a_store_with_other_keys_answers_nothing(kept):
     assert run("tiny", "today", f"store.path={kept / 'tiny/completions.sqlite'}") == ExitCode.DONE
     assert not any(row["from_store"] for row in metrics(kept / "today", "rows"))
@@ -98,6 +106,7 @@ def test_its_bytes_are_those_of_a_run_of_today(kept):
     assert contents(kept / "steps", ["data", "rejects"]) == contents(kept / "today", ["data", "rejects"])
 
 
+@of(*(commit_of(path) for path in KEPT if commit_of(path) != "424e680"))
 def test_its_store_answers_a_run_of_today(kept):
     """On the fake model, which computes alike on all machines."""
     assert run("steps", "today", f"store.path={kept / 'steps/completions.sqlite'}") == ExitCode.DONE
