@@ -13,7 +13,7 @@ from operators.prompts.conversations import SYSTEM, USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.reasoning import KNOWN
 from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
-from operators.prompts.special_tokens import SpecialTokens
+from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import probe
 from operators.prompts.template_process import TemplateProcess, shared_process
 from operators.settings.endpoint import EndpointSettings
@@ -34,10 +34,6 @@ DROPPED = (
 _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
-NAMES_CHANGED = (
-    "the chat template changes the name of a control token in the text of the row, so that nobody can tell it from the"
-    " template's own; take it out of the row, or set model.special_tokens_in_text=parse"
-)
 _NONE = SpecialTokens(())
 TAGS = frozenset(text for tags in KNOWN for text in (tags.opening, tags.closing))
 """A template may look for them in an answer, to take its reasoning apart; it writes them itself then."""
@@ -153,7 +149,7 @@ class Render(Rendering):
         literals = self._special_tokens.places(text, marked)
         if literals is None:
             raise NoPrompt(NAMES_CHANGED)
-        return Prompt(text, literals)
+        return Prompt(text, literals, HAS_NAMES if literals else "")
 
     def _prompt(self, values: tuple[Any, ...]) -> Prompts:
         """Make the prompt of a row with these `values` of the columns that are read: yield the values that the chat
@@ -182,7 +178,7 @@ class Render(Rendering):
             except Exception:  # an expression of the template may raise anything
                 continue
             if (literals := self._special_tokens.places(text, marked_text)) is not None:
-                return Prompt(text, literals)
+                return Prompt(text, literals, HAS_NAMES if literals else "")
         raise NoPrompt(NAMES_CHANGED)
 
     def _without_chat(self, row: dict[str, Any]) -> str:

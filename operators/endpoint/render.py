@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from operators.prompts.messages import with_text_arguments
+from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.dialects import LLAMA_SERVER, SGLANG, VLLM
+from operators.endpoint.connection.request import Request
+from operators.endpoint.server import server_of
+from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.rendering import PROMPT_TEXT, Prompt, Rendering
+from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import attempt
-from operators.rows.token_lists import PROMPT_IDS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.records import ROW, Batch, Output, add_columns, require_column
 
 LIKE_NAMES = (
     "the text has what looks like the name of a control token; whether it is read as that token, the server decides"
@@ -26,6 +32,24 @@ LIKE_NAMES = (
 """What is told of a row."""
 _NAME = re.compile(r"<[|\uff5c][^|\uff5c<>]{1,40}[|\uff5c]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 """Names of control tokens as most vocabularies have them; a server does not list its own."""
+
+NOT_CUT = (
+    "the text has what looks like the name of a control token, and cannot be tokenized so that it is text: {};"
+    " model.special_tokens_in_text=parse sends it as it is"
+)
+
+
+def _of_vllm(model: str | None, text: str, begins: bool) -> dict[str, Any]:
+    return {"model": model, "prompt": text, "add_special_tokens": begins}
+
+
+TOKENIZES: Mapping[str, Callable[[str | None, str, bool], dict[str, Any]]] = {
+    VLLM: _of_vllm,
+    SGLANG: _of_vllm,
+    LLAMA_SERVER: lambda model, text, begins: {"content": text, "add_special": begins, "parse_special": True},
+}
+"""By dialect the body for /tokenize, of a model's name, a piece of a text, and whether a BOS may be put first. The
+paths: vLLM's and SGLang's `/tokenize`, and llama.cpp's tools/server."""
 
 
 class EndpointRender(Rendering):
@@ -44,6 +68,8 @@ class EndpointRender(Rendering):
 
     def open(self, runtime: Runtime) -> None:
         self._special = {"bos_token": "", "eos_token": ""}
+        is_text = self._model.special_tokens_in_text == TEXT
+        self._names = SpecialTokens.like(_NAME) if is_text else SpecialTokens(())
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         yield "what the server is given:"
@@ -65,30 +91,30 @@ class EndpointRender(Rendering):
         yield "writes=user", self._user_writes, "a model of this process can write the user's message"
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
-        made, tells = [attempt(self._text, values) for values in rows], self._model.special_tokens_in_text == TEXT
-        return [
-            text
-            if isinstance(text, Exception)
-            else Prompt(text, told=LIKE_NAMES if tells and _has_name(values) else "")
-            for text, values in zip(made, rows, strict=True)
-        ]
+        return [attempt(self._prompt, dict(zip(self._columns, values, strict=True))) for values in rows]
 
-    def _text(self, values: tuple[Any, ...]) -> str:
-        row = dict(zip(self._columns, values, strict=True))
+    def _prompt(self, row: dict[str, Any]) -> Prompt:
+        text, marked = self._text(row), self._names.mark(row)
+        if marked is row:
+            return Prompt(text)
+        if self._chats:
+            return Prompt(text, told=LIKE_NAMES)
+        literals = self._names.places(text, self._text(marked))
+        if literals is None:
+            raise NoPrompt(NAMES_CHANGED)
+        return Prompt(text, literals)
+
+    def _raw(self, text: str) -> Prompt:
+        marked = self._names.mark(text)
+        return Prompt(text, self._names.places(text, marked) or ())
+
+    def _text(self, row: dict[str, Any]) -> str:
         if self._row_template is not None:
             return self._row_template.render({**self._special, **row})
         messages = self._conversations.of(row)
         if not self._chats:
             return str(messages[0]["content"])
         return json.dumps(list(map(_as_sent, with_text_arguments(self._with_system(messages)))), ensure_ascii=False)
-
-
-def _has_name(value: object) -> bool:
-    """Return whether a text in `value` has what looks like the name of a control token."""
-    if isinstance(value, str):
-        return _NAME.search(value) is not None
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return any(map(_has_name, inside))
 
 
 def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
@@ -106,19 +132,64 @@ def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class EndpointTokenize(BaseOperator):
-    """Adds `prompt_ids` without any, since the server has the tokenizer: the graph is that of a local model."""
+    """Adds `prompt_ids` without any, since the server has the tokenizer: the graph is that of a local model.
+
+    A text for `model.api=completions` in which a row has what looks like the name of a control token is cut within it,
+    and tokenized in pieces by servers that do so (`/tokenize`): then no name is left. Others are given the text.
+    """
 
     title = "Tokenize"
 
     def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:
         if ids_column is not None:
             raise ConfigError(f"ids_column={ids_column}: a server is given texts or messages, no token ids")
+        assert isinstance(model, EndpointSettings)
+        self._model = model
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_column(schema, PROMPT_TEXT.name, [pa.string()])
+        self._has_literals = PROMPT_LITERALS.name in schema.names
         self._schema = add_columns(schema, PROMPT_IDS)
         return self._schema
 
+    def open(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
     def process(self, batch: Batch) -> Iterable[Output]:
-        none = pa.nulls(batch.num_rows, PROMPT_IDS.type)
-        yield batch.with_data(pa.record_batch([*batch.data.columns, none], schema=self._schema))
+        data = batch.data
+        literals = data.column(PROMPT_LITERALS.name).to_pylist() if self._has_literals else [None] * data.num_rows
+        ids: list[list[int] | None] = [None] * data.num_rows
+        failed: dict[int, str] = {}
+        told: list[tuple[int, str]] = []
+        for i, places in enumerate(literals):
+            if places:
+                try:
+                    ids[i] = self._ids(data.column(PROMPT_TEXT.name)[i].as_py(), places)
+                    told.append((data.column(ROW.name)[i].as_py(), LIKE_NAMES if ids[i] is None else HAS_NAMES))
+                except Unusable as error:
+                    failed[i] = NOT_CUT.format(error)
+        kept = [i for i in range(data.num_rows) if i not in failed]
+        if failed:
+            yield batch.reject(list(failed), list(failed.values()))
+            data = data.take(pa.array(kept, pa.int64()))
+        column = pa.array([ids[i] for i in kept], PROMPT_IDS.type)
+        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+
+    def _ids(self, text: str, places: Sequence[int]) -> list[int] | None:
+        """Return the ids of a text that is cut behind each of `places`, by the server; None if it has no such API."""
+        server = server_of(self._runtime, self._model)
+        if server.settings.dialect not in TOKENIZES:
+            return None
+        made: list[int] = []
+        for start, end in itertools.pairwise([0, *(place + 1 for place in places), len(text)]):
+            body = json.dumps(TOKENIZES[server.settings.dialect](server.settings.name, text[start:end], not made))
+            request = Request(self, "/../tokenize", body.encode(), _tokens, secrets=lambda: [text], optional=True)
+            made += server.endpoint.ask(request, lambda: self._runtime.cancelled)
+        return made
+
+
+def _tokens(body: Any) -> list[int]:
+    tokens = body.get("tokens") if isinstance(body, dict) else None
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise Unusable("the server's answer to /tokenize has no `tokens`")
+    return tokens

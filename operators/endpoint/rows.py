@@ -16,6 +16,7 @@ from operators.generation.seeds import RowSeeds, no_seed
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
 from operators.prompts.rendering import PROMPT_TEXT
+from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import SamplingSettings
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.records import ROW, Batch, Rejects, python_values
@@ -95,6 +96,9 @@ class Requests:
         rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
         data = expanded.data
         prompts = data.column(PROMPT_TEXT.name).to_pylist()
+        if self._api == "completions" and PROMPT_IDS.name in data.schema.names:
+            ids = data.column(PROMPT_IDS.name).to_pylist()
+            prompts = [text if tokens is None else tokens for text, tokens in zip(prompts, ids, strict=True)]
         values = {name: python_values(data.column(name)) for name in self._columns}
         numbers = data.column(ROW.name).to_pylist()
         rows, refused = [], {}
@@ -115,14 +119,14 @@ class Requests:
             rejects.append(expanded.reject(list(refused), list(refused.values())))
         return rows, rejects
 
-    def _body(self, prompt: str | None, values: Mapping[str, Any], seed: int) -> dict[str, Any] | str:
+    def _body(self, prompt: str | list[int] | None, values: Mapping[str, Any], seed: int) -> dict[str, Any] | str:
         """Return the body for a row, or why there is none."""
         if not prompt:
             return f"column '{PROMPT_TEXT.name}' is {'null' if prompt is None else 'empty'}"
         try:
             given = self._arguments.of(values)
             tools = given.pop("tools", None)
-            text = json.loads(prompt) if self._api == "chat" else prompt
+            text = json.loads(prompt) if self._api == "chat" and isinstance(prompt, str) else prompt
             schema = None if self._schema_column is None else values[self._schema_column]
             return self._bodies.of(text, values, seed=seed, tools=tools, schema=schema, kwargs=given)
         except NoPrompt as error:

@@ -74,7 +74,7 @@ def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
 def _card(endpoint: Endpoint, settings: EndpointSettings, runtime: Runtime) -> Mapping[str, Any] | None:
     """Return what the server says of the model; None if it has no list of models."""
     try:
-        models = endpoint.ask(Request(settings, "/models", None, _models), lambda: runtime.cancelled)
+        models = endpoint.ask(Request(settings, "/models", None, _models, optional=True), lambda: runtime.cancelled)
     except Unusable as error:
         if settings.name is None:
             raise ConfigError(f"{error}; name the model with model.name=") from error

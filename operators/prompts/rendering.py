@@ -20,7 +20,6 @@ from operators.prompts.conversations import (
     PromptColumn,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.special_tokens import HAS_NAMES
 from operators.prompts.template import Template, reason_of
 from operators.rows.token_lists import PROMPT_LITERALS
 from operators.settings import DataSettings, ModelSettings
@@ -126,7 +125,7 @@ class Rendering(BaseOperator):
         if prompts:
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
-            said = [(i, prompt.told or HAS_NAMES) for i, prompt in enumerate(prompts) if prompt.told or prompt.literals]
+            said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]
             kept = [data.column(name) for name in self._schema.names[:-2]]
             with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
             yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), what) for i, what in said))

@@ -20,6 +20,11 @@ MARK = "\ufdd0"
 where nothing is marked by it: it is compared with the text as it is."""
 _ESCAPED_MARK = "\\ufdd0"
 """The mark in JSON of ASCII, which a template can write."""
+NAMES_CHANGED = (
+    "the template changes the name of a control token in the text of the row, so that nobody can tell it from its own;"
+    " take it out of the row, or set model.special_tokens_in_text=parse"
+)
+"""Reason of a reject."""
 HAS_NAMES = (
     "the text has names of control tokens, which are read as text; model.special_tokens_in_text=parse reads them as"
     " tokens"
@@ -78,6 +83,13 @@ class SpecialTokens:
         self._always = re.compile("|".join(always)) if always else None
         self.some_always_read = bool(always)
 
+    @classmethod
+    def like(cls, names: re.Pattern[str]) -> SpecialTokens:
+        """Return the special tokens of a vocabulary that nobody lists, whose names are `names`."""
+        made = cls(())
+        made._begun = made._whole = names
+        return made
+
     def without(self, names: Collection[str]) -> SpecialTokens:
         """Return these tokens, of which the controls of some `names` are none."""
         return SpecialTokens([replace(t, is_control=t.is_control and t.text not in names) for t in self._in_order])
@@ -129,7 +141,7 @@ class SpecialTokens:
         return np.array(made, np.int32)
 
     def _marked(self, text: str) -> str:
-        if self._begun is None or not any(first in text for first in self._firsts):
+        if self._begun is None or (self._firsts and not any(first in text for first in self._firsts)):
             return text
         places, at = [], 0
         while (found := self._begun.search(text, at)) is not None:

@@ -27,7 +27,7 @@ SEEDS = 2**31
 _OF_CALLER = ("seed", "n")
 """Keys that a column may override and that make no difference to a body: a row has its seed, and is one request."""
 
-Prompt = str | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 class Endpoint(Protocol):
@@ -101,7 +101,7 @@ class Bodies:
         """Return the body of a row, or the reason why there is none.
 
         Args:
-            prompt: messages, or a text: with model.api=chat it is the user's.
+            prompt: messages, or a text: with model.api=chat it is the user's; or the token ids of one.
             values: the row's values of `columns`; null overrides nothing.
             seed: any whole number; what is sent is it modulo 2**31.
             tools: those of the job or row, with `type` and `function`.
@@ -192,6 +192,6 @@ class Bodies:
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if self._api == CHAT:
             return {"messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)}
-        if not isinstance(prompt, str):
+        if not isinstance(prompt, str) and not all(isinstance(token, int) for token in prompt):
             raise Unsent("the row has messages, and model.api=completions takes a text; write model.api=chat")
         return {"prompt": prompt}

@@ -204,7 +204,7 @@ class Endpoint:
         except PipelineError as failure:
             failure.args = (without(str(failure), self._hidden(request)), *failure.args[1:])
             error = str(failure)
-            if not (isinstance(failure, NoSuchApi) and request.body is None):
+            if not (isinstance(failure, NoSuchApi) and request.optional):
                 self._failure = self._failure or failure
         except Exception as unexpected:  # it must not be lost in a task that nobody looks at
             self._failure = self._failure or EndpointError(f"{type(unexpected).__name__}: {unexpected}")

@@ -20,6 +20,7 @@ class Request:
         done: called in the endpoint's thread when it has a result or an error.
         tokens: estimate of prompt and completion tokens, for `model.tokens_per_minute`.
         secrets: texts that no message may quote.
+        optional: a server that has no such API ends nothing.
         tokens_of: returns the tokens that a result used, and how many of them it made.
     """
 
@@ -31,6 +32,7 @@ class Request:
     tokens: int = 0
     secrets: Callable[[], list[str]] = list
     tokens_of: Callable[[Any], tuple[int, int]] = lambda result: (0, 0)
+    optional: bool = False
     result: Any = None
     error: str | None = None
     """Why its row is a reject."""

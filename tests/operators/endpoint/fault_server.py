@@ -77,9 +77,11 @@ class FaultServer:
         delay_s: seconds before each answer.
         limit: requests at a time; more get 429.
         tls: with a certificate; None: HTTP.
+        tokenizes: it has /tokenize, where the tokens are bytes.
 
     Attributes:
         served: how often each body was answered.
+        tokenized: the bodies of /tokenize.
         headers: of the last request.
         most: requests at a time at most.
     """
@@ -93,12 +95,14 @@ class FaultServer:
         limit: int = 10**9,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        tokenizes: bool = True,
     ) -> None:
         self.faults, self._owner, self._delay_s, self._limit = faults, owner, delay_s, limit
         self.served: Counter[str] = Counter()
         self.headers: dict[str, str] = {}
         self.requests = self.active = self.most = 0
-        self._port, self._tls = port, tls
+        self._port, self._tls, self._tokenizes = port, tls, tokenizes
+        self.tokenized: list[dict[str, Any]] = []
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.StreamWriter] = set()
 
@@ -164,6 +168,11 @@ class FaultServer:
             await _send(writer, Fault(body={"data": [{"id": "stub", "owned_by": self._owner}]}))
             return True
         asked = json.loads(body)
+        if path == "/tokenize":
+            self.tokenized.append(asked)
+            text = asked.get("content", asked.get("prompt"))
+            await _send(writer, Fault(body={"tokens": list(text.encode())}) if self._tokenizes else Fault(404, {}))
+            return True
         number, self.requests = self.requests, self.requests + 1
         fault = self.faults(number, asked) if self.faults else None
         if fault is None and self.active > self._limit:
