@@ -77,9 +77,7 @@ NAMED: list[Callable[[str], dict[str, Any]]] = [
     lambda text: {"grammar": f"start: {json.dumps(text)}"},
     lambda text: {"grammar": f"root ::= {json.dumps(text)}"},
     lambda text: {"json_schema": {"const": text}},
-    lambda text: {
-        "json_schema": {"properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
-    },
+    lambda text: {"json_schema": {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}},
 ]
 
 
@@ -93,7 +91,7 @@ def test_the_name_of_a_control_token_is_written_in_ordinary_ones(model):
             form = form_of(StructuredSettings(**structured(wanted)))
             assert form is not None
             matcher, tokens = compiler.constraint(form, skip_forced=True).matcher(), list[int]()
-            while not matcher.ended:
+            while not matcher.ended and len(tokens) < 99:
                 tokens.append(int(matcher.allowed().argmax()))
                 matcher.take(tokens[-1])
             assert wanted in text_of(model, tokens)
