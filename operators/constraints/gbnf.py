@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 )
 _CHAR = re.compile(r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|([^\\])", re.DOTALL)
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
-_ANY = f"/[\\x00-{chr(0x10FFFF)}]/"
+_ANY = f"/[\\x00-{chr(sys.maxunicode)}]/"
 
 
 def is_gbnf(text: str) -> bool:
@@ -126,8 +126,11 @@ def _characters(text: str) -> list[tuple[str, str]]:
     for match in _CHAR.finditer(text):
         *codes, escape, plain = match.groups()
         code = next((int(code, 16) for code in codes if code), None)
-        char = plain or _ESCAPES.get(escape) if code is None else chr(code) if code <= sys.maxunicode else None
-        if char is None or "\ud800" <= char <= "\udfff":
+        if code is None:
+            char = plain or _ESCAPES.get(escape)
+        else:
+            char = None if 0xD800 <= code < 0xE000 or code > sys.maxunicode else chr(code)
+        if char is None:
             raise ValueError(f"{match[0]} is no character")
         found.append((char, match[0]))
     return found

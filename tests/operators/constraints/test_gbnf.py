@@ -88,7 +88,7 @@ REFUSED = {
     'root ::= "a" | +': "behind nothing",
     'root ::= "\\q"': "is no character",
     'root ::= "\\ud83d"': "is no character",
-    'root ::= "\\UFFFFFFFF"': "line 1",
+    'root ::= "\\UFFFFFFFF"': "is no character",
     'root ::= "a"\n\nx ::= "b': "line 3",
     'root ::= <think> "a"': "names a token",
 }
