@@ -13,10 +13,10 @@ Schema = Mapping[str, Any] | bool
 Joined = Sequence[Mapping[str, Any]]
 """Schemas without choices and references, all of which hold."""
 KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
-MOST_JOINED = 64
+MOST_JOINED = 256
 """Alternatives of a schema that are written out; each of several choices in one schema multiplies them."""
 _NAMED = ("properties", "patternProperties")
-_SINGLE = ("additionalProperties", "additionalItems", "items")
+_SINGLE = ("additionalProperties", "items")
 _CHOICES = ("anyOf", "oneOf")
 _FIXED = ("enum", "const")
 _KEPT = {
@@ -64,10 +64,10 @@ class _Whole:
         from referencing.jsonschema import specification_with
 
         cls = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        root = specification_with(cls.META_SCHEMA["$schema"]).create_resource(schema)
         registry: Any = Registry()  # empty, so nothing is fetched from the web
         self._root = schema
-        self._resolver = registry.resolver_with_root(root)
+        self._resource = specification_with(cls.META_SCHEMA["$schema"]).create_resource
+        self._resolver = registry.resolver_with_root(self._resource(schema))
         self._defs: dict[str, Schema] = {}
         self._known: dict[tuple[int, Names | None], str] = {}
         self._inside: Names | None = None
@@ -82,20 +82,27 @@ class _Whole:
     def _part(self, schema: Any, resolver: Any, beside: Names | None) -> Schema:
         if not isinstance(schema, Mapping):
             return bool(schema)
+        if "$id" in schema and schema is not self._root:
+            resolver = resolver.in_subresource(self._resource(schema))
         made: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _NAMED:
                 made[key] = {name: self._part(part, resolver, self._inside) for name, part in value.items()}
-            elif isinstance(value, list) and key in ("items", "prefixItems"):
-                made[key] = [self._part(part, resolver, self._inside) for part in value]
+            elif key == "prefixItems" or (key == "items" and isinstance(value, list)):
+                made["prefixItems"] = [self._part(part, resolver, self._inside) for part in value]
             elif key in _SINGLE:
                 made[key] = self._part(value, resolver, self._inside)
             elif key in _KEPT or key in _REFUSED or (key == "uniqueItems" and value):
                 made[key] = value
-        parts: list[tuple[Any, Any]] = [(part, resolver) for part in schema.get("allOf", ())]
+        if isinstance(schema.get("items"), list) and "additionalItems" in schema:  # until draft 2019-09
+            made["items"] = self._part(schema["additionalItems"], resolver, self._inside)
+        for limit, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(made.get(key), bool):  # in draft 4
+                made |= {key: made.pop(limit)} if made.pop(key) and limit in made else {}
+        parts = schema.get("allOf", ())
         if not made and not {*_CHOICES} & {*schema}:  # a reference, or `allOf` with one, as pydantic writes it
-            if parts and len(parts) == 1 and "$ref" not in schema:
-                return self._part(parts[0][0], resolver, beside)
+            if len(parts) == 1 and "$ref" not in schema:
+                return self._part(parts[0], resolver, beside)
             if "$ref" in schema and not parts:
                 return {"$ref": self._target(schema["$ref"], resolver, beside)}
         choice = next((key for key in _CHOICES if key in schema), None)
@@ -104,7 +111,7 @@ class _Whole:
         if "$ref" in schema:
             made["$ref"] = self._target(schema["$ref"], resolver, None)
         if parts:
-            made["allOf"] = [self._part(part, resolver, None) for part, _ in parts]
+            made["allOf"] = [self._part(part, resolver, None) for part in parts]
         for key in _CHOICES:
             if key in schema:
                 made[key] = [self._part(part, resolver, within if key == choice else None) for part in schema[key]]
@@ -234,7 +241,10 @@ def property_of(joined: Joined, name: str) -> Schema:
 
 
 def _of_property(schema: Mapping[str, Any], name: str) -> Iterator[Schema]:
-    patterns = [part for key, part in schema.get("patternProperties", {}).items() if re.search(key, name)]
+    try:
+        patterns = [part for key, part in schema.get("patternProperties", {}).items() if re.search(key, name)]
+    except re.error as error:
+        raise ConfigError(f"patternProperties cannot be read: {error}") from error
     yield from patterns
     if name in schema.get("properties", {}):
         yield schema["properties"][name]

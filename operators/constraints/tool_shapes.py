@@ -92,7 +92,7 @@ def tool_shape(form: ToolFormat, tools: Sequence[Mapping[str, Any]], control: Co
         name = tool["function"]["name"]
         try:
             calls.append(grammar.call(name, tool["function"].get("parameters") or {}))
-        except (ConfigError, UnicodeEncodeError) as error:
+        except (ConfigError, UnicodeEncodeError, RecursionError) as error:
             raise ConfigError(
                 f"a call of the tool {name} cannot be forced in the format {form.name}: {error}; change its schema, or"
                 " take sampling.tools=auto, with which calls are checked when they are read"
@@ -151,7 +151,7 @@ class _Grammar:
         schema = _object(schema)
         self._check(LLMatcher.grammar_from_lark(f"start: {self._json(schema)}"))  # what JSON cannot keep, no format can
         write = {"json": self._json, "tags": self._tags, "braces": self._braces_of_call}[self._form.arguments]
-        slots = {"name": _quoted(name), "json_name": _quoted(json.dumps(name)), "arguments": write(schema)}
+        slots = {"name": _quoted(name), "json_name": _quoted(_quoted(name)), "arguments": write(schema)}
         rule = self._rule(self.literal(self._form.shape, **slots))
         self._check(self.of(rule))
         return rule
@@ -318,7 +318,7 @@ class _Grammar:
         """Return the rule of an array; None if none fits."""
         least = max((one.get("minItems", 0) for one in joined), default=0)
         most = min((one["maxItems"] for one in joined if "maxItems" in one), default=None)
-        lists = [_items(one) for one in joined]
+        lists = [(one.get("prefixItems", ()), one.get("items", True)) for one in joined]
         front = max((len(first) for first, _ in lists), default=0) or 1
         tail = self._braces(both(rest for _, rest in lists))
         behind = '""'
@@ -397,14 +397,6 @@ def _object(root: Schema) -> Schema:
 
 def _required(joined: Joined, name: str) -> bool:
     return any(name in one.get("required", ()) for one in joined)
-
-
-def _items(schema: Mapping[str, Any]) -> tuple[Sequence[Schema], Schema]:
-    """Return the schemas of the first items and that of the others."""
-    items = schema.get("items", True)
-    if isinstance(items, list):  # until draft 2019-09
-        return items, schema.get("additionalItems", True)
-    return schema.get("prefixItems", ()), items
 
 
 def _numbers(value: Any, keyword: str) -> Iterator[tuple[str, float]]:

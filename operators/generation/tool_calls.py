@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -140,6 +141,13 @@ def _accepts(name: str, argument: str, tools: str) -> Validate:
     return validator(schema_of_argument(_whole(name, tools), argument), f"the argument {argument} of {name}")
 
 
+def _finite(text: str) -> float:
+    """Return a number that JSON has. Raises ValueError for others, NaN, and what no double holds."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
+
+
 def _typed(name: str, arguments: dict[str, Any], tools: str) -> dict[str, Any]:
     """Return arguments that were written without quotes: what is JSON of a value that is no text and fits the schema of
     the argument is that value, all else a text."""
@@ -147,7 +155,7 @@ def _typed(name: str, arguments: dict[str, Any], tools: str) -> dict[str, Any]:
     for key, text in arguments.items():
         made[key] = text
         with suppress(ValueError, RecursionError):
-            value = json.loads(_PYTHON.get(text.strip(), text))
+            value = json.loads(_PYTHON.get(text.strip(), text), parse_float=_finite, parse_constant=_finite)
             accepts = _accepts(name, key, tools)
             if not isinstance(value, str) and (accepts(value) is None or accepts(text) is not None):
                 made[key] = value  # if neither fits, the value says best what is wrong with it

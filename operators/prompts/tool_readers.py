@@ -232,11 +232,16 @@ def braces(quote: str, closing: str) -> Read:
 
     def read(text: str, at: int) -> tuple[list[ToolCall], int]:
         at = _expect(text, at, "call:")
-        name, at = _until(text, at, "{")
+        named = at
+        while at < len(text) and text[at] not in "{<":
+            at += 1
+        name = text[named:at].strip()
+        if not text.startswith("{", at):  # no arguments
+            return [ToolCall(name, {})], _expect(text, at, closing)
         try:
-            arguments, at = mapping(text, at)
+            arguments, at = mapping(text, at + 1)
         except RecursionError as error:
             raise BrokenCall("a call is nested too deeply") from error
-        return [ToolCall(name.strip(), arguments)], _expect(text, at, closing)
+        return [ToolCall(name, arguments)], _expect(text, at, closing)
 
     return read

@@ -198,9 +198,9 @@ def _calls(message: Mapping[str, Any]) -> Iterator[Call]:
 
 
 def _arguments(given: object) -> str:
-    """Return arguments as text; some servers give the object itself."""
-    if given is None:
-        return ""
+    """Return arguments as text; some servers give the object itself, and some nothing where there are none."""
+    if given is None or given == "":
+        return "{}"
     if isinstance(given, str):
         return clean(given)
     try:

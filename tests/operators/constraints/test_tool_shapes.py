@@ -83,18 +83,18 @@ def test_what_the_grammar_writes_the_reader_reads_as_one_call_that_keeps_its_sch
         with pytest.raises(ConfigError, match="the tool paint"):
             tool_shape(form, tools, control)
         return
-    texts = set()
+    texts: set[str] = set()
     for controls in (True, False):
         shape = tool_shape(form, tools, control if controls else lambda text: None)
-        texts |= {drawn(form, shape, seed) for seed in range(8)}
-    texts.discard(None)
+        texts |= {text for seed in range(8) if (text := drawn(form, shape, seed)) is not None}
     assert texts
     for text in texts:
         answer = answer_of(form, text, json.dumps(tools), "required")
         if answer.error is not None and re.search(r"[eE]\+?[0-9]{3}", text):
             continue  # a number beyond a double, which is told
         assert (answer.error, answer.content) == (None, ""), text
-        (call,) = answer.calls or ()
+        assert answer.calls is not None
+        (call,) = answer.calls
         arguments = json.loads(call["arguments"])
         jsonschema.validate(arguments, schema)
         if not {"additionalProperties", "patternProperties"} & {*re.findall(r"\w+", json.dumps(schema))}:

@@ -113,6 +113,30 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "itself": (one({"$ref": "#/$defs/Node"}, **{"$defs": {"Node": NODE}}), ()),
     "the whole": (TREE, ()),
+    "referred to a neighbour": (
+        {"type": "object", "properties": {"a": POINT, "k": {"$ref": "#/properties/a"}}, "required": ["k"]},
+        (),
+    ),
+    "referred by an id": (
+        {"$id": "https://x.org/t", **one({"$ref": "p"}, **{"$defs": {"P": {"$id": "p", **POINT}}})},
+        (),
+    ),
+    "another draft": (
+        one(
+            {"type": "array", "items": [WHOLE, TEXT], "additionalItems": False, "minItems": 2},
+            **{"$schema": "http://json-schema.org/draft-07/schema#"},
+        ),
+        (),
+    ),
+    "the first drafts": (
+        one(
+            {"type": "integer", "minimum": 3, "exclusiveMinimum": True, "maximum": 5},
+            **{"$schema": "http://json-schema.org/draft-04/schema#"},
+        ),
+        (),
+    ),
+    "never": ({"type": "object", "properties": {"a": False, "k": WHOLE}}, ()),
+    "many choices": (one({"anyOf": [{"const": f"c{i}"} for i in range(100)]}), ()),
     "all referred": ({"$ref": "#/$defs/P", "$defs": {"P": POINT}}, ()),
     "extended": (
         {"allOf": [{"$ref": "#/$defs/P"}, {"type": "object", "properties": {"k": TEXT}}], "$defs": {"P": POINT}},
@@ -157,6 +181,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no object": ({"type": "string"}, ALL),
     "nowhere": (one({"$ref": "#/$defs/none"}), ALL),
     "round and round": (one({"$ref": "#/$defs/A"}, **{"$defs": {"A": {"$ref": "#/$defs/A"}}}), ALL),
+    "half a sign": (one({"const": "\ud83d"}), ALL),
     "some properties": (one({"type": "object", "additionalProperties": WHOLE, "minProperties": 1}), GEMMA),
 }
 """By name: the schema of a tool, and the formats in which a call of it is not forced."""

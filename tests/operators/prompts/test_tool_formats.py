@@ -104,9 +104,9 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
     (
         "gemma",
         'Well.<|tool_call>call:math.add{numbers:[1,-2.5e3,null,true], how:{exact:false,note:<|"|><|"|>}}<tool_call|>'
-        "<|tool_call>call:now{}<tool_call|>",
+        "<|tool_call>call:now{}<tool_call|><|tool_call>call:now<tool_call|>",
         "Well.",
-        [SUM, NOW],
+        [SUM, NOW, NOW],
     ),
     (
         "function_gemma",
