@@ -16,7 +16,7 @@ KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 MOST_JOINED = 256
 """Alternatives of a schema that are written out; each of several choices in one schema multiplies them."""
 _NAMED = ("properties", "patternProperties")
-_SINGLE = ("additionalProperties", "additionalItems", "items")
+_SINGLE = ("additionalProperties", "items")
 _CHOICES = ("anyOf", "oneOf")
 _FIXED = ("enum", "const")
 _KEPT = {
@@ -88,16 +88,21 @@ class _Whole:
         for key, value in schema.items():
             if key in _NAMED:
                 made[key] = {name: self._part(part, resolver, self._inside) for name, part in value.items()}
-            elif isinstance(value, list) and key in ("items", "prefixItems"):
-                made[key] = [self._part(part, resolver, self._inside) for part in value]
+            elif key == "prefixItems" or (key == "items" and isinstance(value, list)):
+                made["prefixItems"] = [self._part(part, resolver, self._inside) for part in value]
             elif key in _SINGLE:
                 made[key] = self._part(value, resolver, self._inside)
             elif key in _KEPT or key in _REFUSED or (key == "uniqueItems" and value):
                 made[key] = value
-        parts: list[tuple[Any, Any]] = [(part, resolver) for part in schema.get("allOf", ())]
+        if isinstance(schema.get("items"), list) and "additionalItems" in schema:  # until draft 2019-09
+            made["items"] = self._part(schema["additionalItems"], resolver, self._inside)
+        for limit, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(made.get(key), bool):  # in draft 4
+                made |= {key: made.pop(limit)} if made.pop(key) and limit in made else {}
+        parts = schema.get("allOf", ())
         if not made and not {*_CHOICES} & {*schema}:  # a reference, or `allOf` with one, as pydantic writes it
-            if parts and len(parts) == 1 and "$ref" not in schema:
-                return self._part(parts[0][0], resolver, beside)
+            if len(parts) == 1 and "$ref" not in schema:
+                return self._part(parts[0], resolver, beside)
             if "$ref" in schema and not parts:
                 return {"$ref": self._target(schema["$ref"], resolver, beside)}
         choice = next((key for key in _CHOICES if key in schema), None)
@@ -106,7 +111,7 @@ class _Whole:
         if "$ref" in schema:
             made["$ref"] = self._target(schema["$ref"], resolver, None)
         if parts:
-            made["allOf"] = [self._part(part, resolver, None) for part, _ in parts]
+            made["allOf"] = [self._part(part, resolver, None) for part in parts]
         for key in _CHOICES:
             if key in schema:
                 made[key] = [self._part(part, resolver, within if key == choice else None) for part in schema[key]]

@@ -318,7 +318,7 @@ class _Grammar:
         """Return the rule of an array; None if none fits."""
         least = max((one.get("minItems", 0) for one in joined), default=0)
         most = min((one["maxItems"] for one in joined if "maxItems" in one), default=None)
-        lists = [_items(one) for one in joined]
+        lists = [(one.get("prefixItems", ()), one.get("items", True)) for one in joined]
         front = max((len(first) for first, _ in lists), default=0) or 1
         tail = self._braces(both(rest for _, rest in lists))
         behind = '""'
@@ -397,14 +397,6 @@ def _object(root: Schema) -> Schema:
 
 def _required(joined: Joined, name: str) -> bool:
     return any(name in one.get("required", ()) for one in joined)
-
-
-def _items(schema: Mapping[str, Any]) -> tuple[Sequence[Schema], Schema]:
-    """Return the schemas of the first items and that of the others."""
-    items = schema.get("items", True)
-    if isinstance(items, list):  # until draft 2019-09
-        return items, schema.get("additionalItems", True)
-    return schema.get("prefixItems", ()), items
 
 
 def _numbers(value: Any, keyword: str) -> Iterator[tuple[str, float]]:

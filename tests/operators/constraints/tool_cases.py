@@ -128,6 +128,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ),
         (),
     ),
+    "the first drafts": (
+        one(
+            {"type": "integer", "minimum": 3, "exclusiveMinimum": True, "maximum": 5},
+            **{"$schema": "http://json-schema.org/draft-04/schema#"},
+        ),
+        (),
+    ),
     "never": ({"type": "object", "properties": {"a": False, "k": WHOLE}}, ()),
     "many choices": (one({"anyOf": [{"const": f"c{i}"} for i in range(100)]}), ()),
     "all referred": ({"$ref": "#/$defs/P", "$defs": {"P": POINT}}, ()),
