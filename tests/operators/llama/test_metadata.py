@@ -75,7 +75,7 @@ def test_rows_with_tools_have_the_template_for_tools(tmp_path):
     assert template_of(settings, tools=True) == tools
     assert template_of(ModelSettings(path=str(TINY)), tools=True) == template_of(ModelSettings(path=str(TINY)))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    rows = [{"prompt": "a", "tools": []}, {"prompt": "b", "tools": [tool, tool]}]
+    rows: list[dict[str, Any]] = [{"prompt": "a", "tools": []}, {"prompt": "b", "tools": [tool, tool]}]
     made = generated(model, rows, "data.tools_column=tools", "output.prompt_text=true")
     assert made["prompt_text"].to_list() == ["plain a", '<tool_call>{"name": "f", "arguments": {}}b']
     assert "tool_calls" in made.columns
