@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.embed import Embed
 from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.embed import EndpointEmbed
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline import run
@@ -29,8 +29,7 @@ from tests.operators.endpoint.fault_server import Fault, FaultServer
 )
 def test_dimensions_are_sent_and_of_a_longer_vector_the_first_are_kept(body, made):
     settings = EndpointSettings(url="http://127.0.0.1:1", api="embeddings")
-    embed: Any = Embed.suited({"model": settings})
-    op = embed(settings, EngineSettings(), dimensions=2)
+    op = EndpointEmbed(settings, EngineSettings(), dimensions=2)
     assert op.plan(pa.schema([("text", pa.string())])).field("embedding").type == pa.list_(pa.float32(), 2)
     assert op._body([("a",)]) == {"input": ["a"], "dimensions": 2}
     answer = {"data": [{"embedding": vector} for vector in body]}
@@ -41,7 +40,7 @@ def test_dimensions_are_sent_and_of_a_longer_vector_the_first_are_kept(body, mad
     (array,) = op._arrays([("a",)], [tuple(np.array(one) for one in op._read(answer, [("a",)])[0])])
     assert [pytest.approx(one) for one in made] == array.to_pylist()
     with pytest.raises(ConfigError, match="dimensions=0 cannot work"):
-        embed(settings, EngineSettings(), dimensions=0)
+        EndpointEmbed(settings, EngineSettings(), dimensions=0)
 
 
 def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):

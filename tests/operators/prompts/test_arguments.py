@@ -17,9 +17,10 @@ from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_render import PROMPT, TURNS, render
 
-SAYS = "{% if messages[-1].content not in ('x', none) %}{{ messages[-1].content }}{% endif %}"
-"""A template has to print what a user says; here nobody says anything but x."""
-SEES = "{{ effort }}|{{ enable_thinking }}|{{ (tools or []) | map(attribute='function.name') | join(',') }}" + SAYS
+SEES = (
+    "{{ messages[0].content }}:{{ effort }}|{{ enable_thinking }}|"
+    "{{ (tools or []) | map(attribute='function.name') | join(',') }}"
+)
 CHAT = DataSettings(messages_column="chat")
 TEXT = pa.schema([("chat", pa.string())])
 
@@ -40,10 +41,10 @@ STRUCT = pa.struct([("effort", pa.string()), ("enable_thinking", pa.bool_())])
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
-        (STRUCT, None, "low|False|"),
-        (STRUCT, {"effort": "high", "enable_thinking": None}, "high|False|"),
-        (pa.map_(pa.string(), pa.string()), [("effort", "high")], "high|False|"),
-        (pa.string(), '{"effort": null, "enable_thinking": true}', "None|True|"),
+        (STRUCT, None, "x:low|False|"),
+        (STRUCT, {"effort": "high", "enable_thinking": None}, "x:high|False|"),
+        (pa.map_(pa.string(), pa.string()), [("effort", "high")], "x:high|False|"),
+        (pa.string(), '{"effort": null, "enable_thinking": true}', "x:None|True|"),
         (pa.string(), "[1]", "column '…' holds a list; template arguments are an object"),
         (pa.string(), "{", "column '…' is text that is not JSON"),
         (pa.string(), '{"tools": []}', "column '…' has the key '…', which Render gives"),
@@ -55,10 +56,10 @@ def test_arguments_of_a_row_come_before_those_of_the_job(tmp_path: Path, kind: A
     rows = [{"prompt": "x", "kw": value}, {"prompt": "x", "kw": None}]
     texts, reasons = render(tmp_path, rows, pa.schema([*PROMPT, ("kw", kind)]), op)
     if reasons:
-        assert texts == ["low|False|"]
+        assert texts == ["x:low|False|"]
         assert reasons[0].startswith(text)
     else:
-        assert texts == [text, "low|False|"]
+        assert texts == [text, "x:low|False|"]
 
 
 TOOLS = pa.list_(
@@ -69,9 +70,9 @@ TOOLS = pa.list_(
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
-        (pa.string(), json.dumps([tool("a"), tool("b")]), "||a,b"),
-        (TOOLS, [{"type": "function", "function": {"name": "c", "strict": None}}], "||c"),
-        (TOOLS, [], "||"),
+        (pa.string(), json.dumps([tool("a"), tool("b")]), "x:||a,b"),
+        (TOOLS, [{"type": "function", "function": {"name": "c", "strict": None}}], "x:||c"),
+        (TOOLS, [], "x:||"),
         (pa.string(), '{"name": "a"}', "column '…' holds an object; tools are a list"),
         (pa.string(), '[{"name": "a"}]', "tool N of column '…' has no function with a name; a tool is {type"),
     ],
@@ -81,17 +82,17 @@ def test_tools_of_a_row(tmp_path: Path, kind: Any, value: Any, text: str) -> Non
     schema = pa.schema([*PROMPT, ("given", kind)])
     texts, reasons = render(tmp_path, rows, schema, Render(model(), DataSettings(tools_column="given")))
     if reasons:
-        assert texts == ["||"]
+        assert texts == ["x:||"]
         assert reasons[0].startswith(text)
     else:
-        assert texts == [text, "||"]
+        assert texts == [text, "x:||"]
 
 
 def test_null_keys_of_structs_reach_no_template(tmp_path: Path) -> None:
     value = [{"type": "function", "function": {"name": "c", "strict": None}}]
-    op = Render(chat_model("{{ tools | tojson }}" + SAYS), DataSettings(tools_column="given"))
+    op = Render(chat_model("{{ messages[0].content }}{{ tools | tojson }}"), DataSettings(tools_column="given"))
     texts, _ = render(tmp_path, [{"prompt": "x", "given": value}], pa.schema([*PROMPT, ("given", TOOLS)]), op)
-    assert texts == ['[{"type": "function", "function": {"name": "c"}}]']
+    assert texts == ['x[{"type": "function", "function": {"name": "c"}}]']
 
 
 def test_tools_of_the_job_are_a_list_or_a_file_and_a_file_counts_by_its_content(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_tools_of_the_job_are_a_list_or_a_file_and_a_file_counts_by_its_content(
     path.write_text(json.dumps([tool("a")]))
     data = [DataSettings(tools=[tool("a")]), DataSettings(tools=str(path))]
     for given in data:
-        assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(model(), given)) == (["||a"], [])
+        assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(model(), given)) == (["x:||a"], [])
     before = Render(model(), data[1]).fingerprint()
     path.write_text(json.dumps([tool("b")]))
     assert Render(model(), data[1]).fingerprint() != before
@@ -214,8 +215,8 @@ def test_tool_calls_without_content_have_the_content_that_the_template_can_use(
     tmp_path: Path, content: dict[str, Any], quote: str
 ) -> None:
     chat = [{"role": "assistant", **content, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}]
-    looks = "{%- if messages[0][QcontentQ] is none %}{{ messages[0].tool_calls[0].function.name }}{% endif %}"
-    looks += SAYS
+    looks = "{%- if messages[0][QcontentQ] is none %}{{ messages[0].tool_calls[0].function.name }}"
+    looks += "{% else %}{{ messages[0].content }}{% endif %}"
     appends = "{{ 'a' + messages[0].content }}{{ '' + messages[0].tool_calls[0].function.arguments }}"
     for template, text in ((looks.replace("Q", quote), "f"), (appends, 'a{"a": "é"}')):
         rows = [{"chat": json.dumps(chat)}]
