@@ -95,12 +95,15 @@ def test_a_target_ends_when_its_money_is_spent_over_all_attempts(tmp_path):
     with FaultServer() as server:
         result = asked(server, tmp_path / "out", 300, **target, target__max_cost=35.0, max_open_chunks=1)
         assert result.outcome == ExitCode.BUDGET
-        spent = server.requests
-        assert 35 <= spent < 100
+        sent, spent = server.requests, run_figures(read_results(tmp_path / "out"))["cost at servers"].value
+        assert spent is not None
+        assert 35 <= spent <= sent < 100  # an answer that comes when the run has ended costs, and nobody knows of it
         asked(server, tmp_path / "out", 300, **target, target__max_cost=spent - 1, max_open_chunks=1)
-        assert server.requests == spent
+        assert server.requests == sent
         result = asked(server, tmp_path / "out", 300, **target, max_open_chunks=1)
         assert result.outcome == ExitCode.DONE
     assert result.rows().collect().height == 200
     figures = run_figures(read_results(tmp_path / "out"))
-    assert figures["cost at servers"].value == pytest.approx(server.requests)  # over both attempts that asked
+    cost = figures["cost at servers"].value  # over both attempts that asked
+    assert cost is not None
+    assert max(spent + 1, 200) <= cost <= server.requests

@@ -302,6 +302,7 @@ def test_a_text_ends_where_the_model_waits_for_the_result_of_a_tool():
     vocabulary.names.append("<|tool_response>")
     vocabulary._pieces.append(b"")
     vocabulary.end_ids, vocabulary.n_vocab = frozenset({3}), len(vocabulary.names)  # type: ignore[attr-defined]
+    vocabulary.suppressed_ids = ()  # type: ignore[attr-defined]
     tools = Tools.of(ModelSettings(tool_format="gemma"), DataSettings(tools=TOOLS), SamplingSettings())
 
     def stops(given: Tools | None, **sampling: Any) -> frozenset[int]:

@@ -64,7 +64,7 @@ def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
     assert lines["instruction_prompt"] == "Render <- read: adds prompt_text: string, prompt_literals: list<item: int32>"
     assert lines["distinct"] == "Dedup <- instruction_columns: the same columns"
     assert lines["answer_names"].startswith(
-        "Rename <- answer: adds answer: string; drops prompt_text, prompt_ids, answer_c"
+        "Rename <- answer: adds answer: string; drops prompt_text, prompt_literals, prompt_ids, answer_c"
     )
     assert re.match(r"Select <- verdict_keep: drops verdict_finish_reason, ", lines["verdict_columns"])
     assert lines["write"] == "WriteRows <- target: writes the rows"

@@ -64,7 +64,7 @@ __all__ = ["here"]  # the fixture: a directory with a job file of squares
         ("nodes.square.on_error=explode", "on_error='explode' cannot work"),
         (
             "sampling=gredy",
-            "sampling is one of creative, default, greedy, no_repeats, plain; did you mean sampling=greedy",
+            "sampling is one of creative, default, greedy, model, no_repeats, plain; did you mean sampling=greedy",
         ),
         ("data.path=${nowhere}", "data.path: Interpolation key 'nowhere' not found"),
         ("target.accepted=5", "did you mean target.accepted_rows?"),

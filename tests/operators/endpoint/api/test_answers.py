@@ -83,7 +83,7 @@ def test_calls():
         {"function": {"name": "h"}},
     ]
     answer = read_answer(chat({"content": None, "tool_calls": calls}, finish_reason="tool_calls"), CHAT)
-    assert answer.calls == (Call("f", '{"a": 1'), Call("g", '{"b": "ü"}'), Call("h", ""))
+    assert answer.calls == (Call("f", '{"a": 1'), Call("g", '{"b": "ü"}'), Call("h", "{}"))
     assert answer.tool_calls[1] == {"name": "g", "arguments": '{"b": "ü"}'}
     assert (answer.text, answer.finish_reason, answer.finish_detail) == ("", "stop", "tool_calls")
     old = read_answer(chat({"content": None, "function_call": {"name": "f", "arguments": "{}"}}), CHAT)
