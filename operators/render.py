@@ -35,6 +35,8 @@ _TURN = "the-user-writes-here"
 """Stands for the content of a message, to find where the chat template would put it."""
 
 _NONE = SpecialTokens(())
+MOST_SHAPES = 10_000
+"""Shapes of conversations that are known to be proved."""
 TAGS = frozenset(text for tags in KNOWN for text in (tags.opening, tags.closing))
 """A template may look for them in an answer, to take its reasoning apart; it writes them itself then."""
 
@@ -119,6 +121,7 @@ class Render(Rendering):
             runtime.log.info("the model has no chat template: the prompt is given to it as it is")
         self._read = set() if self._chat is None else set(self._chat.named)
         self._proved: set[tuple[str, bool]] = set()
+        self._shapes: set[tuple[object, ...]] = set()
         self._log = runtime.log
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -193,6 +196,11 @@ class Render(Rendering):
 
     def _prove(self, messages: Messages, given: Mapping[str, Any]) -> Generator[dict[str, Any], str, None]:
         """Say once of each kind of message that a row has, and of its tools, that the chat template drops it."""
+        shape = (*((m["role"], bool(m.get("content")), bool(m.get("tool_calls"))) for m in messages), "tools" in given)
+        if shape in self._shapes:
+            return
+        if len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(shape)
         tools = given.get("tools") if self._chat is not None and "tools" in self._chat.named else None
         for what, conversation, beside in proofs(messages, tools):
             if (kind := (what, bool(beside))) in self._proved:
@@ -216,12 +224,18 @@ class Render(Rendering):
     ) -> tuple[Messages, Mapping[str, Any]] | None:
         """Return messages and arguments of a row with the names of control tokens marked, in the assistant's messages
         those of `answers`; None if there are none. Roles, and what the job gives, are the template's words."""
-        of_job = self._model.template_kwargs or {}
-        by_role = ((m, answers if m["role"] == ASSISTANT else self._special_tokens) for m in messages)
-        made = [{key: v if key == "role" else special.mark(v) for key, v in m.items()} for m, special in by_role]
-        values = {k: v if of_job.get(k) is v else self._special_tokens.mark(v) for k, v in given.items()}
-        pairs = zip([given, *messages], [values, *made], strict=True)
-        return (made, values) if any(one[key] is not other[key] for one, other in pairs for key in one) else None
+        mark, in_answers, of_job = self._special_tokens.mark, answers.mark, self._model.template_kwargs or {}
+        changed: list[tuple[int, str, Any]] = []
+        for i, message in enumerate(messages):
+            its = in_answers if message["role"] == ASSISTANT else mark
+            changed += [(i, key, new) for key, v in message.items() if key != "role" and (new := its(v)) is not v]
+        values = {k: new for k, v in given.items() if of_job.get(k) is not v and (new := mark(v)) is not v}
+        if not changed and not values:
+            return None
+        made = [dict(message) for message in messages]
+        for i, key, new in changed:
+            made[i][key] = new
+        return made, {**given, **values}
 
     def _chat_text(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
         last = messages[-1] if messages else {}

@@ -141,8 +141,10 @@ class Rendering(BaseOperator):
 
     def _without_bos(self, prompt: Prompt) -> Prompt:
         """Take off a BOS that a template wrote, and the white space before it, since the tokenizer puts one first."""
+        if not self._bos:
+            return prompt
         begins = len(prompt.text) - len(prompt.text.lstrip())
-        if not self._bos or not prompt.text.startswith(self._bos, begins) or begins in prompt.literals:
+        if not prompt.text.startswith(self._bos, begins) or begins in prompt.literals:
             return prompt
         cut = begins + len(self._bos)
         return prompt._replace(text=prompt.text[cut:], literals=[place - cut for place in prompt.literals])
