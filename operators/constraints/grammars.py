@@ -121,7 +121,7 @@ def _json_schema(settings: StructuredSettings) -> Form:
 
     beyond = None
     with suppress(RecursionError):  # which is told below
-        beyond = next(_numbers_beyond(schema), None)
+        beyond = next(rounded_numbers(schema), None)
     if beyond is not None:
         raise ConfigError(
             f"{key} has {beyond[1]} at {beyond[0]}, and numbers beyond 2^53 would be written as others; write a text in"
@@ -192,7 +192,7 @@ def _misfit(grammar: str, key: str, text: str) -> str | None:
     return None if fits else f"the text does not fit {key}"
 
 
-def _numbers_beyond(part: Any, place: str = "#", kind: str = "schema") -> Iterator[tuple[str, Any]]:
+def rounded_numbers(part: Any, place: str = "#", kind: str = "schema") -> Iterator[tuple[str, Any]]:
     """Yield the numbers in a schema that llguidance rounds, each with a JSON pointer. `kind`: what `part` is: a schema,
     names of schemas, or a value."""
     if isinstance(part, Mapping):
@@ -203,10 +203,10 @@ def _numbers_beyond(part: Any, place: str = "#", kind: str = "schema") -> Iterat
                 continue
             else:
                 below = "value" if key in _NUMBERS else "names" if key in _NAMED else kind
-            yield from _numbers_beyond(inner, f"{place}/{_step(key)}", below)
+            yield from rounded_numbers(inner, f"{place}/{_step(key)}", below)
     elif isinstance(part, list):
         for i, inner in enumerate(part):
-            yield from _numbers_beyond(inner, f"{place}/{i}", kind)
+            yield from rounded_numbers(inner, f"{place}/{i}", kind)
     elif kind == "value" and isinstance(part, int | float) and abs(part) > _EXACT:
         yield place, part
 

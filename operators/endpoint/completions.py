@@ -11,7 +11,7 @@ import pyarrow as pa
 from operators.endpoint.api.answers import Answer
 from operators.endpoint.rows import EndpointRow
 from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
-from operators.generation.sampling_params import row_check
+from operators.generation.structured import row_check
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.generation.tools import checks_of
 from operators.settings import SamplingSettings

@@ -19,8 +19,8 @@ from operators.endpoint.rows import EndpointRow, Identical, Requests
 from operators.endpoint.server import server_of
 from operators.generation.completions import OpenChunks, with_completion
 from operators.generation.requests import Samples
-from operators.generation.sampling_params import answer_check
 from operators.generation.seeds import SEED, RowSeeds
+from operators.generation.structured import answer_check
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
 from operators.prompts.rendering import PROMPT_TEXT

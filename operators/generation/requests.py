@@ -14,8 +14,9 @@ import pyarrow as pa
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.reasoning import Reasoning
-from operators.generation.sampling_params import RowParams, structured_form, token_ids
+from operators.generation.sampling_params import RowParams, token_ids
 from operators.generation.seeds import SEED, RowSeeds, no_seed
+from operators.generation.structured import structured_form
 from operators.generation.tools import Tools
 from operators.rows.lineage import append_to_lineage, repeated
 from operators.rows.sql import RowExpression

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ from operators.engine.backend.interface import Model
 from operators.engine.sampling.constraint import Constraint
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.penalties import Breakers
+from operators.generation.structured import MOST_SCHEMAS, structured_form
 from operators.generation.tools import AUTO, NONE, Tools
 from operators.prompts.messages import NoPrompt
-from operators.rows.json_schema import text_check
 from operators.settings import SamplingSettings
 from operators.settings.sampling import misfits, plain_value
-from operators.settings.structured import StructuredSettings, choice_check, parse_schema, read_schema
-from pipeline.api.errors import ConfigError, install
+from operators.settings.structured import StructuredSettings, parse_schema
+from pipeline.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from operators.constraints.compiler import Compiler
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 MOST_DRAWINGS = 10_000
 """Combinations of column values to cache at most."""
-MOST_SCHEMAS = 256
-"""The same if each has a compiled schema, which takes some 100 kB."""
 _BREAKER_BYTES = 40
 _TAIL_TOKENS = 20
 """Tokens of a DRY breaker that llama.cpp looks at."""
@@ -254,46 +251,6 @@ class RowParams:
         if texts not in self._breakers:
             self._breakers[texts] = dry_breakers(self._model, texts)
         return self._breakers[texts]
-
-
-def structured_form(settings: StructuredSettings) -> Form | None:
-    """Compile the constraint of `settings` on the texts of all rows; None if there is none.
-
-    Raises:
-        ConfigError: it cannot be compiled, or llguidance is not installed.
-        InputError: its file cannot be read.
-    """
-    if settings.kind is None:
-        return None
-    try:
-        from operators.constraints.grammars import form_of
-    except ImportError as error:
-        raise ConfigError(f"sampling.structured needs llguidance ({error}); {install('structured')}") from error
-    return form_of(settings)
-
-
-def answer_check(settings: StructuredSettings) -> Callable[[str], str | None] | None:
-    """Return a function that says why a text is not what `settings` ask of the texts of all rows, or returns None; None
-    if they ask nothing of all. Of whoever writes it nothing is assumed: JSON may be of any schema, compiled or not.
-
-    Raises:
-        ConfigError, InputError: see structured_form.
-    """
-    match settings.kind:
-        case "json_schema":
-            key = "sampling.structured.json_schema"
-            return text_check(read_schema(settings.json_schema, key), key)
-        case "choices":
-            return choice_check(settings.choices or ())
-    form = structured_form(settings)
-    return None if form is None else form.check
-
-
-@functools.lru_cache(MOST_SCHEMAS)
-def row_check(schema: str, column: str) -> Callable[[str], str | None]:
-    """Return a function that says why a text is no JSON of the `schema` that its row has in `column`, or returns None.
-    Raise ConfigError if that is no JSON schema."""
-    return text_check(parse_schema(schema, f"column '{column}': its value"), f"the schema in column '{column}'")
 
 
 def token_ids(model: Model, text: bytes) -> tuple[int, ...]:

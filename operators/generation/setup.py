@@ -12,7 +12,7 @@ from operators.generation.completions import Completions, completion_fields, wit
 from operators.generation.model_sampling import taken
 from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.generation.requests import Requests, Samples, require_columns
-from operators.generation.sampling_params import structured_form
+from operators.generation.structured import structured_form
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
 from operators.generation.wiring import check_room, decode_strategy, draft_memory, model_memory

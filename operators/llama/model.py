@@ -22,18 +22,15 @@ from operators.llama.gguf_check import tokens_of
 from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
-from operators.llama.pieces import Pieces
+from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.trial import require_sound_build
-from operators.prompts.special_tokens import SpecialToken, SpecialTokens
+from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
-_CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-"""What llama.cpp reads only where it is told to read special tokens."""
-_SPECIAL = _CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
@@ -143,9 +140,9 @@ class LlamaModel:
         self._pieces = Pieces(vocab, self.n_vocab)
         self.bos_id: int = llama_cpp.llama_vocab_bos(vocab)
         self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab)) and self.bos_id >= 0
-        self.bos_token = self._text_of(self.bos_id)
+        self.bos_token = text_of(vocab, self.bos_id)
         eos_id: int = llama_cpp.llama_vocab_eos(vocab)
-        self.eos_token = self._text_of(eos_id)
+        self.eos_token = text_of(vocab, eos_id)
         self.closing_ids = self._closing(vocab, eos_id)
         self.chat_template = template_in(self._model)
         self.tool_template = template_in(self._model, TOOL_USE)
@@ -191,16 +188,7 @@ class LlamaModel:
 
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
-        attributes = [llama_cpp.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_vocab)]
-        found = [(token, given, self._text_of(token)) for token, given in enumerate(attributes) if given & _SPECIAL]
-        names = {name for _, _, name in found}
-        made = []
-        for token, given, name in found:
-            # llama.cpp makes this one user-defined: it ends a part of an answer of gpt-oss, and not the whole.
-            is_part = name == "<|end|>" and {"<|return|>", "<|call|>"} <= names and not given & _CONTROL
-            strips = (given & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, given & llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
-            made.append(SpecialToken(token, name, bool(given & _CONTROL) or is_part, is_part, *map(bool, strips)))
-        return SpecialTokens(made)
+        return special_tokens_of(self._vocab, self.n_vocab)
 
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
@@ -283,10 +271,6 @@ class LlamaModel:
             if count >= 0:
                 return count
             self._scratch = (ctypes.c_int * (2 * -count))()
-
-    def _text_of(self, token: int) -> str:
-        text = llama_cpp.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
-        return text.decode("utf-8", "replace") if text else ""
 
 
 def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:

@@ -9,7 +9,7 @@ import pytest
 
 from operators.constraints.compiler import LlgConstraint
 from operators.constraints.grammars import form_of
-from operators.generation.sampling_params import answer_check
+from operators.generation.structured import answer_check
 from operators.settings.structured import StructuredSettings
 from pipeline import run
 from pipeline.api.errors import ConfigError

@@ -1,0 +1,131 @@
+"""BraceGrammar: arguments in Gemma's notation, in braces, with a quote of its own around texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from operators.constraints.lark_texts import any_of, escaped, quoted
+from operators.constraints.tool_grammar import ToolGrammar, requires
+from operators.constraints.tool_schemas import Joined, Schema, alternatives, both, fixed, kinds, names_in, property_of
+from pipeline.api.errors import ConfigError
+
+_NUMBER_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+class BraceGrammar(ToolGrammar):
+    """Arguments as `{key:value}`."""
+
+    def _arguments(self, schema: Schema) -> str:
+        self._objects(schema)
+        rule = self._braces(schema)
+        if rule is None:
+            raise ConfigError("no arguments fit")
+        return rule
+
+    def _braces(self, schema: Schema) -> str | None:
+        """Return the rule of a value in Gemma's notation; None if none fits."""
+        known = json.dumps(schema, sort_keys=True)
+        if known not in self._known:
+            self._rules.append("")
+            at = len(self._rules) - 1
+            self._known[known] = f"r{at}"
+            several = [one for joined in alternatives(schema, self._root) for one in self._values(joined)]
+            self._rules[at] = f"r{at}: {' | '.join(several) or quoted('')}"
+            if not several:
+                self._known[known] = None
+        return self._known[known]
+
+    def _values(self, joined: Joined) -> Iterator[str]:
+        """Iterate the expressions of the values of one alternative, by their types."""
+        if fixed(joined) is not None:
+            yield from (self._plain(value) for value in self._fitting(joined))
+            return
+        types = kinds(joined)
+        if numbers := types & {"integer", "number"}:
+            limits = [{key: one[key] for key in _NUMBER_LIMITS if key in one} for one in joined]
+            plain = {"type": "number" if "number" in numbers else "integer"}
+            yield self._json(both([plain, *(one for one in limits if one)]))
+        for kind, words in (("null", ["null"]), ("boolean", ["true", "false"])):
+            if kind in types:
+                yield from map(quoted, words)
+        if "string" in types:
+            quote = self._mark(self._form.quote)
+            never = [f"(?s:.)*{escaped(self._form.quote)}(?s:.)*"]  # spelt out it ends the text
+            end = "" if quote[0] == "<" else self._form.quote
+            yield f"{quote} {self._text(joined, end, never)} {'' if end else quote}"
+        if "array" in types and (array := self._array(joined)) is not None:
+            yield array
+        if "object" in types and (made := self._object(joined)) is not None:
+            yield made
+
+    def _array(self, joined: Joined) -> str | None:
+        """Return the rule of an array; None if none fits."""
+        least = max((one.get("minItems", 0) for one in joined), default=0)
+        most = min((one["maxItems"] for one in joined if "maxItems" in one), default=None)
+        lists = [(one.get("prefixItems", ()), one.get("items", True)) for one in joined]
+        front = max((len(first) for first, _ in lists), default=0) or 1
+        tail = self._braces(both(rest for _, rest in lists))
+        behind = '""'
+        if tail is not None and (most is None or most > front):
+            behind = f'("," {tail}){{{max(least - front, 0)},{"" if most is None else most - front}}}'
+        elif least > front:
+            return None
+        for i in reversed(range(front)):
+            item = self._braces(both(first[i] if i < len(first) else rest for first, rest in lists))
+            if item is None or (most is not None and i >= most):
+                behind = '""'
+                if i < least:
+                    return None
+            else:
+                behind = self._rule(
+                    f"{'' if i == 0 else quoted(',')} {item} {behind}" + (' | ""' if i >= least else "")
+                )
+        return self._rule(f'"[" {behind} "]"')
+
+    def _object(self, joined: Joined) -> str | None:
+        """Return the rule of an object, whose keys come in the order of the alphabet, as the template has them; None if
+        none fits."""
+        first, rest = '""', '""'
+        if (others := self._others(joined)) is not None and (value := self._braces(others)) is not None:
+            named = any_of(names_in(joined))
+            key = self._rule(rf"(/[^\s:,\x22{{}}\[\]<>]+( [^\s:,\x22{{}}\[\]<>]+)*/ & ~/{named}/) {quoted(':')}", "T")
+            rest = self._rule(f'("," {key} {value})*')
+            first = self._rule(f"({key} {value} {rest})?")
+        for name in sorted(names_in(joined), reverse=True):
+            value = self._braces(property_of(joined, name))
+            if value is None and requires(joined, name):
+                return None
+            if value is None:
+                continue
+            pair = f"{self._key(name)} {value}"
+            alone, behind = self._rule(f"{pair} {rest}"), self._rule(f'"," {pair} {rest}')
+            if requires(joined, name):
+                first, rest = alone, behind
+            else:
+                first, rest = self._rule(f"{alone} | {first}"), self._rule(f"{behind} | {rest}")
+        return self._rule(f'"{{" {first} "}}"')
+
+    def _key(self, name: str) -> str:
+        """Return the expression of a key, in quotes if it has to be."""
+        if self._read("f", f"{{{name}:1}}") == ("f", {name: 1}):
+            return quoted(f"{name}:")
+        if self._form.quote in name:
+            raise ConfigError(f"the name {name!r} cannot be written")
+        quote = self._mark(self._form.quote)
+        return f"{quote} {quoted(name)} {quote} {quoted(':')}"
+
+    def _plain(self, value: Any) -> str:
+        """Return the expression of this value alone."""
+        if isinstance(value, str):
+            if self._form.quote in value:
+                raise ConfigError(f"the value {value!r} cannot be written")
+            quote = self._mark(self._form.quote)
+            return f"{quote} {quoted(value)} {quote}"
+        if isinstance(value, Mapping):
+            pairs = [f"{self._key(name)} {self._plain(part)}" for name, part in sorted(value.items())]
+            return " ".join(['"{"', ' "," '.join(pairs), '"}"'])
+        if isinstance(value, list):
+            return " ".join(['"["', ' "," '.join(map(self._plain, value)), '"]"'])
+        return quoted(json.dumps(value))

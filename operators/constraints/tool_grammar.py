@@ -1,0 +1,180 @@
+"""ToolGrammar: the rules of forced tool calls, with arguments as JSON; formats that write them otherwise extend it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+
+from operators.constraints.grammars import NATURAL, fault_of, rounded_numbers
+from operators.constraints.lark_texts import FORMATS, quoted, searched
+from operators.constraints.tool_schemas import (
+    Joined,
+    Schema,
+    alternatives,
+    both,
+    fixed,
+    kinds,
+    names_in,
+    property_of,
+    whole,
+)
+from operators.prompts.tool_formats import ToolFormat, parse_calls
+from operators.prompts.tool_readers import BrokenCall
+from operators.rows.json_schema import validator
+from pipeline.api.errors import ConfigError
+
+Control = Callable[[str], int | None]
+_SLOT = re.compile(r"\{(name|json_name|arguments|text)\}")
+_MARK = re.compile(r"(</?\|?[a-z_\"]+\|?>|\[[A-Z_]+\])")
+"""What may be a control token in the shape of a format."""
+
+
+class ToolGrammar:
+    """Rules in Lark's notation, as they are needed."""
+
+    def __init__(self, form: ToolFormat, control: Control) -> None:
+        self._form = form
+        self._control = control
+        self._rules: list[str] = []
+        self._root: Schema = True
+        self._known: dict[str, str | None] = {}
+        """Rules of the values of the tool, by their schema; None: no value fits."""
+
+    def of(self, start: str) -> str:
+        return LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *self._rules, "TEXT: /(?s:.*)/"]))
+
+    def literal(self, text: str, **slots: str) -> str:
+        """Return an expression for `text`, in which `{slot}` is another expression."""
+        parts = []
+        for i, part in enumerate(_SLOT.split(text)):
+            if i % 2:
+                parts.append("TEXT" if part == "text" else slots[part])
+            else:
+                parts += [self._mark(some) for some in _MARK.split(part) if some]
+        return " ".join(parts)
+
+    def call(self, name: str, schema: Schema) -> str:
+        """Return the rule of a call. `schema`: of the tool's arguments. Raises ConfigError."""
+        if self._read(name, "" if self._form.arguments == "tags" else "{}") != (name, {}):
+            raise ConfigError(f"its name {name!r} would be read as another")
+        self._root = root = whole(schema, closed=True)
+        try:
+            return self._call(name, root)
+        except ConfigError:
+            for joined in alternatives(root, root):
+                for argument in names_in(joined):
+                    alone = {"properties": {argument: property_of(joined, argument)}}
+                    try:
+                        self._call(name, {**alone, "required": [argument]} if requires(joined, argument) else alone)
+                    except ConfigError as error:
+                        raise ConfigError(f"the argument {argument}: {error}") from error
+            raise
+
+    def _call(self, name: str, schema: Schema) -> str:
+        self._known.clear()
+        for place, value in rounded_numbers(schema):
+            raise ConfigError(f"{place.rpartition('/')[2]} has {value}, and beyond 2^53 numbers are rounded")
+        schema = arguments_of(schema)
+        self._check(LLMatcher.grammar_from_lark(f"start: {self._json(schema)}"))  # what JSON cannot keep, no format can
+        slots = {"name": quoted(name), "json_name": quoted(quoted(name)), "arguments": self._arguments(schema)}
+        rule = self._rule(self.literal(self._form.shape, **slots))
+        self._check(self.of(rule))
+        return rule
+
+    def _check(self, grammar: str) -> None:
+        """Raise ConfigError with llguidance's reason if it cannot compile a grammar."""
+        if (reason := fault_of(grammar)) is not None:
+            lines = reason.splitlines()
+            why = next((line for line in lines if line.startswith("error: ")), lines[0])
+            raise ConfigError(why.rpartition("failed to compile JSON schema: ")[2].partition(". Enable")[0])
+
+    def _read(self, name: str, arguments: str) -> tuple[str, Mapping[str, Any]] | None:
+        """Return what the reader makes of a call."""
+        slots = {"name": name, "json_name": json.dumps(name), "arguments": arguments}
+        try:
+            found = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
+        except BrokenCall:
+            return None
+        return (found.calls[0].name, found.calls[0].arguments) if len(found.calls) == 1 else None
+
+    def _mark(self, text: str) -> str:
+        token = self._control(text) if _MARK.fullmatch(text) else None
+        return quoted(text) if token is None else f"<[{token}]>"
+
+    def _rule(self, expression: str, terminal: str = "r") -> str:
+        name = f"{terminal}{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
+        return name
+
+    def _arguments(self, schema: Schema) -> str:
+        """Return the expression of the arguments of a call. Raises ConfigError if the format cannot keep them."""
+        return self._json(schema)
+
+    def _json(self, schema: Schema) -> str:
+        """Return the expression of a value in JSON."""
+        made: dict[str, Any] = {**schema} if isinstance(schema, Mapping) else {} if schema else {"enum": []}
+        if isinstance(self._root, Mapping) and "$defs" in self._root:
+            made["$defs"] = self._root["$defs"]
+        return f"%json {json.dumps({**made, 'x-guidance': NATURAL})}"
+
+    def _text(self, joined: Joined, end: str, never: Sequence[str]) -> str:
+        """Return the terminal of a text without quotes and of the `end` behind it. `never`: regexes of what is none."""
+        parts = []
+        for one in joined:
+            lengths = one.get("minLength", 0), one.get("maxLength")
+            if lengths != (0, None):
+                parts.append(f"/(?s:.){{{lengths[0]},{'' if lengths[1] is None else lengths[1]}}}/")
+            if "pattern" in one:
+                parts.append(f"/{searched(one['pattern'])}/")
+            if "format" in one:
+                if one["format"] not in FORMATS:
+                    raise ConfigError(f"format {one['format']!r} cannot be kept in texts without quotes")
+                parts.append(f"/{FORMATS[one['format']]}/")
+        parts += [f"~/{regex}/" for regex in never]
+        return self._rule(f"({' & '.join(['/(?s:.*)/', *parts])}) {quoted(end) if end else ''}", "T")
+
+    def _fitting(self, joined: Joined) -> Iterator[Any]:
+        """Iterate the values of `enum` and `const` that fit the other keywords, too."""
+        values = fixed(joined)
+        if values:
+            defs = self._root.get("$defs", {}) if isinstance(self._root, Mapping) else {}
+            check = validator({"allOf": [*joined], "$defs": defs}, "it")
+            yield from (value for value in values if check(value) is None)
+
+    def _objects(self, schema: Schema) -> list[Joined]:
+        """Return the alternatives of an object that can be. Raises ConfigError if none can."""
+        found = [
+            joined
+            for joined in alternatives(schema, self._root)
+            if "object" in kinds(joined)
+            and not any(requires(joined, name) and property_of(joined, name) is False for name in names_in(joined))
+        ]
+        if not found:
+            raise ConfigError("no arguments fit")
+        return found
+
+    def _others(self, joined: Joined) -> Schema | None:
+        """Return the schema of properties that are not named; None if there are none."""
+        for keyword in ("patternProperties", "minProperties", "maxProperties", "enum", "const"):
+            if any(keyword in one for one in joined):
+                raise ConfigError(f"{keyword} of an object cannot be kept")
+        others = both(one.get("additionalProperties", True) for one in joined)
+        return None if others is False else others
+
+
+def arguments_of(root: Schema) -> Schema:
+    """Return the schema of arguments, which are an object, whatever its schema says."""
+    own = root if isinstance(root, bool) else {key: part for key, part in root.items() if key != "$defs"}
+    if own is True or own == {}:
+        return {"type": "object", "additionalProperties": False}
+    if isinstance(own, Mapping) and own.keys().isdisjoint({"type", "allOf", "anyOf", "oneOf", "$ref"}):
+        return {"type": "object", **own}
+    return both([own, {"type": "object"}]) if isinstance(own, Mapping) and own.get("type") != "object" else own
+
+
+def requires(joined: Joined, name: str) -> bool:
+    return any(name in one.get("required", ()) for one in joined)
