@@ -133,6 +133,16 @@ def test_a_text_has_the_tokens_that_llama_cpp_gives_its_pieces(folder, name, dat
     ]
 
 
+@pytest.mark.parametrize("name", often(NAMES, "tiny", "phi-3"))
+def test_white_space_beside_a_token_goes_where_llama_cpp_takes_it(folder, name):
+    loaded = model(folder, name)
+    for token in loaded.special_tokens.texts.values():
+        text = f"a \n{token} \n word{token}{token}\t"
+        whole = loaded.tokenize([text.encode()], special=True)[0].tolist()
+        found = loaded.special_tokens.ids(text, text, lambda part: plain(loaded, part)).tolist()
+        assert found == whole[int(loaded.add_bos) :], token
+
+
 def test_control_tokens_that_llama_cpp_reads_in_any_text_are_text_too(folder):
     loaded = model(folder, "gpt-oss")
     text = "a<|end|>b"
