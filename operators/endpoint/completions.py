@@ -13,9 +13,8 @@ from operators.endpoint.rows import EndpointRow
 from operators.generation.completions import LOGPROBS, REASONING, TEXT, completion_fields
 from operators.generation.structured import row_check
 from operators.generation.tool_calls import TOOL_CALLS
-from operators.generation.tools import checks_of
+from operators.generation.tools import CHOICE, checks_of, unforced
 from operators.settings import SamplingSettings
-from operators.settings.structured import StructuredSettings
 from pipeline.api.records import Batch, Rejects
 
 _ENTRY = pa.struct([pa.field("token", pa.string()), pa.field("logprob", pa.float32())])
@@ -36,8 +35,8 @@ class AnswerColumns:
         kept: the columns of their batch that are passed on.
         fields: the columns of the completion, of `answer_fields`.
         schema: all of them, under the names that they get.
-        structured: what a text has to be.
         check: returns why a text is not that, or None; None: rows have schemas of their own, or there is no constraint.
+        sampling: what a text has to be, and which call is forced.
         tools: the tools of every row as JSON; None: there are none, or each row has its own.
     """
 
@@ -46,13 +45,14 @@ class AnswerColumns:
         kept: Sequence[str],
         fields: Sequence[pa.Field],
         schema: pa.Schema,
-        structured: StructuredSettings,
         check: Callable[[str], str | None] | None,
+        sampling: SamplingSettings,
         tools: str | None,
     ) -> None:
         self._kept, self._fields, self._schema = kept, fields, schema
-        self._schema_column = structured.json_schema_column
+        self._schema_column = sampling.structured.json_schema_column
         self._check = check
+        self._choice, self._per_row = sampling.tools, sampling.per_row
         self._tools = tools
         self._values: Mapping[str, Callable[[Answer], Any]] = {
             TEXT: lambda answer: answer.text,
@@ -62,7 +62,6 @@ class AnswerColumns:
             REASONING[0].name: lambda answer: answer.reasoning,
             REASONING[1].name: lambda answer: answer.reasoning_tokens,
             TOOL_CALLS[0].name: lambda answer: answer.tool_calls or None,
-            TOOL_CALLS[1].name: self._tool_error,
             LOGPROBS.name: lambda answer: answer.logprobs,
             TOP_LOGPROBS.name: _top_logprobs,
         }
@@ -87,7 +86,9 @@ class AnswerColumns:
         made = []
         for field in self._fields:
             if field.name == "seed":
-                values = [row.seed for row in rows]
+                values: list[Any] = [row.seed for row in rows]
+            elif field.name == TOOL_CALLS[1].name:
+                values = [self._tool_error(row, row.answer) for row in rows if row.answer is not None]
             else:
                 value = self._values[field.name]
                 values = [value(row.answer) for row in rows if row.answer is not None]
@@ -108,10 +109,13 @@ class AnswerColumns:
             return f"cut by max_tokens={row.max_tokens} before the text was what sampling.structured asks for"
         return check(answer.text)
 
-    def _tool_error(self, answer: Answer) -> str | None:
-        """Return what is wrong with the arguments of calls, by the tools' schemas."""
-        if not answer.tool_calls or self._tools is None:
-            return None
+    def _tool_error(self, row: EndpointRow, answer: Answer) -> str | None:
+        """Return what is wrong with the calls: one that was to be forced is not there, or their arguments do not keep
+        the tools' schemas."""
+        given = row.batch.data.column(CHOICE)[row.index].as_py() if CHOICE in self._per_row else None
+        reason = unforced(given or self._choice, [call["name"] for call in answer.tool_calls])
+        if reason is not None or self._tools is None:
+            return reason
         checks = checks_of(self._tools)
         for call in answer.tool_calls:
             name = call["name"]

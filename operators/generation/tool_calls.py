@@ -16,7 +16,7 @@ from operators.engine.backend.interface import Model
 from operators.engine.sequence import Sequence
 from operators.generation.reasoning import Reasoning, drawn, end_of_reasoning
 from operators.generation.requests import batch_row
-from operators.generation.tools import AUTO, CHOICE, NONE, REQUIRED, Tools, checks_of
+from operators.generation.tools import CHOICE, NONE, Tools, checks_of, unforced
 from operators.prompts.messages import NoPrompt
 from operators.prompts.tool_formats import ToolFormat, parse_calls
 from operators.prompts.tool_readers import BrokenCall, ToolCall
@@ -104,10 +104,8 @@ def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> Answer:
         found = parse_calls(form, text)
         checks = checks_of(tools) if found.calls else {}
         calls = [_checked(form, call, checks, tools) for call in found.calls]
-        if choice != AUTO and not calls:
-            raise BrokenCall(f"sampling.tools={choice} forces a call, and the text has none")
-        if other := next((call["name"] for call in calls if choice not in (AUTO, REQUIRED, call["name"])), None):
-            raise BrokenCall(f"'{other}' is called, and sampling.tools={choice}")
+        if (reason := unforced(choice, [call["name"] for call in calls])) is not None:
+            raise BrokenCall(reason)
     except (BrokenCall, ConfigError) as error:
         return Answer(error=str(error))
     return Answer(found.content, calls) if calls else Answer()

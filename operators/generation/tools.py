@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,17 @@ class Tools:
             raise ConfigError(f"sampling.tools={choice} needs llguidance ({error}); {install('structured')}") from error
         wanted = [tool for tool in tools if choice in (REQUIRED, tool["function"]["name"])]
         return tool_shape(self.form, wanted, control)
+
+
+def unforced(choice: str | None, called: Sequence[str]) -> str | None:
+    """Return why the names of the tools that were `called` are not what `sampling.tools` forces; None if they are, or
+    it forces none."""
+    if choice in (None, AUTO, NONE):
+        return None
+    if not called:
+        return f"sampling.tools={choice} forces a call, and the text has none"
+    other = next((name for name in called if choice not in (REQUIRED, name)), None)
+    return None if other is None else f"'{other}' is called, and sampling.tools={choice}"
 
 
 @functools.lru_cache(_MOST_SCHEMAS)

@@ -113,3 +113,17 @@ def test_a_choice_that_begins_with_a_tag_of_reasoning_never_becomes_another_text
     wanted: dict[str, Any] = {"sampling__structured__choices": ["<think>x", "<think>y"]}
     wanted["model__reasoning_tags"] = ["<think>", "</think>"]
     assert generated(tmp_path / "out", 2, **wanted)[0] == []
+
+
+@pytest.mark.parametrize("choice", ["required", "now"])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_server_that_makes_no_call_where_one_is_forced_has_an_error_and_keeps_its_text(tmp_path, choice, by_row):
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    sampling = {"sampling.per_row": ["tools"]} if by_row else {"sampling.tools": choice}
+    with FaultServer() as server:
+        known = {"model.url": server.url, "data.tools": [tool], **sampling}
+        rows = [{"prompt": "a", "tools": choice}, {"prompt": "b", "tools": choice}]
+        how: dict[str, Any] = {"directory": tmp_path / "out", "progress": "none", "report": False, "rows": rows}
+        found = run("generate", known, model="endpoint", **how).rows().collect()
+    assert found["tool_error"].to_list() == [f"sampling.tools={choice} forces a call, and the text has none"] * 2
+    assert all(text.startswith("answer") for text in found["completion"])
