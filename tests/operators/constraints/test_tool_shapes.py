@@ -129,3 +129,15 @@ def test_a_schema_that_cannot_be_forced_is_an_error_that_names_its_tool(form):
     tool = {"type": "function", "function": {"name": "paint", "parameters": broken}}
     with pytest.raises(ConfigError, match="paint"):
         tool_shape(form, [tool], control)
+
+
+@pytest.mark.parametrize("text", ["12", " -1e2", "True", "None", "[a", "{}"])
+def test_a_text_between_tags_never_looks_like_another_type_that_the_argument_takes(text):
+    call = f"<tool_call>\n<function=f>\n<parameter=k>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    limits = {"minimum": 100, "minItems": 9, "minProperties": 9}  # no JSON of these texts fits
+    other = {"type": ["integer", "array", "object", "boolean", "null"], **limits}
+    for schema, fits in (({"type": "string"}, True), ({"anyOf": [{"type": "string"}, other]}, False)):
+        parameters = {"type": "object", "properties": {"k": schema}, "required": ["k"]}
+        shape = tool_shape(FORMATS["tags"], [{"function": {"name": "f", "parameters": parameters}}], lambda name: None)
+        matcher, tokens = LLMatcher(TOKENIZER, shape.grammar, log_level=0), [byte + 1 for byte in call.encode()]
+        assert (matcher.validate_tokens(tokens) == len(tokens)) == fits
