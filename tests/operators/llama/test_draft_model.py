@@ -13,6 +13,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import NOTHING, DraftedRow
 from operators.llama.gguf_check import tokens_of
 from operators.llama.model import LlamaModel
+from operators.llama.pieces import text_of
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from tests.operators.engine.speculative.drafters import WithModel
@@ -116,4 +117,4 @@ def test_an_aborted_draft_is_none(model, other, caplog):
 def test_the_texts_of_tokens_are_read_off_the_header(model, model_file):
     found = tokens_of(model_file)
     assert len(found) == model.n_vocab
-    assert [text.decode() for text in found] == [model._text_of(i) for i in range(model.n_vocab)]
+    assert [text.decode() for text in found] == [text_of(model._vocab, i) for i in range(model.n_vocab)]
