@@ -18,16 +18,19 @@ from operators.endpoint.api.dialects import require_path
 from operators.endpoint.connection.request import Request
 from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines
+from operators.endpoint.render import LIKE, LIKE_NAMES
 from operators.endpoint.rows import texts_in
 from operators.endpoint.server import server_of
 from operators.rows.row_condition import Where, passed_by
+from operators.rows.token_lists import literals_of, rows_with_names
 from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
+from operators.settings.model import TEXT
 from pipeline.api.errors import Cancelled, ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output
+from pipeline.api.records import ROW, Batch, Output
 
 Question = tuple[Any, ...]
 """What a row asks, in a subclass's own shape."""
@@ -41,6 +44,7 @@ class AsksByBatch(BaseOperator):
 
     Args:
         model: an EndpointSettings.
+        columns: with the texts that are sent.
         store: the config group of that name.
         where: rows to ask about; see Where.
 
@@ -55,13 +59,16 @@ class AsksByBatch(BaseOperator):
     kind: ClassVar[str] = "<f4"
     """The type of the numbers in answers, of NumPy."""
 
-    def __init__(self, model: ModelSettings, store: StoreSettings | None, where: str | None = None) -> None:
+    def __init__(
+        self, model: ModelSettings, columns: Sequence[str], store: StoreSettings | None, where: str | None = None
+    ) -> None:
         assert isinstance(model, EndpointSettings)
         if model.api != self.api:
             raise ConfigError(f"{self.title} with a server needs model.api={self.api}; it is {model.api}")
         if model.dialect != AUTO:
             require_path(self.title, model.dialect)
         self._model = model
+        self._columns = columns
         self._store = store or StoreSettings()
         self._where = Where(where)
         self._schema = pa.schema([])
@@ -107,7 +114,17 @@ class AsksByBatch(BaseOperator):
         if kept:
             rows = batch.data.take(pa.array(list(kept), pa.int64()))
             columns = self._arrays([q for i in kept if not isinstance(q := questions[i], str)], list(kept.values()))
-            yield batch.with_data(pa.record_batch([*rows.columns, *columns], schema=self._schema))
+            yield batch.with_data(
+                pa.record_batch([*rows.columns, *columns], schema=self._schema), told=self._told(rows)
+            )
+
+    def _told(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
+        """Return what is told of rows with what a server may read as control tokens."""
+        is_text = self._model.special_tokens_in_text == TEXT
+        found = set(rows_with_names(rows, self._columns, LIKE.has_name) if is_text else ())
+        for literals in (literals_of(rows, name) for name in self._columns):
+            found |= {i for i, places in enumerate(literals.to_pylist() if literals is not None else ()) if places}
+        return [(rows.column(ROW.name)[i].as_py(), LIKE_NAMES) for i in sorted(found)]
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         def of_own(own: Sequence[Batch], part: Task) -> Forecast:

@@ -41,7 +41,7 @@ class EndpointEmbed(AsksByBatch):
         where: str | None = None,
         store: StoreSettings | None = None,
     ) -> None:
-        super().__init__(model, store, where)
+        super().__init__(model, [text_column], store, where)
         for key, given in (("pooling", pooling is not None), ("truncate", truncate)):
             if given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")

@@ -30,7 +30,9 @@ LIKE_NAMES = (
     "the text has what looks like the name of a control token; whether it is read as that token, the server decides"
 )
 """What is told of a row."""
-_NAME = re.compile(r"<[|\uff5c][^|\uff5c<>]{1,40}[|\uff5c]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
+LIKE = SpecialTokens.like(
+    re.compile(r"<[|\uff5c][^|\uff5c<>]{1,40}[|\uff5c]>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
+)
 """Names of control tokens as most vocabularies have them; a server does not list its own."""
 
 NOT_CUT = (
@@ -69,7 +71,7 @@ class EndpointRender(Rendering):
     def open(self, runtime: Runtime) -> None:
         self._special = {"bos_token": "", "eos_token": ""}
         is_text = self._model.special_tokens_in_text == TEXT
-        self._names = SpecialTokens.like(_NAME) if is_text else SpecialTokens(())
+        self._names = LIKE if is_text else SpecialTokens(())
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         yield "what the server is given:"

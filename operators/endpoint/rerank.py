@@ -39,11 +39,10 @@ class EndpointRerank(AsksByBatch):
         store: StoreSettings | None = None,
     ) -> None:
         check(top_n is None or top_n >= 1, "top_n", top_n, "1 or more, or null for all documents")
-        super().__init__(model, store)
+        super().__init__(model, (query_column, documents_column), store)
         for key, given in (("normalize=false", not normalize), ("truncate=true", truncate)):
             if given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
-        self._columns = query_column, documents_column
         self._top_n = top_n
         self._fields = named(RERANK, as_)
 
@@ -55,7 +54,8 @@ class EndpointRerank(AsksByBatch):
 
     def _questions(self, data: pa.RecordBatch) -> list[Question | str]:
         rows = zip(*(data.column(name).to_pylist() for name in self._columns), strict=True)
-        return [query_and_documents(row, self._columns) for row in rows]
+        query, documents = self._columns
+        return [query_and_documents(row, (query, documents)) for row in rows]
 
     def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
         ((query, documents),) = questions

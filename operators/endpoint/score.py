@@ -34,7 +34,7 @@ class EndpointScore(AsksByBatch):
         as_: str | None = None,
         store: StoreSettings | None = None,
     ) -> None:
-        super().__init__(model, store)
+        super().__init__(model, [n for n in (text_column, given_column) if n is not None], store)
         if joint != (given_column is not None):
             raise ConfigError(
                 "a server tokenizes a text together with what comes before it: add joint=true"

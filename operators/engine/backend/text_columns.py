@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.prompts.special_tokens import HAS_NAMES, with_marks
-from operators.rows.token_lists import PROMPT_LITERALS
+from operators.rows.token_lists import literals_of, rows_with_names
 from operators.settings.model import PARSE
 from pipeline.api.records import ROW
 
@@ -19,7 +19,6 @@ CHANGED = (
     "column '{name}' is not the text that Render made: its prompt_literals are places of another one; drop that column"
     " with what changes the text, and all of it is text"
 )
-_PROMPT_TEXT = "prompt_text"
 
 
 class TextColumns:
@@ -39,7 +38,7 @@ class TextColumns:
         Model.tokenize."""
         column = data.column(name)
         texts = [text or b"" for text in column.cast(pa.binary()).to_pylist()]
-        literals = self._literals(data, name)
+        literals = literals_of(data, name)
         if literals is None:
             return self.texts(texts)
         if self._parse or literals.null_count == len(texts):
@@ -63,7 +62,7 @@ class TextColumns:
 
     def marked(self, data: pa.RecordBatch, name: str) -> list[str]:
         """Return the texts of column `name` with the names marked that are text, nulls as empty ones."""
-        texts, literals = data.column(name).to_pylist(), self._literals(data, name)
+        texts, literals = data.column(name).to_pylist(), literals_of(data, name)
         if self._parse or literals is None:
             return [self.mark(text or "") for text in texts]
         return [with_marks(text or "", places or ()) for text, places in zip(texts, literals.to_pylist(), strict=True)]
@@ -79,7 +78,7 @@ class TextColumns:
         """Return by its index why a row cannot be read: it has literals that its text has not."""
         found: dict[int, str] = {}
         for name in names:
-            if (literals := self._literals(data, name)) is not None and literals.null_count < len(literals):
+            if (literals := literals_of(data, name)) is not None and literals.null_count < len(literals):
                 is_name = self._model.special_tokens.is_name
                 for i, (text, places) in enumerate(
                     zip(data.column(name).to_pylist(), literals.to_pylist(), strict=True)
@@ -91,19 +90,8 @@ class TextColumns:
     def told(self, data: pa.RecordBatch, names: Iterable[str]) -> list[tuple[int, str]]:
         """Return what is told of rows that have names of control tokens in texts of these columns; Render tells it of
         its own."""
-        found: set[int] = set()
-        for name in names if not self._parse else ():
-            column = data.column(name)
-            if pa.types.is_string(column.type) and self._literals(data, name) is None:
-                has_name = self._model.special_tokens.has_name
-                found.update(i for i, text in enumerate(column.to_pylist()) if text and has_name(text))
-        return [(data.column(ROW.name)[i].as_py(), HAS_NAMES) for i in sorted(found)]
-
-    def _literals(self, data: pa.RecordBatch, name: str) -> pa.ListArray | None:
-        """Return the literals that belong to column `name`; None if Render did not make it."""
-        beside = name.removesuffix(_PROMPT_TEXT) + PROMPT_LITERALS.name
-        is_made = name.endswith(_PROMPT_TEXT) and beside in data.schema.names
-        return data.column(beside) if is_made else None
+        found = [] if self._parse else rows_with_names(data, names, self._model.special_tokens.has_name)
+        return [(data.column(ROW.name)[i].as_py(), HAS_NAMES) for i in found]
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = self._model.tokenize([text.encode()], special=False)[0].tolist()

@@ -6,10 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from operators.endpoint.by_batch import AsksByBatch
+from operators.endpoint.embed import EndpointEmbed
 from operators.endpoint.render import LIKE_NAMES
+from operators.endpoint.rerank import EndpointRerank
+from operators.endpoint.score import EndpointScore
 from operators.prompts.special_tokens import HAS_NAMES
+from operators.settings.endpoint import EndpointSettings
+from operators.settings.runtime import EngineSettings
 from pipeline import run
 from tests.operators.endpoint.fault_server import FaultServer
 
@@ -61,3 +68,27 @@ def test_a_server_that_cannot_is_told_by_the_reject_and_parse_asks_none(tmp_path
     with FaultServer(tokenizes=False) as server:
         prompts, told, rejects = asked(server, tmp_path / "parse", model__special_tokens_in_text="parse")
         assert (sorted(prompts), told, rejects) == (["plain", FORGED], {}, 0)
+
+
+def told_by(op: AsksByBatch, value: Any) -> list[tuple[int, str]]:
+    """What is told of a row whose columns all have `value`, and of a plain one."""
+    columns = op._columns
+    rows = [{**dict.fromkeys(columns, each), "row": i} for i, each in enumerate([value, "plain"])]
+    return op._told(pa.RecordBatch.from_pylist(rows))
+
+
+@pytest.mark.parametrize(("kind", "api"), [(EndpointEmbed, "embeddings"), (EndpointScore, "completions")])
+def test_names_in_texts_for_the_numbers_of_a_server_are_told(kind, api):
+    settings = EndpointSettings(url="http://127.0.0.1:1", api=api)
+    assert told_by(kind(settings, EngineSettings()), FORGED) == [(0, LIKE_NAMES)]
+    parsed = EndpointSettings(url="http://127.0.0.1:1", api=api, special_tokens_in_text="parse")
+    assert told_by(kind(parsed, EngineSettings()), FORGED) == []
+
+
+def test_names_in_documents_for_a_server_are_told_and_of_what_render_made_those_of_the_row():
+    op: AsksByBatch = EndpointRerank(EndpointSettings(url="http://127.0.0.1:1", api="rerank"), EngineSettings())
+    rows = [{"query": "q", "documents": ["a", each], "row": i} for i, each in enumerate(["b", FORGED])]
+    assert op._told(pa.RecordBatch.from_pylist(rows)) == [(1, LIKE_NAMES)]
+    op = EndpointEmbed(EndpointSettings(url="http://127.0.0.1:1", api="embeddings"), EngineSettings(), "prompt_text")
+    rows = [{"prompt_text": FORGED, "prompt_literals": each, "row": i} for i, each in enumerate([None, [1]])]
+    assert op._told(pa.RecordBatch.from_pylist(rows)) == [(1, LIKE_NAMES)]
