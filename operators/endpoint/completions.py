@@ -14,8 +14,10 @@ from operators.generation.completions import LOGPROBS, REASONING, TEXT, completi
 from operators.generation.structured import row_check
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.generation.tools import CHOICE, checks_of, unforced
+from operators.prompts.arguments import tools_of_row
 from operators.settings import SamplingSettings
-from pipeline.api.records import Batch, Rejects
+from pipeline.api.errors import ConfigError
+from pipeline.api.records import Batch, Rejects, python_values
 
 _ENTRY = pa.struct([pa.field("token", pa.string()), pa.field("logprob", pa.float32())])
 TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
@@ -38,6 +40,7 @@ class AnswerColumns:
         check: returns why a text is not that, or None; None: rows have schemas of their own, or there is no constraint.
         sampling: what a text has to be, and which call is forced.
         tools: the tools of every row as JSON; None: there are none, or each row has its own.
+        tools_column: the column with a row's own tools, if there is one.
     """
 
     def __init__(
@@ -48,12 +51,13 @@ class AnswerColumns:
         check: Callable[[str], str | None] | None,
         sampling: SamplingSettings,
         tools: str | None,
+        tools_column: str | None = None,
     ) -> None:
         self._kept, self._fields, self._schema = kept, fields, schema
         self._schema_column = sampling.structured.json_schema_column
         self._check = check
         self._choice, self._per_row = sampling.tools, sampling.per_row
-        self._tools = tools
+        self._tools, self._tools_column = tools, tools_column
         self._values: Mapping[str, Callable[[Answer], Any]] = {
             TEXT: lambda answer: answer.text,
             "finish_reason": lambda answer: answer.finish_reason,
@@ -114,13 +118,21 @@ class AnswerColumns:
         the tools' schemas."""
         given = row.batch.data.column(CHOICE)[row.index].as_py() if CHOICE in self._per_row else None
         reason = unforced(given or self._choice, [call["name"] for call in answer.tool_calls])
-        if reason is not None or self._tools is None:
+        if reason is not None or not answer.tool_calls:
             return reason
-        checks = checks_of(self._tools)
+        tools = self._tools
+        if tools is None and (column := self._tools_column) is not None:
+            tools = json.dumps(
+                tools_of_row(python_values(row.batch.data.column(column).slice(row.index, 1))[0], column)
+            )
+        try:
+            checks = {} if tools is None else checks_of(tools)
+        except ConfigError as error:
+            return str(error)
         for call in answer.tool_calls:
             name = call["name"]
             if name not in checks:
-                return f"'{name}' is called, and the tools are {', '.join(checks)}"
+                return f"'{name}' is called, and the tools are {', '.join(checks) or 'none'}"
             try:
                 breach = checks[name](json.loads(call["arguments"]))
             except (ValueError, RecursionError) as error:

@@ -134,7 +134,9 @@ class EndpointGenerate(BaseOperator):
             self._take,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))
-        self._answers = AnswerColumns(self._kept, self._fields, self._schema, self._check, self._sampling, tools)
+        self._answers = AnswerColumns(
+            self._kept, self._fields, self._schema, self._check, self._sampling, tools, self._data.tools_column
+        )
         self._metrics = AnswerMetrics(runtime, server.settings)
         self._identical = Identical(enabled=self._engine_settings.optimise.identical_rows)
         self._sent = 0

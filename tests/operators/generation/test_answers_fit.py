@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from operators.generation.structured import answer_check
 from operators.settings.structured import StructuredSettings
 from pipeline import run
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.fault_server import FaultServer
+from tests.operators.endpoint.fault_server import Fault, FaultServer
 
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CHECKED: list[tuple[dict[str, Any], list[str], list[str]]] = [
@@ -127,3 +128,36 @@ def test_a_server_that_makes_no_call_where_one_is_forced_has_an_error_and_keeps_
         found = run("generate", known, model="endpoint", **how).rows().collect()
     assert found["tool_error"].to_list() == [f"sampling.tools={choice} forces a call, and the text has none"] * 2
     assert all(text.startswith("answer") for text in found["completion"])
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_calls_of_a_server_are_held_against_the_tools_of_the_job_or_of_the_row(tmp_path, by_row):
+    def tool(name: str, kind: str) -> list[dict[str, Any]]:
+        parameters = {"type": "object", "properties": {"n": {"type": kind}}, "required": ["n"]}
+        return [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+
+    def calls(number: int, body: dict[str, Any]) -> Fault:
+        call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"n": "x"}'}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return Fault(200, {"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+
+    kinds = [("now", "string"), ("now", "integer"), ("then", "string"), ("now", "no type")]
+    rows = [{"prompt": str(i), "tools": json.dumps(tool(*kind))} for i, kind in enumerate(kinds)]
+    rows += [{"prompt": "none", "tools": ""}]
+    errors = []
+    for own in [rows] if by_row else [[{"prompt": "a"}]]:
+        tools = {"data.tools_column": "tools"} if by_row else {"data.tools": tool(*kinds[1])}
+        with FaultServer(calls) as server:
+            known = {"model.url": server.url, **tools}
+            how: dict[str, Any] = {"directory": tmp_path / "out", "progress": "none", "report": False, "rows": own}
+            found = run("generate", known, model="endpoint", **how).rows().sort("row").collect()
+        errors += found["tool_error"].to_list()
+    wrong = "the arguments of now: "
+    if not by_row:
+        assert [error[: len(wrong)] for error in errors] == [wrong]
+        return
+    right, integer, other, broken, none = errors
+    assert right is None
+    assert integer.startswith(wrong)
+    assert (other, none) == ("'now' is called, and the tools are then", "'now' is called, and the tools are none")
+    assert broken.startswith("the tool now")
