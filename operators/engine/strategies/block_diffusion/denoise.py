@@ -70,7 +70,8 @@ class Pass:
 
 
 class BlockDiffusion(Strategy):
-    """Makes completions block by block. Overwrites the decoder's logits of the mask token."""
+    """Makes completions block by block. Overwrites the decoder's logits of the mask token, and of
+    those that the model's file suppresses."""
 
     settings: BlockDiffusionSettings
 
@@ -102,6 +103,7 @@ class BlockDiffusion(Strategy):
 
     def bind(self, decoder: Decoder, model: Model) -> Self:
         self._mask_id = mask_of(decoder, model, self.settings.mask_token_id)
+        self._never = [self._mask_id, *model.suppressed_ids]
         return super().bind(decoder, model)
 
     def fill(self, step: StepBatch) -> None:
@@ -120,7 +122,7 @@ class BlockDiffusion(Strategy):
     def advance(self, step: StepBatch, logits: Logits) -> None:
         """Commit tokens by the logits of `step`, float32 [outputs, n_vocab], and update every row."""
         self.counts.output_rows += len(logits)
-        logits[:, self._mask_id] = -np.inf
+        logits[:, self._never] = -np.inf
         # The row of its logits for each token that has one.
         lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
         own = np.array([_temperature(one.row) for one in self._passes], np.float32)

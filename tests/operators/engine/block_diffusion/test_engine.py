@@ -209,12 +209,15 @@ def test_logits_are_asked_for_where_tokens_are_unknown():
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=50.0)], ids=["greedy", "hot"])
-def test_the_mask_is_never_made(params):
-    """Here it is a token that is made often otherwise."""
+def test_the_mask_and_what_the_file_suppresses_are_never_made(params):
+    """Here that is a token that is made often otherwise."""
     free = complete(FakeModel(), FOUR, TEXTS, 20, params).ids
     common = int(np.bincount(np.concatenate(list(free.values()))).argmax())
     banned = complete(FakeModel(), replace(FOUR, mask_token_id=common), TEXTS, 20, params).ids
     assert not any(common in ids for ids in banned.values())
+    model = FakeModel()
+    model.suppressed_ids = (common,)
+    assert not any(common in ids for ids in complete(model, FOUR, TEXTS, 20, params).ids.values())
 
 
 def test_a_mask_in_a_prompt_is_a_token_like_any_other():
