@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
+from pipeline.system.terminal import say
 
 CATALOG = {
     "Sources": ("sources.read_prompts.ReadPrompts",),
@@ -146,11 +147,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
     given = parser.parse_args(arguments)
     if given.markdown:
-        print(markdown(), end="")
+        say([markdown().rstrip("\n")])
     elif given.names:
-        print("\n\n".join(described(name) for name in given.names))
+        say(["\n\n".join(described(name) for name in given.names)])
     else:
-        print(listing())
+        say([listing()])
     return ExitCode.DONE
 
 

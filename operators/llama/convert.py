@@ -31,6 +31,7 @@ from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
 from pipeline.system.disk_errors import storage_error
 from pipeline.system.file_cache import weights_cache
+from pipeline.system.terminal import complain, say
 
 FILE_TYPES = {
     name: llama_cpp.LLAMA_FTYPE_ALL_F32 if name == "f32" else getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
@@ -75,11 +76,11 @@ def converted(path: Path, wanted: str) -> Path:
     size = converted_size(path, wanted)
 
     def write(target: Path) -> None:
-        print(f"model.weights={wanted}: converting {path}, once, into {cache.folder}", file=sys.stderr)
+        complain(f"model.weights={wanted}: converting {path}, once, into {cache.folder}")
         _convert(path, target, wanted, size)
 
     def waits() -> None:
-        print(f"model.weights={wanted}: another process converts weights; waiting for it", file=sys.stderr)
+        complain(f"model.weights={wanted}: another process converts weights; waiting for it")
 
     return cache.make(name, size, write, waits)
 
@@ -156,9 +157,9 @@ def main(arguments: Sequence[str]) -> int:
     params.allow_requantize = True
     params.dry_run = target == "-"
     failed = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
-    print("\n".join(recent_lines()))
+    say(recent_lines())
     if failed:
-        print(last_errors())
+        say([last_errors()])
     return 1 if failed else 0
 
 

@@ -37,6 +37,11 @@ _NOT_HELD = (pa.ArrowException, ValueError, OverflowError, KeyError)
 """What is raised for a value that Python cannot hold; KeyError by pytz for a zone."""
 
 
+LONGEST_REASON = 2000
+"""Most characters of the reason of a reject: an error may hold the whole text of a row, and reasons are counted in the
+state, the manifest and the summary."""
+
+
 class RejectKind(StrEnum):
     """Kind of a reject: `error` counts towards `max_error_rate`; `filtered` was removed on purpose."""
 
@@ -50,7 +55,8 @@ class Reject:
 
     Args:
         row: position in the source.
-        reason: the cause and, if there is one, the remedy.
+        reason: the cause and, if there is one, the remedy; without its middle, if it has more than LONGEST_REASON
+            characters.
         record: the row as JSON, or the raw line that did not parse.
         lineage: None before any expansion.
         file, line: position in the input, for rows that failed to parse; `line` counts from 1.
@@ -63,6 +69,12 @@ class Reject:
     lineage: tuple[int, ...] | None = None
     file: str | None = None
     line: int | None = None
+
+    def __post_init__(self) -> None:
+        if (beyond := len(self.reason) - LONGEST_REASON) > 0:
+            half = LONGEST_REASON // 2
+            short = f"{self.reason[:half]} ... ({beyond:,} more characters) ... {self.reason[-half:]}"
+            object.__setattr__(self, "reason", short)
 
 
 @dataclass(frozen=True, slots=True)

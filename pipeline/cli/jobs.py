@@ -13,6 +13,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import COMMANDS, config_dir, parser_of
 from pipeline.config.jobs import jobs_table, list_jobs
 from pipeline.config.keys import CONF, known_keys
+from pipeline.system.terminal import say
 
 SCRIPT = """\
 # Bash completion for `python -m pipeline`, made by `python -m pipeline completion`.
@@ -36,13 +37,13 @@ complete -o default -F _pipeline python python3
 
 def main(arguments: Sequence[str]) -> ExitCode:
     """Print the list of jobs."""
-    print(jobs_table(_config_dirs("jobs", arguments)))
+    say([jobs_table(_config_dirs("jobs", arguments))])
     return ExitCode.DONE
 
 
 def completion(arguments: Sequence[str]) -> ExitCode:
     """Print the script."""
-    print(SCRIPT.format(words="\n".join(_words(_config_dirs("completion", arguments)))), end="")
+    say([SCRIPT.format(words="\n".join(_words(_config_dirs("completion", arguments)))).rstrip("\n")])
     return ExitCode.DONE
 
 

@@ -13,7 +13,7 @@ from pipeline.cli.commands import COMMANDS
 from pipeline.cli.run import config_dirs_of, print_error, run_jobs, worst
 from pipeline.config.jobs import SUFFIXES, jobs_table, list_jobs
 from pipeline.system.signals import NOTHING_RUNS, leave, signals_received, stopped_by_signals
-from pipeline.system.terminal import silence_stdout
+from pipeline.system.terminal import say, silence_stdout
 
 HELP = """\
 usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
@@ -77,7 +77,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(removed(first) or f"unknown command '{first}'{_suggestion(arguments, dirs)}")
     if {"--help", "-h"} & set(arguments):
         commands = "\n".join(f"  {f'{name} {c.usage}':35} {c.about}" for name, c in COMMANDS.items())
-        print(HELP.format(commands=commands, jobs=jobs_table(dirs)))
+        say([HELP.format(commands=commands, jobs=jobs_table(dirs))])
         return ExitCode.DONE
     return run_jobs(arguments, dirs)
 

@@ -26,6 +26,7 @@ from pipeline.results.paired import PairedMean, PairedShare
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.rows import shown
 from pipeline.results.report.write import write_report
+from pipeline.system.terminal import say
 
 MOST_LINES = 40
 LONGEST_VALUE = 200
@@ -40,7 +41,7 @@ def report(arguments: Sequence[str]) -> ExitCode:
     parser = parser_of("report")
     parser.add_argument("directories", nargs="+", type=Path, metavar="outputs/NAME", help="directories of runs")
     for directory in parser.parse_args(arguments).directories:
-        print(write_report(directory))
+        say([str(write_report(directory))])
     return ExitCode.DONE
 
 
@@ -52,7 +53,7 @@ def compare(arguments: Sequence[str]) -> ExitCode:
     given = parser.parse_args(arguments)
     a, b = read_results(Path(given.a)), read_results(Path(given.b))
     for section in _sections(a, b, (given.a, given.b)):
-        print("\n".join(section), end="\n\n")
+        say([*section, ""])
     return ExitCode.DONE
 
 

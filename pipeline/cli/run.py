@@ -32,7 +32,7 @@ from pipeline.settings import JobSettings
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import refuse_noted_credentials
 from pipeline.system.signals import signals_received
-from pipeline.system.terminal import say
+from pipeline.system.terminal import complain, say
 
 Do = Callable[[JobSettings, Resources], ExitCode]
 _SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
@@ -72,10 +72,10 @@ def worst(codes: Sequence[ExitCode]) -> ExitCode:
 def print_error(error: Exception) -> ExitCode:
     """Print `error` on stderr, with a traceback unless it is a PipelineError. Returns the exit code."""
     if isinstance(error, PipelineError):
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return ExitCode(error.exit_code)
-    print(f"error: not foreseen: {type(error).__name__}: {error}; what led to it:", file=sys.stderr)
-    traceback.print_exception(error)
+    complain(f"error: not foreseen: {type(error).__name__}: {error}; what led to it:")
+    complain("".join(traceback.format_exception(error)).rstrip())
     return ExitCode.FAILED
 
 
@@ -118,7 +118,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     finally:
         process.close()
     if len(jobs) > 1:
-        print("\n".join(["", *_sweep_lines(jobs)]))
+        say(["", *_sweep_lines(jobs)])
     return worst([job.code for job in jobs if job.code is not None])
 
 
@@ -191,7 +191,7 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources,
     try:
         settings = settings_of(config)
         for note in _notes(OmegaConf.to_container(config)):
-            print(note, file=sys.stderr)
+            complain(note)
         directory = settings.directory
         code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
     except Exception as error:

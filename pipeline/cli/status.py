@@ -22,6 +22,7 @@ from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunStatus
+from pipeline.system.terminal import say
 
 BAR = 30
 QUIET_S = 30.0
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str]) -> ExitCode:
     who, values = holder(directory), read_status(directory)
     if given.json:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
-        print(text)
+        say([text])
     else:
-        print("\n".join(_lines(directory, values, who, datetime.now().astimezone(), all_nodes=given.nodes)))
+        say(_lines(directory, values, who, datetime.now().astimezone(), all_nodes=given.nodes))
     state = read_manifest(directory).get("status") if values is None else values["state"]
     done = state == RunStatus.DONE
     return ExitCode.DONE if who or done else ExitCode.INTERRUPTED

@@ -15,6 +15,7 @@ from pipeline.run_dir.lock import locked
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, is_headless, near_run, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.repair import repair
+from pipeline.system.terminal import say
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
@@ -32,10 +33,10 @@ def main(arguments: Sequence[str]) -> ExitCode:
         if not found.damaged:
             return ExitCode.DONE
         if given.repair != "repair=true":
-            print(f"to make what is damaged again: python -m pipeline verify {directory} repair=true")
+            say([f"to make what is damaged again: python -m pipeline verify {directory} repair=true"])
             return ExitCode.FAILED
         ended = repair(directory, found)
-        print("after the repair:")
+        say(["after the repair:"])
         found = _print_findings(directory)
         if ended in (ExitCode.FAILED, ExitCode.INTERRUPTED):
             return ended
@@ -58,7 +59,7 @@ def _print_findings(directory: Path) -> Findings:
         with closing(RunState(directory / STATE_FILE)) as state:
             if state.fingerprint is not None or not parts(directory):
                 found = examine(directory, state)
-                print("\n".join([f"{directory}: {_state_text(state)}", *_lines(found)]))
+                say([f"{directory}: {_state_text(state)}", *_lines(found)])
                 return found
             what = "is empty, though there are results"
     found = examine(directory, None)
@@ -66,7 +67,7 @@ def _print_findings(directory: Path) -> Findings:
     found.remarks.append(f"what is in data/ and rejects/ cannot be checked without {STATE_FILE}")
     if not (directory / COMPLETIONS).exists() and not _has_another_store(directory):
         found.remarks.append(f"there is no {COMPLETIONS}, so a repair generates all rows")
-    print("\n".join([str(directory), *_lines(found)]))
+    say([str(directory), *_lines(found)])
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,10 @@ class RejectTally:
         """Rows rejected because of an error."""
         self.filtered = 0
         """Rows that an operator filtered out."""
+
+    def know(self, reasons: Iterable[tuple[str, str, str]]) -> None:
+        """Take the reasons of earlier attempts into the MAX_REASONS of the run."""
+        self.by_reason.update(dict.fromkeys(reasons, 0))
 
     def add(self, rejects: Rejects) -> Counter[tuple[str, str, str]]:
         """Count the rows of `rejects`. Returns their counts by (node, kind, reason)."""

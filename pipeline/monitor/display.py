@@ -12,7 +12,7 @@ from typing import TextIO
 from tqdm import TqdmWarning, tqdm
 
 from pipeline.monitor.snapshot import Snapshot
-from pipeline.monitor.wording import duration
+from pipeline.monitor.wording import duration, printable
 
 with warnings.catch_warnings():  # a notebook without ipywidgets gets the bar of a terminal, which is as good
     warnings.simplefilter("ignore", TqdmWarning)
@@ -59,7 +59,7 @@ class Bar(Display):
 
     def show(self, snapshot: Snapshot) -> None:
         self._bar.n = min(1.0, snapshot.fraction or 0.0)
-        self._bar.set_description_str(f"{rows_text(snapshot)}, {details_text(snapshot)}", refresh=True)
+        self._bar.set_description_str(printable(f"{rows_text(snapshot)}, {details_text(snapshot)}"), refresh=True)
 
     def close(self) -> None:
         self._bar.close()

@@ -14,9 +14,17 @@ from pathlib import Path
 from pipeline.monitor.display import TerminalHandler
 from pipeline.run_dir.names import RUN_LOG
 from pipeline.system.disk_errors import storage_error, writing
+from pipeline.system.terminal import complain, visible
 
 FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
 """`extra` of a log call whose line goes to run.log only, or to the terminal only."""
+
+
+class _Visible(logging.Formatter):
+    """Formats without control characters, and indents all lines but the first: no message can look like another."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record)).replace("\n", "\n  ")
 
 
 class _OneLine(logging.Formatter):
@@ -24,7 +32,7 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return level + record.getMessage()
+        return visible(level + record.getMessage())
 
 
 class _Json(logging.Formatter):
@@ -38,7 +46,7 @@ class _Json(logging.Formatter):
         }
         fields: dict[str, object] | None = getattr(record, "fields", None)
         said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
-        return json.dumps({**values, **said}, ensure_ascii=False)
+        return json.dumps({**values, **said})
 
 
 class _File(logging.FileHandler):
@@ -52,7 +60,7 @@ class _File(logging.FileHandler):
             super().handleError(record)
         elif not self._told:
             self._told = True
-            print(f"warning: {storage_error(Path(self.baseFilename), error)}", file=sys.stderr)
+            complain(f"warning: {storage_error(Path(self.baseFilename), error)}")
 
     def close(self) -> None:
         with suppress(OSError):  # closing retries the write that failed
@@ -71,7 +79,7 @@ def run_log(directory: Path, progress: str) -> Iterator[None]:
     """
     with writing(directory / RUN_LOG):
         file = _File(directory / RUN_LOG, encoding="utf-8")
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = _Visible("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     file.setFormatter(formatter)
     terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from pipeline.python.result import Result
 from pipeline.runs.job import run_job
 from pipeline.settings import PLAN
 from pipeline.system.signals import staying
-from pipeline.system.terminal import silent
+from pipeline.system.terminal import complain, silent
 
 QUIET = "none"
 _models = Resources()
@@ -134,7 +133,7 @@ def run(
         if composed.progress == QUIET:
             quiet.enter_context(silent())
         elif temporary:
-            print(f"the results go to {composed.directory}; name a directory to keep them", file=sys.stderr)
+            complain(f"the results go to {composed.directory}; name a directory to keep them")
         try:
             code = run_job(composed, _models, seen.append)
         finally:

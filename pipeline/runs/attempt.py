@@ -82,6 +82,7 @@ class Attempt:
             states=states,
             opened=self._check_identity,
         )
+        self._executor.tally.know(self._rejects_before)
         self._recorder = Recorder(job, state, context, self._tables, self._executor, self._started_at)
         stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)
         self._watchdog = Watchdog(stall_timeout_s, self._executor, self._abandon, context.clock)

@@ -380,3 +380,12 @@ def test_a_run_that_is_stopped_has_no_time_left(tmp_path):
     """Only the time that it took."""
     shot = replace(Run(Source(total=100)).at(10.0, read=50, written=20), eta_s=None, ending=True)
     assert details_text(shot) == "10s, 2 rows/s, slots 3/4"
+
+
+def test_the_bar_shows_a_status_on_one_line_and_without_what_a_terminal_obeys():
+    stream = io.StringIO()
+    bar = Bar(stream)
+    bar.show(replace(Run(Source(total=100)).at(1.0, read=1, written=1), statuses=("a\nb\x1b[2J\u202e",)))
+    bar.close()
+    assert r"a\nb\x1b[2J\u202e" in stream.getvalue()
+    assert "\u202e" not in stream.getvalue()

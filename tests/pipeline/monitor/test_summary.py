@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,9 @@ import polars as pl
 import pytest
 
 from pipeline.api.errors import ExitCode, StorageError
-from pipeline.api.records import Reject, RejectKind, Rejects
+from pipeline.api.records import LONGEST_REASON, Reject, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
-from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW, RejectTally
+from pipeline.dataflow.reject_writer import MAX_REASONS, OTHER_ROWS, VALUES_OF_A_ROW, RejectTally
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
 from pipeline.monitor.wording import one_line
@@ -197,3 +198,18 @@ def test_rows_are_counted_by_reason_without_their_values(kind, reasons, counted_
     for pattern, instead in (*OTHER_ROWS, *(VALUES_OF_A_ROW if kind == "error" else ())):
         column = column.str.replace_all(pattern, instead)
     assert set(column) == {counted_as}
+
+
+def test_long_reasons_lose_their_middle_and_a_run_counts_so_many_reasons_over_all_attempts():
+    long = Reject(0, "begin " + "x" * 200_000 + " remedy")
+    assert len(long.reason) < LONGEST_REASON + 40
+    assert (long.reason[:7], long.reason[-8:]) == ("begin x", "x remedy")
+    assert "(198,013 more characters)" in long.reason
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for attempt in range(3):
+        tally = RejectTally()
+        tally.know(counts)
+        words = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}{'abc'[attempt]}" for i in range(80)]
+        counts += tally.add(Rejects(attempt, tuple(Reject(i, word) for i, word in enumerate(words)), "read"))
+    assert len(counts) == MAX_REASONS + 1
+    assert counts["read", "error", "(other reasons)"] == 3 * 80 - MAX_REASONS
