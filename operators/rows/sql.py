@@ -22,6 +22,10 @@ _BEYOND_THE_ROW = re.compile(
 )
 _CLOCK = re.compile(r"\bnow\s*\(|\b(current_date|current_time|current_timestamp|localtime|localtimestamp)\b", re.I)
 
+_PADDED = re.compile(r"\b[lr]pad\s*\([^()]*,\s*(\d{7,})", re.I)
+_MOST_TERMS = 1000
+"""Terms joined by AND and OR in an expression: polars plans them in quadratic time, for each column once."""
+
 
 class RowExpression:
     """An expression in the SQL of polars, evaluated for each row of a batch.
@@ -32,7 +36,7 @@ class RowExpression:
 
     Raises:
         ConfigError: it looks beyond its row (avg, OVER ...): its value would depend on how rows are batched. Or at the
-            clock: a resumed run would give other values.
+            clock: a resumed run would give other values. Or it takes more time or memory than a row may.
     """
 
     def __init__(self, key: str, text: str) -> None:
@@ -47,6 +51,13 @@ class RowExpression:
             raise ConfigError(
                 f"{self._name} looks at the clock with '{clock.group()}', and a resumed run would give other values;"
                 " write the date out: DATE('2026-01-31'), or '${now:%Y-%m-%d}' for the day on which the run began"
+            )
+        if padded := _PADDED.search(bare):
+            raise ConfigError(f"{self._name} pads texts to {padded[1]} characters, which no row has room for")
+        if (terms := 1 + len(re.findall(r"\b(?:and|or)\b", bare, re.I))) > _MOST_TERMS:
+            raise ConfigError(
+                f"{key} has {terms:,} terms joined by AND and OR, and {_MOST_TERMS:,} may be; `column IN (...)` takes"
+                " any number of values"
             )
 
     def plan(

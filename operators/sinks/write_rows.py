@@ -17,7 +17,7 @@ from operators.sinks.formats import FORMATS, format_of, refuse_unwritable, scan
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import ROW, Batch, Output, require_column
-from pipeline.system.atomic_files import part_name, sorted_by_identity, write_table_shard
+from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_files import shown_rows
 
 PREVIEW_WIDTH = 300
@@ -87,6 +87,11 @@ class WriteRows(BaseOperator):
         # of a table.
         table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
         ordered = sorted_by_identity(table).combine_chunks()
+        if (twice := repeated_row(ordered)) is not None:
+            raise ValueError(
+                f"two rows are row {twice}, with the same lineage; these identify a row everywhere: an operator before"
+                " this one must keep `row` as it is, and say `expanded` where it makes more rows of one"
+            )
         path = self._path / part_name(chunk, self._suffix)
         yield write_table_shard(ordered, path, chunk, self._write)
 

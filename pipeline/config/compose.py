@@ -46,6 +46,8 @@ _FREE = tuple(f"{key}." for key in ("steps", "nodes", *FREE_FORM))
 """Settings below which `composed` takes new keys."""
 _FORMS = {"steps": "{name: {prompt: ...}}", "nodes": "{name: {inputs: ..., op: ...}}"}
 OF_MODEL = "operators.generation.model_sampling:of_model"
+MOST_VALUES = 20_000
+"""Values that a job file may have: Hydra copies each, some 3,000 in a second."""
 _composing = threading.Lock()
 """Hydra keeps what it composes in globals."""
 NO_TARGET = "target.accepted_rows=null"
@@ -78,11 +80,17 @@ def _store_schemas() -> None:
 def register_job(job: JobFile) -> None:
     """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable."""
     try:
-        node = OmegaConf.load(job.path)
+        values = _values_in(yaml.compose(job.path.read_text(encoding="utf-8"), yaml.SafeLoader), {})
+        node = OmegaConf.load(job.path) if values <= MOST_VALUES else None
     except RecursionError as error:
         raise ConfigError(f"{job.path}: an alias (*name) stands inside of what it names") from error
     except Exception as error:  # on some files PyYAML and OmegaConf fail with exceptions of any type
         raise ConfigError(f"{job.path} cannot be read as YAML: {unreadable_yaml(error)}") from error
+    if values > MOST_VALUES:
+        raise ConfigError(
+            f"{job.path} has {values:,} values, each alias (*name) as often as it stands there, and {MOST_VALUES:,} may"
+            " be; give data in a file"
+        )
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
     schema = OmegaConf.structured(JobSettings)
@@ -214,3 +222,14 @@ def _is_swept(typed: str) -> bool:
     """Return True if the key has several values on the command line, or is not there (the sweep is in the job file)."""
     given = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
     return not given or any(override.is_sweep_override() for override in PARSER.parse_overrides(given))
+
+
+def _values_in(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Return how many values YAML has in `node`, its aliases written out. `known`: by the id of a node, without
+    which a file of a few lines takes for ever. RecursionError: an alias stands inside of what it names."""
+    if node is None or isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in node.value]
+        known[id(node)] = 1 + sum(_values_in(part, known) for part in parts)
+    return known[id(node)]

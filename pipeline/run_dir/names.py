@@ -67,6 +67,22 @@ def refuse_foreign(directory: Path) -> None:
     )
 
 
+def refuse_unremovable(directory: Path) -> None:
+    """Refuse to overwrite a run, before any of it is removed, if something else has the name of one of its files.
+
+    Raises:
+        ConfigError: a folder of results in `directory` is a symbolic link, or one of its files a folder.
+    """
+    for name in (DATA, REJECTS, METRICS):
+        if (path := directory / name).is_symlink():
+            raise ConfigError(
+                f"{path} is a symbolic link to {path.readlink()}, and overwrite=true removes nothing outside of"
+                " output_dir; remove the link, or give another output_dir="
+            )
+    if folder := next((path for name in _OURS if (path := directory / name).is_dir()), None):
+        raise ConfigError(f"{folder} is a folder, where a run has a file; move it away, or give another output_dir=")
+
+
 def _is_hollow(folder: Path) -> bool:
     """Return True for data/, rejects/ or metrics/ without files, as a process leaves them that is killed in `wipe`."""
     return folder.name in (DATA, REJECTS, METRICS) and not any(path.is_file() for path in folder.rglob("*"))

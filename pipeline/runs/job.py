@@ -17,7 +17,7 @@ from pipeline.publish.dataset_card import keep_card, remove_card
 from pipeline.publish.uploader import Publisher, destination_of, publishing
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.manifest import manifest
-from pipeline.run_dir.names import DATA, refuse_foreign, wipe
+from pipeline.run_dir.names import DATA, refuse_foreign, refuse_unremovable, wipe
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.admission import Admission, admit
 from pipeline.runs.attempt import Attempt
@@ -51,6 +51,8 @@ def run_job(settings: JobSettings, process: Resources, note: Note = lambda outco
     check_memory(settings, graph)
     job = Job.of(settings, graph)
     refuse_foreign(job.directory)
+    if settings.overwrite:
+        refuse_unremovable(job.directory)
     check_prometheus_file(settings.prometheus_file)
     with locked(job.directory):
         return run_locked(job, process, note)

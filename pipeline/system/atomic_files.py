@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
@@ -33,6 +34,17 @@ def sorted_by_identity(table: pa.Table) -> pa.Table:
     lineage = [tuple(v) if v is not None else () for v in table.column(LINEAGE.name).to_pylist()]
     keys = list(zip(rows.to_pylist(), lineage, strict=True))
     return table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+
+
+def repeated_row(table: pa.Table) -> int | None:
+    """Return the `row` of two rows with the same (row, lineage) in a table that is sorted by it; None if there are
+    none."""
+    rows = table.column(ROW.name).to_numpy()
+    twins = np.flatnonzero(rows[1:] == rows[:-1])
+    if LINEAGE.name in table.schema.names and len(twins):
+        lineage = table.column(LINEAGE.name).to_pylist()
+        twins = np.array([i for i in twins if lineage[i] == lineage[i + 1]], np.int64)
+    return int(rows[twins[0]]) if len(twins) else None
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, compression: str = "zstd", level: int | None = None) -> None:

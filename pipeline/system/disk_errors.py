@@ -14,6 +14,11 @@ from pipeline.api.errors import DamagedError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROTECTED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_IN_THE_WAY = {
+    errno.EISDIR: "a folder has that name; move it away",
+    errno.ENOTDIR: "a file has the name of a folder above it; move it away",
+    errno.EEXIST: "a file has that name; move it away",
+}
 _OF_SQLITE = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
@@ -34,7 +39,7 @@ def storage_error(path: Path, error: OSError | sqlite3.Error) -> StorageError:
     elif number in _PROTECTED:
         remedy = "make it writable for this user"
     else:
-        remedy = "check the disk"
+        remedy = _IN_THE_WAY.get(number or 0, "check the disk")
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
     text = f"{path} cannot be written: {why}{room}; {remedy} and run the same command again"
     return StorageError(text, path, full=full)

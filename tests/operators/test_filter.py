@@ -62,6 +62,8 @@ def test_what_does_not_fit_the_columns(where: str, message: str) -> None:
         ("STRING_AGG(completion, ',') = 'a'", "beyond its row with 'STRING_AGG"),
         ("LAST_VALUE(n) > 1", "beyond its row with 'LAST_VALUE"),
         ("now() > '2026-01-01'::timestamp AND n > 1", r"looks at the clock with 'now\('"),
+        (" AND ".join(["n > 1"] * 1001), r"where has 1,001 terms joined by AND and OR, and 1,000 may be; .*IN"),
+        ("lpad(completion, 2000000000, 'x') = 'a'", "pads texts to 2000000000 characters"),
         ("n > 1 AND CURRENT_DATE > DATE('2026-01-31')", "looks at the clock with 'CURRENT_DATE'.* write the date out"),
     ],
 )

@@ -323,3 +323,11 @@ def test_a_column_of_any_type_is_refused_before_the_run_or_written_but_for_rows_
         assert {name for name in COLUMNS if any(zone in name for zone in ("+", "PST", "=Z", "no/where"))} <= refused
         assert without["timestamp[us]"] == without["struct"] == without["list of times"] == [0, 1]
     assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("lineage", [True, False])
+def test_rows_that_nobody_can_tell_apart_are_refused(tmp_path, lineage):
+    rows = [row(i) if lineage else {**row(i), "row": i, "lineage": None} for i in range(8)]
+    write(tmp_path, [rows])
+    with pytest.raises(ValueError, match="two rows are row 3, with the same lineage"):
+        write(tmp_path, [rows, [next(each for each in rows if each["row"] == 3)]])

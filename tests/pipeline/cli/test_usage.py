@@ -72,6 +72,10 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
         ("a: [1", "cannot be read as YAML"),
         ("- 1", "must hold keys and values"),
         ("a: &a [*a]", "bad.yaml: an alias (*name) stands inside of what it names"),
+        (
+            "\n".join([f"x{i}: &x{i} [{f'*x{i - 1},' * 9 if i else 'a'}]" for i in range(9)]),
+            " values, each alias (*name)",
+        ),
         ("sampling:\n  temprature: 1\n", "did you mean sampling.temperature? (in "),
         ("seed:\n\t3\n", "line 2, column 1: found character '\\t' that cannot start any token; YAML is indented with"),
         ("name: {{ x }}\n", "line 1, column 8: found unhashable key; a text that begins with { needs quotes"),

@@ -9,7 +9,7 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, ExitCode, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCounts
@@ -17,6 +17,7 @@ from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import FORMAT
+from tests.pipeline.damage import files, job, run
 
 SCHEMA = pa.schema([pa.field("row", pa.int64())])
 
@@ -195,3 +196,27 @@ def test_a_file_is_no_output_directory(tmp_path):
     (tmp_path / "out").touch()
     with pytest.raises(ConfigError, match="is a file"):
         refuse_foreign(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["data", "rejects", "metrics"])
+def test_overwriting_removes_nothing_behind_a_link(tmp_path, name):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    assert run(job(out)) is ExitCode.DONE
+    (out / name).rename(elsewhere) if (out / name).exists() else elsewhere.mkdir()
+    (out / name).symlink_to(elsewhere)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=f"{name} is a symbolic link to .*elsewhere, and overwrite=true removes"):
+        run(job(out, overwrite=True))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_with_the_name_of_a_file_is_refused_before_anything_is_removed(tmp_path):
+    run(job(tmp_path))
+    (tmp_path / "run.log").unlink()
+    (tmp_path / "run.log").mkdir()
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match=r"run.log is a folder, where a run has a file; move it away"):
+        run(job(tmp_path, overwrite=True))
+    assert files(tmp_path) == before
+    with pytest.raises(StorageError, match=r"run.log cannot be written: Is a directory.*; a folder has that name"):
+        run(job(tmp_path, max_open_chunks=2))
