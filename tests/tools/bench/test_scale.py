@@ -53,6 +53,7 @@ def test_workers_that_are_done_before_the_last_has_opened_have_no_steady_state()
         scale.of_workers(FOUND, early, DRIVER, pieces=10)
 
 
+@pytest.mark.laws  # starts a worker, in 30 s of CPU
 def test_the_job_of_workers_runs_and_its_driver_is_weighed(tmp_path):
     contender = scale.Workers("one", ("cluster=processes", "metrics_interval_s=0.1"), workers=1, step_s=0.02)
     made = spec(tmp_path, slots=2, rows=40)
