@@ -51,6 +51,10 @@ class GraphError(ConfigError):
         self.node = node
 
 
+class HookFailed(GraphError):
+    """An operator raised what it does not raise on purpose while the graph was planned; `__cause__` is that."""
+
+
 class SchemaError(ConfigError):
     """A column that an operator needs is missing or has another type."""
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from pipeline.api.histogram import CacheUse
 from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.user_code import or_else
 
 T = TypeVar("T")
 Closer = Callable[[T], None]
@@ -52,6 +54,7 @@ class Resources:
         self._lock = threading.RLock()
         self._made: dict[object, tuple[Any, Closer[Any] | None]] = {}
         self._used: set[object] = set()
+        self._left: list[object] = []
 
     def get(self, key: object, factory: Callable[[], T], close: Closer[T] | None = None) -> T:
         """Return the object under `key`; `factory` creates it on first use."""
@@ -68,17 +71,20 @@ class Resources:
             self._used.clear()
             self.close_unused()
 
+    def leave_open(self) -> None:
+        """Give all objects to nobody any more and close none: a thread that was left behind may use them, and hold the
+        lock."""
+        self._left.append(self._made)
+        self._made, self._lock = {}, threading.RLock()
+
     def close_unused(self) -> None:
         """Close the objects that nobody asked for since the last call, as `close` does."""
         with self._lock:
             for key in [key for key in reversed(self._made) if key not in self._used]:
                 value, close = self._made.pop(key)
                 if close is not None:
-                    try:
-                        close(value)
-                    except Exception as error:
-                        named = " ".join(map(str, key)) if isinstance(key, tuple) else key
-                        log.exception("closing the %s failed: %s", named, error)
+                    named = " ".join(map(str, key)) if isinstance(key, tuple) else key
+                    or_else(f"closing the {named} failed", partial(close, value), None)
             self._used.clear()
 
 
@@ -109,6 +115,11 @@ class RunContext:
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
     stop_after_chunk: Callable[[int], None] = lambda chunk: None
     round_rows: Callable[[], int | None] = lambda: None
+
+    def counted(self) -> list[dict[str, float]]:
+        """Return what each has registered as totals; one that raises counts nothing."""
+        nothing: dict[str, float] = {}
+        return [or_else("totals of an operator are not counted", values, nothing) for values in list(self.totals)]
 
 
 @dataclass

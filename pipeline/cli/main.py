@@ -13,7 +13,7 @@ from pipeline.cli.commands import COMMANDS
 from pipeline.cli.run import config_dirs_of, print_error, run_jobs, worst
 from pipeline.config.jobs import SUFFIXES, jobs_table, list_jobs
 from pipeline.system.signals import NOTHING_RUNS, leave, signals_received, stopped_by_signals
-from pipeline.system.terminal import say, silence_stdout
+from pipeline.system.terminal import dropping, say, silence
 
 HELP = """\
 usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
@@ -52,17 +52,18 @@ exit codes: 0 done, 1 failed, 2 configuration or input that cannot work, 3 done 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with stopped_by_signals(leave, NOTHING_RUNS):
-            code = _dispatch(arguments)
-            sys.stdout.flush()
-    except SystemExit as end:  # of argparse and of Hydra, which have said why
-        code = end.code if isinstance(end.code, int) else ExitCode.CONFIG
-    except BrokenPipeError:  # of stdout: a run answers for its own errors
-        silence_stdout()
-        code = ExitCode.FAILED
-    except Exception as error:
-        code = print_error(error)
+    with dropping("stderr"):
+        try:
+            with stopped_by_signals(leave, NOTHING_RUNS):
+                code = _dispatch(arguments)
+                sys.stdout.flush()
+        except SystemExit as end:  # of argparse and of Hydra, which have said why; user code has a boundary
+            code = end.code if isinstance(end.code, int) else ExitCode.CONFIG
+        except BrokenPipeError:  # of stdout: a run answers for its own errors
+            silence(sys.stdout)
+            code = ExitCode.FAILED
+        except BaseException as error:
+            code = print_error(error)
     # After a signal the exit code is never 0: the process may have skipped work.
     return int(worst((ExitCode(code), ExitCode.INTERRUPTED)) if signals_received() else code)
 
@@ -79,7 +80,8 @@ def _dispatch(arguments: list[str]) -> int:
         commands = "\n".join(f"  {f'{name} {c.usage}':35} {c.about}" for name, c in COMMANDS.items())
         say([HELP.format(commands=commands, jobs=jobs_table(dirs))])
         return ExitCode.DONE
-    return run_jobs(arguments, dirs)
+    with dropping("stdout"):
+        return run_jobs(arguments, dirs)
 
 
 def _suggestion(arguments: Sequence[str], dirs: Sequence[Path]) -> str:

@@ -17,8 +17,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.api.errors import ConfigError, ExitCode, PipelineError
+from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError
 from pipeline.api.runtime import Resources
+from pipeline.api.user_code import or_else
 from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cluster.cut import places
 from pipeline.config.build import build_graph
@@ -29,6 +30,7 @@ from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings
+from pipeline.system.deadlines import ENDING_S, within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import refuse_noted_credentials
 from pipeline.system.signals import signals_received
@@ -69,10 +71,13 @@ def worst(codes: Sequence[ExitCode]) -> ExitCode:
     return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
 
 
-def print_error(error: Exception) -> ExitCode:
-    """Print `error` on stderr, with a traceback unless it is a PipelineError. Returns the exit code."""
+def print_error(error: BaseException) -> ExitCode:
+    """Print `error` on stderr, with a traceback unless it is a PipelineError that says what to do. Returns the exit
+    code."""
     if isinstance(error, PipelineError):
         complain(f"error: {error}")
+        if isinstance(error, HookFailed):
+            complain("".join(traceback.format_exception(error.__cause__)).rstrip())
         return ExitCode(error.exit_code)
     complain(f"error: not foreseen: {type(error).__name__}: {error}; what led to it:")
     complain("".join(traceback.format_exception(error)).rstrip())
@@ -116,7 +121,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
         # On some files Hydra and OmegaConf fail with exceptions of any type.
         raise ConfigError(f"the job cannot be composed: {type(error).__name__}: {error}") from error
     finally:
-        process.close()
+        or_else("models cannot be closed", lambda: within(ENDING_S, "closing the models", process.close), None)
     if len(jobs) > 1:
         say(["", *_sweep_lines(jobs)])
     return worst([job.code for job in jobs if job.code is not None])
@@ -194,7 +199,7 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources,
             complain(note)
         directory = settings.directory
         code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
-    except Exception as error:
+    except BaseException as error:
         code = print_error(error)
     return SweptJob(overrides, code, directory)
 

@@ -7,11 +7,13 @@ import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.node_failure import running
 
 CODE = "the program's code"
 OF_A_NODE = " of node '"
@@ -21,8 +23,12 @@ DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows cou
 
 def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return the identity of open operators, by what it is."""
-    each = ((name, graph.nodes[name].op.identity()) for name in nodes)
-    return {f"{what}{OF_A_NODE}{name}'": value for name, found in each for what, value in found.items()}
+    found: dict[str, str] = {}
+    for name in nodes:
+        with running(name, Path()):
+            own = graph.nodes[name].op.identity()
+            found |= {f"{what}{OF_A_NODE}{name}'": value for what, value in own.items()}
+    return found
 
 
 def of_machine(identity: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 
 from pipeline.api.errors import Cancelled, ExitCode, PipelineError
 from pipeline.cluster.running_island import WorkerFailed
+
+log = logging.getLogger(__name__)
 
 
 class Caller:
@@ -65,7 +68,9 @@ class Caller:
                     future.set_result(found)
                 else:
                     future.set_exception(found)
-        except (EOFError, OSError):
+        except BaseException as error:  # it is gone, or its answer cannot be read: nobody waits for the next one
+            if not isinstance(error, EOFError | OSError):
+                log.error("the answer of a worker cannot be read, so it counts as lost", exc_info=error)
             with self._lock:
                 self._gone = True
                 futures, self._open = list(self._open.values()), {}

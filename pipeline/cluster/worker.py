@@ -88,8 +88,8 @@ class Worker:
         totals: dict[str, float] = {}
         for island in self._islands.values():
             meters += [meter.read() for meter in island.meters]
-            for values in list(island.context.totals):
-                for key, value in values().items():
+            for counted in island.context.counted():
+                for key, value in counted.items():
                     totals[key] = totals.get(key, 0.0) + value
         tables = [rows for island in self._islands.values() for rows in island.tables.take()]
         return News(meters, totals, tables, self._log.take() if self._log is not None else ())

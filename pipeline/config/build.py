@@ -12,12 +12,13 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
 from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.api.removed import removed
+from pipeline.api.user_code import spelt, user_code
 from pipeline.config.annotations import fits, in_words, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
@@ -65,13 +66,12 @@ def load_object(target: str) -> Any:
         meant = next((f"; did you mean {path}?" for path in ours if path.endswith(f".{name}")), "")
         raise ConfigError(f"'{target}' names no module; write package.module.Class{meant}")
     try:
-        module = importlib.import_module(module_name)
+        with user_code(lambda error: ConfigError(f"cannot import '{target}': {spelt(error)}"), ModuleNotFoundError):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         hint = "; a module beside the job file or on PYTHONPATH is found" if module_name.startswith(missing) else ""
         raise ConfigError(f"cannot import '{target}': there is no module '{missing}'{hint}") from error
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), 1)
         where = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
@@ -107,7 +107,8 @@ def convert(key: str, value: object, hint: object) -> Any:
 def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
     """Return the class of settings for these keys: `settings`, or the one that its `kind_of` chooses."""
     choose: Callable[[Mapping[str, Any]], type[Any]] = getattr(settings, "kind_of", lambda values: settings)
-    return choose(values)
+    with user_code(lambda error: ConfigError(f"{settings.__name__}.kind_of: {spelt(error)}"), ConfigError):
+        return choose(values)
 
 
 def build_node(name: str, settings: object) -> Node:
@@ -137,7 +138,9 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
     converted = {key: convert(key, value, hints.get(key, Any)) for key, value in arguments.items()}
-    suited = factory.suited(converted) if isinstance(factory, type) and issubclass(factory, BaseOperator) else factory
+    suited = factory
+    if isinstance(factory, type) and issubclass(factory, BaseOperator):
+        suited = cast(Callable[..., object], _call(target, factory.suited, {"arguments": converted}))
     operator = _call(target, suited, converted)
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
     if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
@@ -197,9 +200,6 @@ def hints_of(factory: Any) -> dict[str, Any]:
 
 
 def _call(what: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> object:
-    try:
+    # A constructor only checks and stores its arguments, so these are at fault.
+    with user_code(lambda error: ConfigError(f"{what} refuses its arguments: {spelt(error)}"), ConfigError):
         return factory(**arguments)
-    except ConfigError:
-        raise
-    except Exception as error:  # a constructor only checks and stores its arguments, so these are at fault
-        raise ConfigError(f"{what} refuses its arguments: {type(error).__name__}: {error}") from error

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import OURS
+from pipeline.api.user_code import planning
 from pipeline.config.session_code import session_code
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import GROUPS, JobSettings
@@ -69,7 +70,9 @@ def content_of(name: str, node: Node) -> dict[str, Any]:
         made |= of_session | code_of(named)
         made |= {key: sha256 for module in modules for key, sha256 in code_of(module, with_installed=False).items()}
     code = {f"nodes.{name}.code.{key}": sha256 for key, sha256 in made.items()}
-    return code | {f"nodes.{name}.{key}": _plain(value) for key, value in node.op.fingerprint().items()}
+    with planning(name, "fingerprint"):
+        said = dict(node.op.fingerprint())
+    return code | {f"nodes.{name}.{key}": _plain(value) for key, value in said.items()}
 
 
 def differences(

@@ -6,26 +6,27 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
-from pipeline.api.by_batch import line_of
-from pipeline.api.errors import Cancelled, Interrupted, NodeFailed, PipelineError, Released
+from pipeline.api.errors import Cancelled, Interrupted, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
+from pipeline.api.user_code import or_else
 from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, Inbox
+from pipeline.dataflow.node_failure import node_failed, running
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
+from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
-from pipeline.system.disk_errors import explained
+from pipeline.system.deadlines import ENDING_S, Overran, within
 
 REJECT_CAPACITY_ROWS = 4096
-log = logging.getLogger(__name__)
-GRACE_S = 2.0
-"""Seconds that a stopped run has to finish its step before calls of the model are aborted."""
 
 
 class AccountingError(PipelineError):
@@ -65,6 +66,7 @@ class Executor:
         tick_s: seconds between two calls of `tick`.
         rejects: the sink of all rejects; None for one that writes them to the output directory.
         opened: called when all operators are open, before the first row.
+        ending_s: seconds that an operator may take to close.
     """
 
     def __init__(
@@ -80,26 +82,22 @@ class Executor:
         tick_s: float = 0.2,
         rejects: BaseOperator | None = None,
         opened: Callable[[], None] = lambda: None,
+        ending_s: float = ENDING_S,
     ) -> None:
         self._graph = graph
         self._context = context
         self._states = states or {}
         self._tick_s = tick_s
+        self._first_chunk = first_chunk
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
         self._commit = commit
         self._opened = opened
+        self._ending_s = ending_s
+        self._stopper = Stopper(context, self._release)
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
-        self._failure: PipelineError | None = None
-        self._enough = False
-        self._lock = threading.Lock()
-        self._why: PipelineError | None = None
-        self._told_to_stop = threading.Event()
-        self._ended = threading.Event()
         self.tally = RejectTally()
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
         self._stages = self._build()
-        if first_chunk:
-            graph.nodes[graph.source].op.seek(first_chunk)
         context.stop_after_chunk = self._committer.stop_after
         if graph.target is not None:
             target = graph.target
@@ -121,28 +119,26 @@ class Executor:
         """True once the source has sent its last item."""
         return self._stages[self._graph.source].complete
 
-    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+    def run(self, tick: Callable[[], None] = lambda: None, watch: AbstractContextManager[object] | None = None) -> None:
         """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
+        `watch`: is open while rows flow.
 
         The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or what `stop` was given. A
         run that ends by itself raises AccountingError if a node lost rows.
         """
-        stopper = threading.Thread(target=self._stop_when_told, name="stop")
-        stopper.start()
-        with contextlib.ExitStack() as opened:
-            opened.callback(self._context.resources.close)
+        opened: list[Stage] = []
+        with self._stopper:
             try:
                 for stage in self._stages.values():
+                    opened.append(stage)  # now: one that opens half way is closed, too
                     self._open(stage)
-                    opened.callback(stage.node.op.close)
                 self._opened()
-                self._start_and_wait(tick)
+                with watch or contextlib.nullcontext():
+                    self._start_and_wait(tick)
             finally:
-                self._ended.set()
-                self._told_to_stop.set()
-                stopper.join()
-        if self._failure is not None:
-            raise self._failure
+                self._close(opened)
+        if self._stopper.failure is not None:
+            raise self._stopper.failure
         for stage in self._stages.values():
             stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
@@ -152,9 +148,11 @@ class Executor:
 
     def stop(self, why: PipelineError | None) -> None:
         """Stop the run; `run` raises `why`, None if enough is committed. Returns at once. The first call counts."""
-        if not self._told_to_stop.is_set():
-            self._why = why
-            self._told_to_stop.set()
+        self._stopper.stop(why)
+
+    def abandon(self) -> None:
+        """Have `run` of a stopped run wait no longer for threads that compute on. What they may use stays open."""
+        self._stopper.abandoned.set()
 
     def describe(self) -> list[str]:
         """Return a line for each node: its state, and the rows that wait on its inputs."""
@@ -184,34 +182,54 @@ class Executor:
     def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
         op = stage.node.op
-        try:
+        with contextlib.suppress(Cancelled), running(stage.name, self._context.output_dir):  # the failure says why
+            if stage.name == self._graph.source and self._first_chunk:
+                op.seek(self._first_chunk)
             if stage.name in self._states:
                 op.restore(self._states[stage.name])
             op.open(Runtime(self._context, stage.name, depth, stage.meter))
-        except Cancelled:  # the failure says why
-            pass
-        except Exception as error:
-            raise self._node_failed(stage.name, error) from error
-        if self._failure is not None:
-            raise self._failure
+        if self._stopper.failure is not None:
+            raise self._stopper.failure
+
+    def _close(self, opened: list[Stage]) -> None:
+        """Close operators, the last one first, and then what they shared. A failure is logged and changes nothing: what
+        is committed is there. After a hang nothing more is closed, since it may be in use."""
+        closers = [(f"node '{stage.name}'", stage.node.op.close) for stage in reversed(opened)]
+        for what, close in [*closers, ("what the nodes shared", self._context.resources.close)]:
+            if not self._stopper.abandoned.is_set():
+                half_open = what == closers[0][0] and len(opened) < len(self._stages)
+                level = logging.DEBUG if half_open else logging.WARNING
+                or_else(f"{what} cannot be closed", partial(self._close_in_time, what, close), None, level)
+        if self._stopper.abandoned.is_set():
+            self._context.resources.leave_open()
+            self._context.process.leave_open()
+
+    def _close_in_time(self, what: str, close: Callable[[], None]) -> None:
+        try:
+            within(self._ending_s, f"close of {what}", close)
+        except Overran:
+            self.abandon()
+            raise
 
     def _start_and_wait(self, tick: Callable[[], None]) -> None:
         threads = [
-            threading.Thread(target=self._run_stage, args=(stage,), name=f"node-{stage.name}")
+            threading.Thread(target=self._run_stage, args=(stage,), name=f"node-{stage.name}", daemon=True)
             for stage in self._stages.values()
         ]
-        for thread in threads:
-            thread.start()
         try:
             for thread in threads:
-                while thread.is_alive():
-                    thread.join(self._tick_s)
-                    tick()
-        except BaseException as error:  # raised by `tick`: join all threads, since the operators are closed next
-            self._cancel(PipelineError(f"the run could not be recorded: {type(error).__name__}: {error}"))
-            for thread in threads:
-                thread.join()
+                thread.start()
+            self._wait(threads, tick)
+        except BaseException as error:  # of `tick`, or no more threads: join all, since the operators are closed next
+            self._stopper.cancel(PipelineError(f"the run could not be recorded: {type(error).__name__}: {error}"))
+            self._wait([thread for thread in threads if thread.ident is not None])
             raise
+
+    def _wait(self, threads: list[threading.Thread], tick: Callable[[], None] = lambda: None) -> None:
+        for thread in threads:
+            while thread.is_alive() and not self._stopper.abandoned.is_set():
+                thread.join(self._tick_s)
+                tick()
 
     def _run_stage(self, stage: Stage) -> None:
         stage.meter.clock.start(StageState.BUSY)
@@ -223,7 +241,7 @@ class Executor:
         except Cancelled:
             pass
         except BaseException as error:
-            self._cancel(self._node_failed(stage.name, error))
+            self._stopper.cancel(node_failed(stage.name, error, self._context.output_dir))
         finally:
             stage.inbox.leave()
             self._release_unread()
@@ -232,10 +250,12 @@ class Executor:
 
     def _commit_chunk(self, record: ChunkRecord) -> None:
         """Commit in the thread of some node. A failure ends the run, but not in the name of that node."""
+        if self._stopper.abandoned.is_set():
+            raise Cancelled  # the run has ended without this thread
         try:
             self._commit(record)
         except PipelineError as error:
-            self._cancel(error)
+            self._stopper.cancel(error)
             raise Cancelled from error
 
     def _release_unread(self) -> None:
@@ -257,36 +277,8 @@ class Executor:
             if isinstance(items, Generator):
                 items.close()
 
-    def _stop_when_told(self) -> None:
-        """Wait for `stop` in a thread of its own: its caller may hold locks that are taken here."""
-        self._told_to_stop.wait()
-        if self._ended.is_set():
-            return
-        self._cancel(self._why)
-        if not self._ended.wait(GRACE_S):
-            for cut_off in list(self._context.when_stuck):
-                cut_off()
-
-    def _node_failed(self, name: str, error: BaseException) -> NodeFailed:
-        if isinstance(error, NodeFailed):
-            return error  # of a node in a worker
-        cause = explained(error, self._context.output_dir)
-        if not isinstance(cause, PipelineError) and (line := line_of(cause)) is not None:
-            cause.add_note(line)
-        failure = NodeFailed(name, cause)
-        failure.__cause__ = error
-        return failure
-
-    def _cancel(self, why: PipelineError | None) -> None:
-        """Cancel all nodes because of `why`; None if enough is committed. Then later failures are only logged."""
-        with self._lock:
-            if why is None:
-                self._enough = self._failure is None
-            elif self._enough:
-                log.info("after the last chunk was committed: %s", why)
-            elif self._failure is None:
-                self._failure = why
-        self._context.cancelled.set()
+    def _release(self) -> None:
+        """End all waits of all nodes: the run is cancelled."""
         self._window.stop(Cancelled)
         for stage in self._stages.values():
             stage.inbox.stop(Cancelled)

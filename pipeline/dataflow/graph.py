@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import BaseOperator, inputs_fit
+from pipeline.api.user_code import planning
 from pipeline.dataflow.target_progress import TargetProgress
 
 REJECT_WRITER = "rejects"
@@ -138,17 +139,8 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
             given.append(schema)
         if not inputs_fit(node.op, given):
             raise GraphError(name, f"{type(node.op).__name__} does not take {len(given)} inputs")
-        try:
+        with planning(name, "plan"):
             schemas[name] = node.op.plan(*given)
-        except GraphError:
-            raise
-        except ConfigError as error:
-            told = type(error)(f"node '{name}': {error}")
-            told.node = name
-            raise told from error
-        except Exception as error:  # a user's operator: the traceback has the line, this note the node
-            error.add_note(f"raised by {type(node.op).__name__}.plan, at node '{name}'")
-            raise
     return schemas
 
 

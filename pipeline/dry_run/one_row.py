@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.api.user_code import closing, user_code
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -50,9 +52,9 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
         alone = not any(overrides(graph.nodes[n].op, "run") or overrides(graph.nodes[n].op, "finish") for n in path[1:])
         for node in path:
             op = graph.nodes[node].op
-            op.open(Runtime(context, node, graph.depth(node), StageMeter(node)))
-            stack.callback(op.close)
-            try:
+            stack.callback(closing(node, op.close))  # first: one that opens half way is closed, too
+            with user_code(partial(NodeFailed, node), PipelineError):  # the run would end with the same
+                op.open(Runtime(context, node, graph.depth(node), StageMeter(node)))
                 if node == graph.source:
                     items = list(_chunk(op, row, settings.chunk_rows, alone=alone))
                 else:
@@ -61,10 +63,6 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
                     items = list(
                         op.run(ListInbox(iter([*given, ChunkEnd(0, sum(b.num_rows for b in found[inputs[0]]))])))
                     )
-            except PipelineError:
-                raise
-            except Exception as error:  # of a user's operator: the run would end with the same
-                raise NodeFailed(node, error) from error
             found[node] = [item for item in items if isinstance(item, Batch)]
             rejects += [(node, r) for item in items if isinstance(item, Rejects) for r in item.rows if r.row == row]
         rows = [kept for batch in found[wanted] if (kept := _only(batch.data, row)).num_rows]
@@ -72,7 +70,9 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
             raise InputError(f"row {row} has no prompt at '{wanted}': {_why(rejects)}")
         for data in rows:
             for i in range(data.num_rows):
-                yield from graph.nodes[wanted].op.prompt_lines(data.slice(i, 1))
+                with user_code(partial(NodeFailed, wanted), PipelineError):
+                    lines = list(graph.nodes[wanted].op.prompt_lines(data.slice(i, 1)))
+                yield from lines
 
 
 def _node(graph: Graph, name: str | None) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.api.errors import NodeFailed, PipelineError
@@ -16,6 +17,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.api.user_code import closing, user_code
 from pipeline.config.build import Job
 from pipeline.dry_run.sample import sample_of
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -84,12 +86,8 @@ class SampleRun:
             stack.callback(context.resources.close)
             for name in graph.order:
                 runtime = Runtime(context, name, graph.depth(name), StageMeter(name))
-                try:
+                with user_code(partial(NodeFailed, name), PipelineError):  # the run would end with the same
                     self.nodes[name] = self._run_node(name, runtime, stack)
-                except PipelineError:
-                    raise
-                except Exception as error:  # of a user's operator: the run would end with the same
-                    raise NodeFailed(name, error) from error
                 if name == graph.source:
                     yield f"sample: {self.nodes[name].given:,} rows ({self._how})"
 
@@ -107,17 +105,17 @@ class SampleRun:
         elif overrides(node.op, "forecast"):
             self._forecast(node.op, runtime, batches, found)
         else:
+            stack.callback(closing(name, node.op.close))  # first: one that opens half way is closed, too
             node.op.open(runtime)
-            stack.callback(node.op.close)
             self._operate(node.op, batches, found)
         return found
 
     def _read_sample(self, source: BaseOperator, runtime: Runtime) -> NodeResult:
-        source.open(runtime)
         try:
+            source.open(runtime)
             sample = sample_of(source, self.first_chunk, self.first_row, self.job.settings.chunk_rows)
         finally:
-            source.close()
+            closing(runtime.node, source.close)()
         self._how = sample.how
         good = sum(batch.num_rows for batch in sample.batches)
         found = NodeResult(sample.rows, sample.taken, rows_out=sample.rows.times(share(good, sample.taken)))

@@ -187,7 +187,7 @@ class Recorder:
 
     def _workers(self) -> dict[str, float]:
         """Return the counts of the workers of this attempt and of their pieces; none without a cluster."""
-        each = (pair for values in list(self._context.totals) for pair in values().items())
+        each = (pair for values in self._context.counted() for pair in values.items())
         return {key.removeprefix(OF_WORKERS): value for key, value in each if key.startswith(OF_WORKERS)}
 
     def _now_s(self) -> float:

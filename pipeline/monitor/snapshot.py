@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.api.meter import CLOCKS, StageMeter
+from pipeline.api.user_code import or_else
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.target import NODE as TARGET
@@ -149,7 +150,7 @@ class Observer:
             eta_unknown=unknown,
             errors=self._rejects_before.errors + self._tally.errors,
             filtered=self._rejects_before.filtered + self._tally.filtered,
-            statuses=tuple(text for text in (status() for status in self._statuses) if text),
+            statuses=tuple(text for text in map(_shown, list(self._statuses)) if text),
             queue=_fullest(nodes),
             nodes=nodes,
         )
@@ -207,13 +208,13 @@ class Observer:
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Return the number of source rows, and True if it is exact."""
         operator = self._graph.nodes[self._graph.source].op
-        total = operator.total_rows()
+        total = or_else("the number of rows is not known", operator.total_rows, None)
         if total is not None:
             return total, True
         read = self._rows_before + source.rows_out + source.rejected
         if self._executor.source_ended:
             return read, True
-        fraction = operator.fraction_read()
+        fraction = or_else("the share that was read is not known", operator.fraction_read, None)
         return (max(read, round(read / fraction)) if fraction and read else None), False
 
     def _rate(self, count: Callable[[_Mark], int]) -> float:
@@ -244,3 +245,7 @@ def _fullest(nodes: Sequence[NodeView]) -> str | None:
     """Return the last node of those with the fullest queue: the bottleneck, since queues fill up before it."""
     waiting = [(n.queue_rows / n.queue_capacity, i) for i, n in enumerate(nodes) if n.queue_capacity and n.queue_rows]
     return nodes[max(waiting)[1]].name if waiting else None
+
+
+def _shown(status: Callable[[], str]) -> str:
+    return or_else("the status of an operator is not shown", lambda: str(status() or ""), "")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ExitCode, NodeFailed
 from pipeline.api.records import RejectKind
+from pipeline.api.user_code import spelt
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.node_failure import running
 from pipeline.dataflow.reject_writer import PLACEHOLDER
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.wording import duration, one_line
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RunStatus
+from pipeline.system.deadlines import ENDING_S, within
 
 TOP_REASONS = 3
 """Keeps the summary within ten lines."""
@@ -83,16 +87,23 @@ class Outcome:
         return replace(self, exit_code=code, error=self.error or error)
 
 
-def report_lines(graph: Graph, directory: Path) -> list[str]:
-    """Return the reports of the operators of a finished run, in the order of the graph, then an empty line."""
+def report_lines(graph: Graph, directory: Path, limit_s: float = ENDING_S) -> list[str]:
+    """Return the reports of the operators of a finished run, in the order of the graph, then an empty line. A report
+    that fails, or is not there after `limit_s` seconds, does not change that the run is done."""
     lines: list[str] = []
     for name in graph.order:
+        report = partial(_listed, graph.nodes[name].op.report, directory, name)
         try:
-            lines += graph.nodes[name].op.report(directory, name)
-        except Exception as error:  # a failed report does not change that the run is done
-            log.exception("node '%s' cannot report", name)
-            lines.append(f"node '{name}' cannot report: {type(error).__name__}: {error}")
+            with running(name, directory):
+                lines += within(limit_s, f"report of node '{name}'", report)
+        except NodeFailed as failed:
+            log.error("node '%s' cannot report", name, exc_info=failed.__cause__)
+            lines.append(f"node '{name}' cannot report: {spelt(failed.__cause__ or failed)}")
     return [*lines, ""] if lines and lines[-1] else lines
+
+
+def _listed(report: Callable[[Path, str], Iterable[str]], directory: Path, node: str) -> list[str]:
+    return [str(line) for line in report(directory, node)]
 
 
 def summary_lines(o: Outcome) -> list[str]:

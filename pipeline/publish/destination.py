@@ -38,6 +38,8 @@ class Destination:
         self.url = url.rstrip("/")
         self.stopped = threading.Event()
         """Set it to end the wait before a retry at once."""
+        self.moved = 0
+        """Grows with every part of a file that is sent, and every call that returns."""
         self._retries = retries
         self._wait_s = wait_s
         self._options = without_redacted(options)
@@ -59,7 +61,13 @@ class Destination:
 
     def put(self, file: Path, path: str) -> None:
         """Upload the local `file` to `path`, replacing an existing file."""
-        self._retry("write", path, lambda: self._fs.put_file(str(file), self._at(path)))
+        from fsspec.callbacks import Callback
+
+        def moved(size: object, value: object) -> None:
+            self.moved += 1
+
+        progress = Callback(hooks={"moved": moved})
+        self._retry("write", path, lambda: self._fs.put_file(str(file), self._at(path), callback=progress))
 
     def write(self, path: str, text: str) -> None:
         self._retry("write", path, lambda: self._fs.pipe_file(self._at(path), text.encode()))
@@ -77,6 +85,7 @@ class Destination:
         """Call `do`, with retries. Exceptions may be of any type, since each file system has its own library."""
         place = f"{self.url}/{path}".rstrip("/")
         for attempt in range(self._retries + 1):
+            self.moved += 1
             try:
                 return do()
             except Exception as error:

@@ -21,6 +21,7 @@ from pipeline.run_dir.names import CARD, MANIFEST, is_part
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import sha256_of
+from pipeline.system.deadlines import Overran, within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.signals import stopped_by_signals
 from pipeline.system.terminal import say
@@ -100,15 +101,17 @@ class Publisher:
         """Wake the thread after a commit."""
         self._wake.set()
 
-    def finish(self) -> ExitCode:
+    def finish(self, limit_s: float) -> ExitCode:
         """Upload the rest of a finished run and then the manifest. Prints the result. Returns FAILED if an upload
-        failed, INTERRUPTED after a signal."""
+        failed or nothing was moved for `limit_s` seconds, INTERRUPTED after a signal."""
         log.debug("uploading the rest to %s", self._place.url)
         with stopped_by_signals(self._place.stopped.set, LEAVING):
             self._finishing = True
             self._wake.set()
-            while self._thread.is_alive() and not self._place.stopped.is_set():
-                self._thread.join(0.1)
+            try:
+                within(limit_s, "the upload", self._until_uploaded, lambda: self._place.moved)
+            except Overran as error:
+                self._error = error
         if self._place.stopped.is_set():
             return ExitCode.INTERRUPTED
         if self._complete:
@@ -122,6 +125,10 @@ class Publisher:
         )
         log.error("%s\nThe same command uploads what is missing and generates nothing", self.failure)
         return ExitCode.FAILED
+
+    def _until_uploaded(self) -> None:
+        while self._thread.is_alive() and not self._place.stopped.is_set():
+            self._thread.join(0.1)
 
     def say_unfinished(self) -> None:
         """Print that an unfinished run has published nothing yet."""

@@ -24,6 +24,8 @@ from pipeline.system.failpoints import Failpoint, reached
 
 T = TypeVar("T")
 STATE_FILE = "state.sqlite"
+CLOSE_S = 5.0
+"""Seconds that closing the database waits for a thread that uses it."""
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
 _UNPUBLISHED = """
 SELECT s.path, s.chunk, s.rows, s.bytes, s.sha256 FROM shards s
@@ -92,9 +94,10 @@ class RunState:
             raise
 
     def close(self) -> None:
-        """Close the database."""
-        with self._lock:
+        """Close the database, unless a thread that was left behind hangs in it."""
+        if self._lock.acquire(timeout=CLOSE_S):
             self._db.close()
+            self._lock.release()
 
     def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
         """Record the fingerprint and job of a new run. `salvaged`: see the property."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Set
@@ -13,6 +12,7 @@ from functools import partial
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
+from pipeline.api.user_code import or_else
 from pipeline.cluster.identity import check_here
 from pipeline.cluster.start import driver_graph
 from pipeline.config.build import Job
@@ -30,10 +30,20 @@ from pipeline.run_dir.manifest import write_manifest
 from pipeline.run_dir.metrics_table import MetricsTable, MetricsTables
 from pipeline.run_dir.names import CONFIG, DATA, remove_parts
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.runs.ending import exit_code_of, recorded, remove_concluded, run_row, settled, show
-from pipeline.runs.watchdog import Watchdog
+from pipeline.runs.ending import (
+    conclude,
+    ending_s,
+    exit_code_of,
+    recorded,
+    remove_concluded,
+    run_row,
+    settled,
+    show,
+)
+from pipeline.runs.watchdog import HANGS, Watchdog
 from pipeline.settings import REFUSE
 from pipeline.system.atomic_files import rename_shards, write_atomically
+from pipeline.system.deadlines import within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA
 from pipeline.system.signals import stopped_by_signals
@@ -81,28 +91,29 @@ class Attempt:
             first_chunk=first,
             states=states,
             opened=self._check_identity,
+            ending_s=ending_s(job.settings),
         )
         self._executor.tally.know(self._rejects_before)
         self._recorder = Recorder(job, state, context, self._tables, self._executor, self._started_at)
         stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)
-        self._watchdog = Watchdog(stall_timeout_s, self._executor, self._abandon, context.clock)
+        self._watchdog = Watchdog(stall_timeout_s, self._executor, self._note_failure, context.clock)
+        self._ending_s = ending_s(job.settings)
 
     def run(self) -> Outcome:
         """Execute the graph, record the outcome, and print the summary."""
         status, error = self._execute()
         reached(Failpoint.GRAPH_ENDED)
-        outcome = self._record(status, error)
+        outcome = within(self._ending_s, "recording the results", partial(self._record, status, error))
         ended = outcome.status in (RunStatus.DONE, RunStatus.BUDGET)
-        lines = report_lines(self._graph, self._directory) if ended else []
+        lines = report_lines(self._graph, self._directory, self._ending_s) if ended else []
         show([*lines, *summary_lines(outcome)])
-        show([*report_of_attempt(self._directory, wanted=self._settings.report), *closing_lines(outcome)])
+        draw = partial(report_of_attempt, self._directory, wanted=self._settings.report)
+        nothing: list[str] = []
+        report = or_else("report.html is not drawn", partial(within, self._ending_s, "the report", draw), nothing)
+        show([*report, *closing_lines(outcome)])
         if outcome.status is RunStatus.FAILED and isinstance(outcome.error, PipelineError):
             log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
         return outcome
-
-    def _tick(self) -> None:
-        self._recorder.tick()
-        self._watchdog.check()
 
     def _execute(self) -> tuple[RunStatus, BaseException | None]:
         interval = sys.getswitchinterval()
@@ -112,14 +123,14 @@ class Attempt:
         try:
             with stopped_by_signals(self._executor.interrupt):
                 self._prepare()
-                self._executor.run(self._tick)
+                self._executor.run(self._recorder.tick, self._watchdog)
                 target = self._graph.target
                 ended = RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
                 # Rejects may have been written for chunks that no sink ended, if a node left early.
                 self._clear(temporary_only=ended is not RunStatus.DONE or not self._state.salvaged)
                 if ended is RunStatus.DONE:
-                    for node in self._graph.nodes.values():
-                        node.op.conclude(self._directory)
+                    for name in self._graph.nodes:
+                        conclude(self._graph, name, self._directory, self._ending_s)
         except Interrupted as error:
             return RunStatus.INTERRUPTED, error
         except BaseException as error:
@@ -154,8 +165,8 @@ class Attempt:
         state, limit = self._state, self._settings.max_error_rate
         rejects = state.rejects()
         totals: Counter[str] = Counter()
-        for values in self._context.totals:
-            totals.update(values())
+        for values in self._context.counted():
+            totals.update(values)
         whole = self._whole_reasons(rejects)
         outcome = Outcome(
             job=self._settings.name,
@@ -192,12 +203,10 @@ class Attempt:
             return {}
         return {(node, kind, counted): (node, kind, reason) for (node, kind, counted), reason in whole.items()}
 
-    def _abandon(self) -> None:
-        """End the process although threads are stuck. Committed chunks and stored completions are safe."""
+    def _note_failure(self) -> None:
+        """Record that the attempt has failed, before the process is ended although its main thread hangs."""
         self._state.end_attempt(self._context.attempt, RunStatus.FAILED)
-        log.error("the run does not end; the process leaves. Run the same command again to resume")
-        logging.shutdown()
-        os._exit(ExitCode.FAILED)
+        log.error("%s", HANGS)
 
     def _prepare(self) -> None:
         # If the state replaces a damaged one, files that it does not list may be all that is left of the results: keep

@@ -9,20 +9,25 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.node_failure import running
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.monitor.run_log import FILE_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.run_dir.manifest import digest
 from pipeline.run_dir.state import RunState, RunStatus
+from pipeline.settings import JobSettings
+from pipeline.system.deadlines import ENDING_S, Overran, within
 from pipeline.system.disk_errors import writing
 from pipeline.system.machine import RUN_SCHEMA, machine, versions
+from pipeline.system.signals import stopping
 from pipeline.system.terminal import say
 
 log = logging.getLogger(__name__)
@@ -95,15 +100,32 @@ def show(lines: Sequence[str]) -> None:
     say(lines)
 
 
-def conclude_missing(graph: Graph, directory: Path) -> list[str]:
+def conclude_missing(graph: Graph, directory: Path, limit_s: float) -> list[str]:
     """Make missing final files of a finished run again. Returns their names."""
     lost: list[str] = []
-    for node in graph.nodes.values():
+    for name, node in graph.nodes.items():
         gone = [name for name in node.op.concluded if not (directory / name).exists()]
         if gone:
-            node.op.conclude(directory)
+            conclude(graph, name, directory, limit_s)
         lost += gone
     return lost
+
+
+def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
+    """Have the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted if a signal has
+    cut it off."""
+    try:
+        with running(name, directory):
+            within(limit_s, f"conclude of node '{name}'", partial(graph.nodes[name].op.conclude, directory))
+    except NodeFailed as error:
+        if isinstance(error.__cause__, Overran) and stopping():
+            raise Interrupted(f"interrupted: {error.__cause__}; the same command goes on") from error
+        raise
+
+
+def ending_s(settings: JobSettings) -> float:
+    """Return the seconds that a step of the ending of a run may take."""
+    return getattr(settings.runtime, "stall_timeout_s", None) or ENDING_S
 
 
 def remove_concluded(graph: Graph, directory: Path) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from pipeline.api.errors import ExitCode, PipelineError, PublishError
 from pipeline.api.runtime import Resources
+from pipeline.api.user_code import or_else
 from pipeline.config.build import Job, build_graph
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.run_log import run_log
@@ -21,10 +23,11 @@ from pipeline.run_dir.names import DATA, refuse_foreign, refuse_unremovable, wip
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.admission import Admission, admit
 from pipeline.runs.attempt import Attempt
-from pipeline.runs.ending import conclude_missing, exit_code_of, remove_concluded
+from pipeline.runs.ending import conclude_missing, ending_s, exit_code_of, remove_concluded
 from pipeline.runs.memory_check import check_memory, memory_warning
 from pipeline.runs.on_finish import tell
 from pipeline.settings import JobSettings
+from pipeline.system.deadlines import GRACE_S, within
 from pipeline.system.signals import RECORDS, stopped_by_signals
 from pipeline.system.terminal import say
 
@@ -98,14 +101,17 @@ def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outc
         raise
     finally:
         note(outcome)
-        tell(job.settings.on_finish, outcome)
+        told = partial(tell, job.settings.on_finish, outcome)
+        limit_s = max(ending_s(job.settings), job.settings.on_finish.timeout_s + GRACE_S)
+        or_else("on_finish is left behind", partial(within, limit_s, "on_finish", told), None)
     return outcome.exit_code
 
 
 def _completed(job: Job, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
     """Write the card and publish the rest of a finished run. `code`: of the run itself."""
-    keep_card(job.settings, job.directory, state)
-    published = ExitCode.DONE if publisher is None else publisher.finish()
+    limit_s = ending_s(job.settings)
+    within(limit_s, "the dataset card", partial(keep_card, job.settings, job.directory, state))
+    published = ExitCode.DONE if publisher is None else publisher.finish(limit_s)
     return code if published is ExitCode.DONE else published
 
 
@@ -133,7 +139,7 @@ def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
 def _already_done(job: Job, state: RunState) -> ExitCode:
     """Print that the run is finished. Returns the exit code under the present max_error_rate."""
     limit = job.settings.max_error_rate
-    if lost := conclude_missing(job.graph, job.directory):
+    if lost := conclude_missing(job.graph, job.directory, ending_s(job.settings)):
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     code = exit_code_of(RunStatus.DONE, state, limit)
     rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]

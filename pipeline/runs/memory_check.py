@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed
+from pipeline.api.user_code import planning
 from pipeline.cluster.cut import islands_of
 from pipeline.cluster.pool import USUAL_WORKERS
 from pipeline.dataflow.graph import Graph
@@ -74,7 +75,9 @@ class _Needs:
         in_workers = {name for cut in islands_of(graph) for name in cut.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}
         for name in graph.order:
-            for need in graph.nodes[name].op.memory_needs():
+            with planning(name, "memory_needs"):
+                needs = tuple(graph.nodes[name].op.memory_needs())
+            for need in needs:
                 times = self._workers if name in in_workers and not need.shared else 1
                 found.setdefault(need.key, (need, times))
         self.total = sum(need.size_bytes * times for need, times in found.values())

@@ -23,6 +23,7 @@ from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.runs.ending import ending_s
 from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.signals import stopped_by_signals
@@ -114,7 +115,7 @@ def _publish_again(job: Job, state: RunState, chunks: Sequence[int]) -> ExitCode
     if place is None or state.status is not RunStatus.DONE:
         return ExitCode.DONE
     with run_log(job.directory, "none"), publishing(job.settings, job.directory, state, place) as publisher:
-        return ExitCode.DONE if publisher is None else publisher.finish()
+        return ExitCode.DONE if publisher is None else publisher.finish(ending_s(job.settings))
 
 
 def _remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources) -> None:

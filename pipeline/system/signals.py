@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from pipeline.api.errors import ExitCode
@@ -26,6 +26,10 @@ _blocks: list[tuple[Callable[[], None], str]] = []
 """Callback and message of each open block of `stopped_by_signals`, innermost last. Global, as signal handlers are."""
 _received = 0
 _may_leave = True
+_pipe: tuple[int, ...] = ()
+"""Both ends of the pipe that signals are written to, of the outermost block."""
+_END = 0
+"""Written to the pipe when the block is left; no signal has this number."""
 
 
 @contextmanager
@@ -54,6 +58,16 @@ def stopped_by_signals(interrupt: Callable[[], None], what: str = STEP) -> Itera
         _blocks.pop()
 
 
+def stopping() -> bool:
+    """Return True if a signal has come and its block is still open."""
+    return bool(_blocks and _received)
+
+
+def may_leave() -> bool:
+    """Return True if the process is this project's alone, and may be ended."""
+    return _may_leave
+
+
 def signals_received() -> int:
     """Return the number of signals since the outermost block was entered."""
     return _received
@@ -80,7 +94,7 @@ def leave_on_signals() -> None:
     after its work is done."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        _say(f"stopped: {NOTHING_RUNS}")
+        tell(f"stopped: {NOTHING_RUNS}")
         leave()
 
     for number in SIGNALS:
@@ -90,9 +104,9 @@ def leave_on_signals() -> None:
 @contextmanager
 def _answering() -> Iterator[None]:
     """Run the thread that handles signals during the block. On exit all pending signals are handled first."""
-    global _received
+    global _received, _pipe
     _received = 0
-    reading, writing = os.pipe()
+    _pipe = reading, writing = os.pipe()
     os.set_blocking(writing, False)  # as signal.set_wakeup_fd demands
     thread = threading.Thread(target=_answer, args=(reading,), name="signals", daemon=True)
     thread.start()
@@ -105,35 +119,45 @@ def _answering() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
-        os.close(writing)
+        # Not by closing the end that is written to: a forked process may have it, too, and lives as long as it likes.
+        os.set_blocking(writing, True)
+        os.write(writing, bytes([_END]))
         thread.join()
+        _pipe = ()
+        os.close(writing)
         os.close(reading)
 
 
 def _answer(pipe: int) -> None:
     global _received
-    while data := os.read(pipe, 1):
+    while (data := os.read(pipe, 1)) and data[0] != _END:
         if data[0] not in SIGNALS:  # others may have handlers of their own
             continue
         _received += 1
         if _received == 1:
             interrupt, what = _blocks[-1]
-            _say(f"stopping: {what}")
+            tell(f"stopping: {what}")
             interrupt()
         elif data[0] == signal.SIGINT and _may_leave:
-            _say("left at once; what was committed is safe, and the same command resumes")
+            tell("left at once; what was committed is safe, and the same command resumes")
             leave()
 
 
-def _say(text: str) -> None:
+def tell(text: str) -> None:
+    """Write `text` to stderr, whatever holds that stream; it may be lost."""
     # Not print: a hung thread may hold the stream's lock. `select`: a terminal or pipe may accept no bytes.
-    stderr = sys.__stderr__.fileno() if sys.__stderr__ else 2
-    if select.select([], [stderr], [], 0)[1]:
-        os.write(stderr, f"\n{text}\n".encode())
+    with suppress(OSError, ValueError, AttributeError):  # closed, without room, or not there: the signal counts
+        stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]
+        if select.select([], [stderr], [], 0)[1]:
+            os.write(stderr, f"\n{text}\n".encode())
 
 
 def _forget_in_child() -> None:
     # A forked process has no thread that reads the pipe, and would write to its parent's.
+    global _pipe
+    for end in _pipe:
+        os.close(end)
+    _pipe = ()
     if _blocks:
         _blocks.clear()
         signal.set_wakeup_fd(-1)

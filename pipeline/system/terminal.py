@@ -1,5 +1,8 @@
-"""Print to stdout, whose reader may have closed it (`... | head`), and to stderr: without the control characters that
-texts of rows and of strangers' templates may have."""
+"""Print to stdout and stderr, whose reader may have gone (`... | head`) and whose disk may be full (`> job.log`).
+
+Neither changes how a run ends: what cannot be written is dropped. Nor are control characters printed, which texts of
+rows and of strangers' templates may have.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any, TextIO
 
 _silent = ContextVar("silent", default=False)
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -29,19 +32,19 @@ def complain(text: str) -> None:
 
 def _print(text: str, stream: TextIO) -> None:
     encoding = stream.encoding or "utf-8"
-    print(visible(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
+    try:
+        print(visible(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
+    except (OSError, ValueError):  # ValueError: closed
+        silence(stream)
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print `lines`. A closed pipe is no error: it does not change how a run ends."""
+    """Print `lines`, or drop them."""
     if _silent.get():
         return
-    try:
-        for line in lines:
-            _print(line, sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence_stdout()
+    for line in lines:
+        _print(line, sys.stdout)
+    _Dropping(sys.stdout).flush()
 
 
 @contextmanager
@@ -54,11 +57,68 @@ def silent() -> Iterator[None]:
         _silent.reset(token)
 
 
-def silence_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the flush at interpreter exit does not fail again.
+class _Dropping:
+    """A text stream that drops what cannot be written; all else is that of `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            silence(self._stream)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            silence(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def dropping(*names: str) -> Iterator[None]:
+    """Have sys.stdout and sys.stderr, those of them that are named, drop what cannot be written during the block, by
+    whomever: progress bars, handlers of logs, warnings, operators that print."""
+    with ExitStack() as after:
+        for name in names:
+            before = getattr(sys, name)
+            setattr(sys, name, _Dropping(before))
+            after.callback(setattr, sys, name, before)
+            after.callback(getattr(sys, name).flush)
+        yield
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null as the standard streams that were closed (`>&- 2>&-`). Else the next file that is opened would get
+    their numbers, and what is printed would be written into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            stream = open(number, "r" if number == 0 else "w", closefd=False)  # noqa: SIM115 - for as long as we live
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect `stream` to /dev/null, so that the flush at interpreter exit does not fail again.
 
     Source: docs.python.org, module signal, "Note on SIGPIPE".
     """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    with suppress(OSError, ValueError):  # a stream of a notebook has no number
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

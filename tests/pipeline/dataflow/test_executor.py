@@ -14,7 +14,7 @@ from pipeline.api.errors import Interrupted, NodeFailed, StorageError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
 from pipeline.api.runtime import Resources, RunContext
-from pipeline.dataflow import executor
+from pipeline.dataflow import stopper
 from pipeline.dataflow.executor import AccountingError, Executor
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.run_dir.chunk_record import ChunkRecord
@@ -267,7 +267,7 @@ class Stuck(Collect):
 
 
 def test_what_computes_on_is_cut_off_when_a_stopped_run_does_not_end(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(executor, "GRACE_S", 0.01)
+    monkeypatch.setattr(stopper, "GRACE_S", 0.01)
     sink = Stuck()
     run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
     threading.Timer(0.05, run.executor.interrupt).start()

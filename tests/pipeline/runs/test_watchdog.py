@@ -24,11 +24,13 @@ class Run:
         self.meter = StageMeter("decode")
         self.stopped: list[PipelineError] = []
         self.left: list[float] = []
-        executor = SimpleNamespace(meters=[self.meter], describe=lambda: ["decode: busy"], stop=self.stopped.append)
-        self.watchdog = Watchdog(timeout_s, executor, self.leave, lambda: self.now)  # type: ignore[arg-type]
-
-    def leave(self) -> None:
-        self.left.append(self.now)
+        executor = SimpleNamespace(
+            meters=[self.meter],
+            describe=lambda: ["decode: busy"],
+            stop=self.stopped.append,
+            abandon=lambda: self.left.append(self.now),
+        )
+        self.watchdog = Watchdog(timeout_s, executor, lambda: None, lambda: self.now)  # type: ignore[arg-type]
 
     def at(self, now: float) -> None:
         self.now = now
@@ -48,6 +50,9 @@ def test_it_stops_the_run_once_and_logs_threads_and_channels(caplog):
     run.meter.rows_in = 5
     for now in (0.0, 59.0, 60.0, 61.0):
         run.at(now)
+    for thread in threading.enumerate():
+        if thread.name == "last words":
+            thread.join()
     (why,) = run.stopped
     assert "nothing has moved for 60 s" in str(why)
     assert "runtime.stall_timeout_s" in str(why)
@@ -56,13 +61,14 @@ def test_it_stops_the_run_once_and_logs_threads_and_channels(caplog):
     assert not run.left
 
 
-def test_a_run_that_does_not_end_is_left():
+def test_threads_of_a_run_that_does_not_end_are_left():
     run = Run()
     run.at(0.0)
     run.at(60.0)
     run.at(60.0 + LEAVE_S - 1)
     assert not run.left
     run.at(60.0 + LEAVE_S)
+    run.watchdog.__exit__()
     assert run.left == [60.0 + LEAVE_S]
 
 
