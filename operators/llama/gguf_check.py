@@ -2,16 +2,17 @@
 
 llama.cpp makes room for what a file claims to have before it looks whether it is there, and ends the process where a
 key that it needs has another type. So a damaged file is found here, in a few milliseconds and without memory.
-The format: github.com/ggml-org/ggml, docs/gguf.md.
+What only llama.cpp can tell of a file tells probe.py. The format: github.com/ggml-org/ggml, docs/gguf.md.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipeline.api.errors import InputError
 
@@ -25,8 +26,12 @@ MOST_KEY_BYTES = 65_535
 MOST_DIMENSIONS = 4
 
 STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
-SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, UINT32: 4, INT32: 4, FLOAT32: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value by its type; STRING and ARRAY have none of their own."""
+FORMS: Mapping[int, struct.Struct] = {
+    kind: struct.Struct(f"<{form}")
+    for kind, form in {0: "B", 1: "b", 2: "H", 3: "h", 7: "B", 10: "Q", 11: "q", 12: "d"}.items()
+    | {UINT32: "I", INT32: "i", FLOAT32: "f"}.items()
+}
+"""A number by its type; STRING and ARRAY are none."""
 TOKENS = b"tokenizer.ggml.tokens"
 NEEDED: Mapping[bytes, tuple[int, int | None]] = {
     b"general.alignment": (UINT32, None),
@@ -44,27 +49,56 @@ OTHER_TYPES: Mapping[bytes, str] = {
     b"imatrix": "is an importance matrix (general.type=imatrix); give the file of the model that was made with it",
 }
 """Files that are no models."""
+ARCHITECTURE = b"general.architecture"
+MOST_LAYERS, MOST_EXPERTS = 512, 1024
+"""LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS, beyond which llama.cpp ends the process."""
 ONE_A_TOKEN = (b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type")
 _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQQ")
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Names of tensors in a file with their dimensions, the length of a row first, and of arrays in its metadata with
-    the number of their items. `tokens_at`: the place of the texts of the tokens in the file; None: it has none."""
+class Value(NamedTuple):
+    """A key's value. The key begins at byte `start` of the file, the value itself (of an array its items) goes from
+    `at` to `end`. `kind`: its type, or its items'; `n_items`: of an array. `scalar`: a number or a text, None for arrays.
+    """
 
-    tensors: Mapping[bytes, tuple[int, ...]]
-    arrays: Mapping[bytes, int]
-    tokens_at: int | None = None
+    start: int
+    at: int
+    end: int
+    kind: int
+    n_items: int | None
+    scalar: float | bytes | None
+
+
+class Tensor(NamedTuple):
+    """Dimensions, the length of a row first, type, and place behind the beginning of the data."""
+
+    lengths: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class Contents(NamedTuple):
+    """What a file has. `end`: the bytes of its header."""
+
+    values: Mapping[bytes, Value]
+    tensors: Mapping[bytes, Tensor]
+    end: int
 
 
 def check_gguf(path: Path) -> Contents:
-    """Check that everything which the header of the file claims is in the file; return what it has.
+    """Check that everything which the header of the file claims is in the file; return what it has. Cached until the
+    size or modification time of the file changes.
 
     Raises:
         InputError: it is cut off, damaged, of a version that llama.cpp does not read, or no model.
     """
-    if path.stat().st_size < HEADER_BYTES:
+    status = path.stat()
+    return _checked(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _checked(path: Path, size: int, changed: int) -> Contents:
+    if size < HEADER_BYTES:
         raise InputError(f"{path} ends inside its header; it was not copied or fetched whole")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Walk(path, data).whole()
@@ -76,16 +110,18 @@ def tokens_of(path: Path) -> list[bytes]:
     Raises:
         InputError: see check_gguf.
     """
-    contents = check_gguf(path)
-    if contents.tokens_at is None:
-        return []
-    found, at = [], contents.tokens_at + _U64.size
+    tokens = check_gguf(path).values.get(TOKENS)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for _ in range(contents.arrays[TOKENS]):
-            end = at + _U64.size + _U64.unpack_from(data, at)[0]
-            found.append(data[at + _U64.size : end])
-            at = end
-    return found
+        return list(strings(data, tokens))
+
+
+def strings(data: mmap.mmap, found: Value | None) -> Iterator[bytes]:
+    """Yield the items of an array of strings; none if there is no array."""
+    at = found.at if found else 0
+    for _ in range((found and found.n_items) or 0):
+        end = at + _U64.size + _U64.unpack_from(data, at)[0]
+        yield data[at + _U64.size : end]
+        at = end
 
 
 class _Walk:
@@ -95,8 +131,7 @@ class _Walk:
         self._path = path
         self._data = data
         self._at = 4
-        self._counts: dict[bytes, int] = {}
-        self._tokens_at: int | None = None
+        self._values: dict[bytes, Value] = {}
 
     def whole(self) -> Contents:
         """Keys and values, then the descriptions of the tensors."""
@@ -110,13 +145,15 @@ class _Walk:
         self._limit(tensors, MOST_TENSORS, "tensors")
         for _ in range(keys):
             self._pair()
-        for key in ONE_A_TOKEN:
-            tokens = self._counts.get(TOKENS)
-            if key in self._counts and self._counts[key] != tokens:
-                raise self._damaged(f"{key.decode()} has {self._counts[key]} values for {tokens} tokens")
-        return Contents(dict(self._tensor() for _ in range(tensors)), self._counts, self._tokens_at)
+        self._check_values()
+        counts = {key: self._values[key].n_items for key in (TOKENS, *ONE_A_TOKEN) if key in self._values}
+        for key, count in counts.items():
+            if count != counts.get(TOKENS):
+                raise self._damaged(f"{key.decode()} has {count} values for {counts.get(TOKENS)} tokens")
+        return Contents(self._values, dict(self._tensor() for _ in range(tensors)), self._at)
 
     def _pair(self) -> None:
+        start = self._at
         key = self._key()
         kind = self._number(_U32)
         item = self._number(_U32) if kind == ARRAY else None
@@ -124,18 +161,18 @@ class _Walk:
         if wanted is not None and (kind, item) != wanted:
             raise self._damaged(f"{key.decode()} is of type {kind}, and must be of type {wanted[0]}")
         if item is not None:
-            self._tokens_at = self._at if key == TOKENS else self._tokens_at
-            self._counts[key] = self._array(item)
-        elif key == b"general.alignment":
-            alignment = self._number(_U32)
-            if alignment < 8 or alignment & (alignment - 1):
-                raise self._damaged(f"general.alignment is {alignment}, which is no power of two from 8 up")
-        else:
-            start = self._at + _U64.size
-            self._value(kind)
-            given = self._data[start : self._at] if kind == STRING and key == TYPE else b""
-            if other := OTHER_TYPES.get(b"adapter" if key == ADAPTER else given):
-                raise InputError(f"{self._path} {other}")
+            count = self._number(_U64)
+            at = self._at
+            self._items(item, count)
+            self._values[key] = Value(start, at, self._at, item, count, None)
+            return
+        at = self._at
+        scalar = self._value(kind)
+        self._values[key] = Value(start, at, self._at, kind, None, scalar)
+        if key == b"general.alignment" and (scalar < 8 or scalar & (scalar - 1)):
+            raise self._damaged(f"general.alignment is {scalar}, which is no power of two from 8 up")
+        if other := OTHER_TYPES.get(b"adapter" if key == ADAPTER else scalar if key == TYPE else b""):
+            raise InputError(f"{self._path} {other}")
 
     def _key(self) -> bytes:
         length = self._number(_U64)
@@ -144,44 +181,66 @@ class _Walk:
         self._skip(length)
         return self._data[start : self._at]
 
-    def _value(self, kind: int) -> None:
-        if kind == STRING:
-            self._skip(self._number(_U64))
-        elif kind in SIZES:
-            self._skip(SIZES[kind])
-        else:
+    def _value(self, kind: int) -> Any:
+        if kind in FORMS:
+            return self._number(FORMS[kind])
+        if kind != STRING:
             raise self._damaged(f"a value of type {kind}, which there is not")
+        length = self._number(_U64)
+        self._skip(length)
+        return self._data[self._at - length : self._at]
 
-    def _array(self, item: int) -> int:
-        count = self._number(_U64)
-        if item in SIZES:
-            self._skip(count * SIZES[item])
-            return count
+    def _items(self, item: int, count: int) -> None:
+        if item in FORMS:
+            self._skip(count * FORMS[item].size)
+            return
         if item != STRING:
             raise self._damaged(f"an array of type {item}, which there is not")
         self._limit(count, MOST_STRINGS, "strings in an array")
         data, at, last = self._data, self._at, len(self._data) - 8
         for _ in range(count):
             if at > last:
-                break
+                raise InputError(f"{self._path} ends inside {count} strings; it was not copied or fetched whole")
             at += 8 + _U64.unpack_from(data, at)[0]
         self._at = at
         self._skip(0)
-        return count
 
-    def _tensor(self) -> tuple[bytes, tuple[int, ...]]:
+    def _check_values(self) -> None:
+        """Check values for which llama.cpp ends the process instead of refusing the file."""
+        scalar = self._values[ARCHITECTURE].scalar if ARCHITECTURE in self._values else None
+        prefix = scalar + b"." if isinstance(scalar, bytes) else b"."
+        own = {key.removeprefix(prefix): found.scalar for key, found in self._values.items() if key.startswith(prefix)}
+        numbers = {key: value for key, value in own.items() if isinstance(value, (int, float))}
+        experts = numbers.get(b"expert_count", 0)
+        bounds: dict[bytes, tuple[float, float]] = {
+            b"block_count": (1, MOST_LAYERS),
+            b"expert_count": (0, MOST_EXPERTS),
+            **{key: (0, 1) for key in numbers if key.endswith(b"epsilon")},
+        }
+        if not prefix.startswith(b"hunyuan"):  # some say that they use one expert of none
+            bounds[b"expert_used_count"] = (min(experts, 1), experts)
+        for key, (least, most) in bounds.items():
+            value = numbers.get(key, least)
+            if not least <= value <= most:
+                name = (prefix + key).decode("utf-8", "replace")
+                raise self._damaged(f"{name} is {value}, and must be from {least:g} to {most:g}")
+        tokens: dict[bytes, int] = {}
+        for number, token in enumerate(strings(self._data, self._values.get(TOKENS))):
+            if (first := tokens.setdefault(token or b"[EMPTY_%d]" % number, number)) != number:
+                text = token.decode("utf-8", "replace")
+                raise self._damaged(f"{TOKENS.decode()} has the same text, {text!r}, for {first} and {number}")
+
+    def _tensor(self) -> tuple[bytes, Tensor]:
         name = self._key()
         dimensions = self._number(_U32)
         self._limit(dimensions, MOST_DIMENSIONS, "dimensions of a tensor")
         lengths = tuple(self._number(_U64) for _ in range(dimensions))
-        self._skip(4 + 8)
-        return name, lengths
+        return name, Tensor(lengths, self._number(_U32), self._number(_U64))
 
-    def _number(self, form: struct.Struct) -> int:
+    def _number(self, form: struct.Struct) -> Any:
         start = self._at
         self._skip(form.size)
-        value: int = form.unpack_from(self._data, start)[0]
-        return value
+        return form.unpack_from(self._data, start)[0]
 
     def _skip(self, size: int) -> None:
         at, self._at = self._at, self._at + size

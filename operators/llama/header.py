@@ -143,7 +143,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
-        labels = contents[0].arrays.get(f"{architecture}.classifier.output_labels".encode(), 1)
+        labels = contents[0].values.get(f"{architecture}.classifier.output_labels".encode())
         return Header(
             architecture,
             _number(model, "general.file_type"),
@@ -154,7 +154,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
             encoder,
-            labels if has_head else 0,
+            ((labels and labels.n_items) or 1) if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),
             template_in(model),
             template_in(model, TOOL_USE),

@@ -37,6 +37,8 @@ from collections.abc import Mapping
 
 import llama_cpp
 
+from operators.llama.gguf_check import Tensor
+
 TILED_ALWAYS = "GGML_CPU_TILED_MM_FORCE"
 """Read by llama.cpp once, at its first multiplication."""
 _EXPERTS = b"_exps."
@@ -146,10 +148,9 @@ def system_info() -> bytes:
         return bytes(llama_cpp.llama_print_system_info())
 
 
-def fits_amx(tensors: Mapping[bytes, tuple[int, ...]]) -> bool:
-    """Return whether llama.cpp's AMX kernels compute weights of these dimensions (the length of a row first), if no
-    layer is recurrent."""
-    weights = [lengths for name, lengths in tensors.items() if len(lengths) > 1 and _EXPERTS not in name]
+def fits_amx(tensors: Mapping[bytes, Tensor]) -> bool:
+    """Return whether llama.cpp's AMX kernels compute these weights, if no layer is recurrent."""
+    weights = [each.lengths for name, each in tensors.items() if len(each.lengths) > 1 and _EXPERTS not in name]
     return all(math.prod(more) == 1 and row >= _LEAST_AMX_ROW for row, _, *more in weights)
 
 

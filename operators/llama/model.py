@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -23,6 +24,7 @@ from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
+from operators.llama.probe import probe
 from operators.llama.trial import require_sound_build
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
@@ -36,16 +38,18 @@ HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 
 
 def load(settings: ModelSettings) -> LlamaModel:
-    """Load the model of `model=gguf` or `model=tiny`."""
+    """Load the model of `model=gguf` or `model=tiny`. Its file was tried when the run was planned, see `inspect`; a
+    worker does not try it again."""
     require_sound_build()
-    return LlamaModel(settings)
+    return LlamaModel(replace(settings, probe=False))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     """Read the facts of the model file.
 
     Raises:
-        InputError: it or a part of it is missing, no GGUF file or damaged, or llama.cpp does not know its architecture.
+        InputError: it or a part of it is missing, no GGUF file or damaged, ends llama.cpp, or llama.cpp does not know
+            its architecture.
         ConfigError: no path is given, there are options, or gpu_layers is set and there is no GPU.
     """
     check_options(settings, ())
@@ -66,7 +70,8 @@ def check_gpu(settings: ModelSettings) -> None:
 
 
 def gguf_path(settings: ModelSettings) -> Path:
-    """Return the model file or the first of its parts, after a check of the first bytes of each."""
+    """Return the model file or the first of its parts, after a check of the first bytes of each, and a trial, see
+    `probe`."""
     if not settings.path:
         raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
     path = Path(settings.path).expanduser()
@@ -83,6 +88,8 @@ def gguf_path(settings: ModelSettings) -> Path:
         if head != _MAGIC:
             found = "an empty file" if not head else f"a file that begins with {head!r}"
             raise InputError(f"{named} is {found}, not a GGUF model; convert it with llama.cpp's tools")
+    if settings.probe:
+        probe(path)
     return path
 
 

@@ -35,7 +35,7 @@ def require_sound_build() -> None:
     Raises:
         ConfigError: it crashes or computes wrong values; the message names the command that builds a sound one.
     """
-    record = _record()
+    record = build_record()
     if _built_by_us(record):
         return
     build = hashlib.sha256(f"{record} {machine()['cpu']}".encode()).hexdigest()[:16]
@@ -55,7 +55,7 @@ def require_sound_build() -> None:
             return
 
 
-def _record() -> str:
+def build_record() -> str:
     """Return a digest of the package's list of files and hashes, the same as tools.build.build.record."""
     package = metadata.distribution("llama-cpp-python")
     listed = Path(str(package.locate_file(f"llama_cpp_python-{package.version}.dist-info/RECORD")))

@@ -46,6 +46,7 @@ class ModelSettings:
             q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
             none. See docs/weights.md.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
+        probe: try the file, once, in a process of its own that may die, while the run is planned. See docs/models.md.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
 
@@ -63,6 +64,7 @@ class ModelSettings:
     date: str | None = field(default=None, metadata=WHEN_GIVEN)
     weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
     gpu_layers: int = 0
+    probe: bool = field(default=True, metadata=NOT_IN_DATA)
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ def test_a_broken_build_is_an_error_each_time(doctor):
 def test_another_build_is_tried_again(doctor, monkeypatch):
     asked = doctor(SOUND)
     first_use()
-    monkeypatch.setattr(trial, "_record", lambda: "another")
+    monkeypatch.setattr(trial, "build_record", lambda: "another")
     first_use()
     assert len(asked) == 2
 
@@ -93,13 +93,13 @@ def test_an_environment_of_another_user_is_remembered_in_the_cache(doctor, prefi
 @pytest.mark.parametrize(("fits", "tries"), [(True, 0), (False, 1)])
 def test_what_this_project_built_is_not_tried(doctor, prefix, fits, tries):
     asked = doctor(SOUND)
-    (prefix / STAMP).write_text(json.dumps({"record": trial._record() if fits else "of what pip replaced"}))
+    (prefix / STAMP).write_text(json.dumps({"record": trial.build_record() if fits else "of what pip replaced"}))
     first_use()
     assert len(asked) == tries
 
 
 def test_both_digests_of_an_environment_are_equal():
-    assert record() in ("", trial._record())  # '': a test environment that takes the package from another
+    assert record() in ("", trial.build_record())  # '': a test environment that takes the package from another
 
 
 def test_a_doctor_that_gives_no_report_is_an_error(prefix, monkeypatch):

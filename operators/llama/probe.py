@@ -1,0 +1,111 @@
+"""Tries a model file in a process that may die, before llama.cpp is given it in this one.
+
+gguf_check.py knows some of the values for which llama.cpp ends the process. There are hundreds, and each version has
+others; so each file is loaded once by a child (probe_child.py), which decodes two tokens. What passed is noted in the
+user's cache by its header and size, and costs nothing after that.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import llama_cpp
+
+from operators.llama.gguf_check import ARCHITECTURE, check_gguf
+from operators.llama.header import REFUSED, parts_of
+from operators.llama.probe_child import REFUSED as IS_REFUSED
+from operators.llama.stand_in import write_stand_in
+from operators.llama.trial import build_record
+from pipeline.api.errors import InputError
+from pipeline.system.file_cache import cache_folder
+from pipeline.system.machine import free_memory
+
+WHOLE_BYTES = 1 << 30
+"""A larger model has a stand-in of few layers: to read it a second time would take seconds."""
+TIMEOUT_S = 300
+_CHILD = Path(__file__).with_name("probe_child.py")
+_TELLING = ("GGML_ASSERT", "what():", "error", "fail", "invalid")
+log = logging.getLogger(__name__)
+
+
+def probe(path: Path) -> None:
+    """Try the model whose first part is `path`; see the module. Cached until a file of it changes.
+
+    Raises:
+        InputError: a file of it is damaged, or it ends llama.cpp.
+    """
+    parts = parts_of(path)
+    _probe(tuple(parts), tuple((status.st_size, status.st_mtime_ns) for status in map(Path.stat, parts)))
+
+
+@functools.lru_cache(maxsize=64)
+def _probe(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> None:
+    note = cache_folder() / "tried" / _key(parts)
+    if note.exists():
+        return
+    size = sum(size for size, _ in states)
+    reason = _with_stand_in(parts) if size > min(WHOLE_BYTES, free_memory()) else _died(parts[0], parts[0])
+    if reason is not None:
+        raise InputError(
+            f"{parts[0]} ends llama.cpp ({reason}): it is damaged, or made for another version; fetch or convert it"
+            " again (model.probe=false loads it without this trial)"
+        )
+    with suppress(OSError):  # a cache that cannot be written costs the next run another trial
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def _key(parts: Sequence[Path]) -> str:
+    """Return a digest of the headers and sizes of the files, and of the build of llama.cpp."""
+    digest = hashlib.sha256(build_record().encode())
+    for part in parts:
+        digest.update(b"%d " % part.stat().st_size)
+        with part.open("rb") as file:
+            digest.update(file.read(check_gguf(part).end))
+    return digest.hexdigest()
+
+
+def _with_stand_in(parts: Sequence[Path]) -> str | None:
+    """Try a stand-in of a large model. Where there is none, or it ends llama.cpp, the model itself tells."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="stand-in-") as folder:
+            path = Path(folder) / "model.gguf"
+            if write_stand_in(parts, path) and _died(parts[0], path) is None:
+                return None
+    except OSError as error:  # no room, no permission
+        log.warning("no stand-in of %s could be written (%s); the whole file is tried", parts[0], error)
+    return _died(parts[0], parts[0])
+
+
+def _died(model: Path, path: Path) -> str | None:
+    """Return how the child ended that loads `path`, and llama.cpp's last words; None if it lived."""
+    architecture = check_gguf(model).values.get(ARCHITECTURE)
+    is_refused = architecture is not None and architecture.scalar in {name.encode() for name in REFUSED}
+    what = "vocabulary" if is_refused else "model"
+    folder = str(Path(llama_cpp.__file__).parent)
+    command = [sys.executable, str(_CHILD), folder, str(path), what, str(free_memory())]
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it had not loaded it after {TIMEOUT_S} s"
+    lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    telling = next((line for line in reversed(lines) if any(word in line for word in _TELLING)), "it gave no reason")
+    if done.returncode < 0:
+        return f"{signal.Signals(-done.returncode).name}: {telling}"
+    if done.returncode not in (0, IS_REFUSED):
+        log.warning("%s was not tried: the process for it ended with %s: %s", model, done.returncode, lines[-1:])
+    return None

@@ -1,0 +1,131 @@
+"""The process of probe.py that may die: loads the vocabulary of a model file, then the model, and decodes two tokens.
+
+    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model BYTES_OF_MEMORY
+
+Imports the binding and nothing around it, which would take five times as long as a small model. Ends with 0; with
+REFUSED where llama.cpp refuses the file, and says why on stderr; or as llama.cpp lets it end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+REFUSED = 3
+_TOKENS, _CELLS = 2, 256
+_TEXT = "Grüße, 世界! it's 12345 times\n\n\t<s> </s> 🦙  ".encode()
+
+
+class Probe:
+    """The file in llama.cpp.
+
+    Args:
+        binding: the module llama_cpp.llama_cpp, which has no types.
+    """
+
+    def __init__(self, binding: Any, path: str) -> None:
+        self._llama = binding
+        self._path = os.fsencode(path)
+
+    def load(self, *, vocab_only: bool) -> Any:
+        """Return the loaded model; end the process if llama.cpp refuses it."""
+        params = self._llama.llama_model_default_params()
+        params.vocab_only = vocab_only
+        params.use_extra_bufts = False  # repacked weights would be a copy of the file in memory
+        params.n_gpu_layers = 0
+        return self._llama.llama_model_load_from_file(self._path, params) or sys.exit(REFUSED)
+
+    def read(self, vocab: Any) -> None:
+        """Read all tokens, and tokenize every byte and a text."""
+        llama = self._llama
+        for text in (*(bytes([value]) for value in range(256)), _TEXT):
+            room = (ctypes.c_int32 * (8 * len(text) + 8))()
+            for special in (False, True):
+                llama.llama_tokenize(vocab, text, len(text), room, len(room), False, special)
+        piece = ctypes.create_string_buffer(64)
+        for token in range(llama.llama_vocab_n_tokens(vocab)):
+            llama.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
+            llama.llama_vocab_get_attr(vocab, token)
+
+    def compute(self, model: Any) -> None:
+        """Compute with each kind of attention and of output: two tokens of two rows, then one more of each."""
+        for flash, embeddings in ((-1, False), (0, False), (-1, True)):
+            self._compute(model, flash, embeddings, self._llama.LLAMA_POOLING_TYPE_NONE)
+        if self._llama.llama_model_n_cls_out(model):
+            self._compute(model, -1, True, self._llama.LLAMA_POOLING_TYPE_RANK)
+
+    def _compute(self, model: Any, flash: int, embeddings: bool, pooling: int) -> None:
+        llama = self._llama
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = 2 * _CELLS, 2, 1, 1
+        params.n_batch = params.n_ubatch = params.n_outputs_max = 64
+        params.flash_attn_type, params.embeddings, params.pooling_type = flash, embeddings, pooling
+        params.offload_kqv = params.op_offload = False
+        params.swa_full = True
+        context = llama.llama_init_from_model(model, params)
+        if not context:
+            return  # without a context a run says why
+        memory = llama.llama_get_memory(context)
+        encodes = not memory or llama.llama_model_has_encoder(model)
+        step = llama.llama_encode if encodes else llama.llama_decode
+        if step(context, self._batch(0, _TOKENS)) == 0 and memory and not encodes:
+            llama.llama_memory_seq_rm(memory, 1, -1, -1)
+            llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+            step(context, self._batch(_TOKENS, 1))
+            size = llama.llama_state_seq_get_size(context, 0)
+            saved = (ctypes.c_uint8 * size)()
+            llama.llama_state_seq_get_data(context, saved, size, 0)
+            llama.llama_state_seq_set_data(context, saved, size, 1)
+        llama.llama_free(context)
+
+    def _batch(self, start: int, count: int) -> Any:
+        """Return a batch of `count` tokens behind the first `start` ones in each of two rows."""
+        batch = self._llama.llama_batch_init(2 * count, 0, 1)
+        batch.n_tokens = 2 * count
+        for i in range(batch.n_tokens):
+            row, place = divmod(i, count)
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = i % 2, start + place, 1, True
+            batch.seq_id[i][0] = row
+        return batch
+
+
+def _binding(folder: str) -> Any:
+    """Import llama_cpp.llama_cpp without llama_cpp, and load the backends, see library.initialise."""
+    package = types.ModuleType("llama_cpp")
+    package.__path__ = [folder]
+    sys.modules["llama_cpp"] = package
+    from llama_cpp import llama_cpp as binding
+
+    if not binding._lib.ggml_backend_reg_count():
+        binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(Path(folder) / "lib")))
+    binding.llama_backend_init()
+    return binding
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Try the file, in as much memory as is said."""
+    folder, path, what, memory = arguments
+    if sys.platform == "linux":  # a parent that is killed cannot end this process
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    llama = _binding(folder)
+    probe = Probe(llama, path)
+    model = probe.load(vocab_only=True)
+    probe.read(llama.llama_model_get_vocab(model))
+    if what == "model":
+        llama.llama_model_free(model)
+        probe.compute(probe.load(vocab_only=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""No model file ends the process: values are checked, and a file is tried once in a process that may die."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from operators.llama import probe as probes
+from operators.llama.gguf_check import check_gguf
+from operators.llama.header import read_header
+from operators.llama.model import LlamaModel, inspect
+from operators.llama.stand_in import write_stand_in
+from operators.settings import ModelSettings
+from pipeline.api.errors import InputError
+from pipeline.system.file_cache import PLACE
+from tests.faults.mutants import CODES, FAMILIES, File, sweep
+from tools.models.make_model import write_model
+
+pytestmark = pytest.mark.slow("starts a process a file, and runs jobs on 20 mutants")
+
+
+@pytest.fixture(autouse=True)
+def started(tmp_path, monkeypatch) -> list[Path]:
+    """The files for which a process was started; the cache is empty."""
+    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
+    files: list[Path] = []
+    died = probes._died
+    monkeypatch.setattr(probes, "_died", lambda model, path: files.append(path) or died(model, path))
+    probes._probe.cache_clear()
+    return files
+
+
+def changed(folder: Path, family: str, change: Callable[[File], None]) -> ModelSettings:
+    file, path = File.read(FAMILIES / f"{family}.gguf"), folder / "model.gguf"
+    change(file)
+    path.write_bytes(file.written())
+    return ModelSettings(path=str(path))
+
+
+def set_to(key: str, form: str, value: float) -> Callable[[File], None]:
+    """Give a key another value; one that is not there is added, by the form "I"."""
+
+    def change(file: File) -> None:
+        name = key.encode()
+        at = next((i for i, found in enumerate(file.keys) if found[0] == name), len(file.keys))
+        kind = {"I": 4, "f": 6}[form]
+        file.keys[at : at + 1] = [(name, kind, None, [struct.pack("<" + form, value)])]
+
+    return change
+
+
+def same_token(file: File) -> None:
+    tokens = next(items for name, _, _, items in file.keys if name == b"tokenizer.ggml.tokens")
+    tokens[77] = tokens[5]
+
+
+KNOWN = {
+    "a token twice": ("qwen3", same_token, "tokenizer.ggml.tokens has the same text, .* for 5 and 77"),
+    "layers": ("qwen3", set_to("qwen3.block_count", "I", 1023), "qwen3.block_count is 1023, .* from 1 to 512"),
+    "no layers": ("qwen3", set_to("qwen3.block_count", "I", 0), "qwen3.block_count is 0"),
+    "experts used": ("qwen3moe", set_to("qwen3moe.expert_used_count", "I", 99), "expert_used_count is 99, .* from 1 to"),
+    "experts": ("qwen3moe", set_to("qwen3moe.expert_count", "I", 0), "expert_used_count is .* from 0 to 0"),
+    "an epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", -1e-5), "epsilon is -"),
+    "no epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", float("nan")), "epsilon is nan"),
+    "a size": ("jamba", set_to("jamba.ssm.inner_size", "I", 64), "ends llama.cpp .SIGABRT: .*GGML_ASSERT"),
+    "a head": ("rwkv7", set_to("rwkv7.wkv.head_size", "I", 64), "ends llama.cpp .SIGABRT: .*GGML_ASSERT"),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_values_for_which_llama_cpp_ends_the_process_are_refused(name, tmp_path):
+    family, change, says = KNOWN[name]
+    with pytest.raises(InputError, match=says):
+        inspect(changed(tmp_path, family, change))
+
+
+def test_no_mutant_ends_the_process():
+    broken = [found for found in sweep(100_000, 20, 1) if found[1] not in CODES or "Traceback" in found[2]]
+    assert not broken
+
+
+def test_a_file_is_tried_once_and_not_by_those_who_load_it(tmp_path, started):
+    settings = changed(tmp_path, "llama", lambda file: None)
+    inspect(settings)
+    probes._probe.cache_clear()  # another process
+    inspect(settings)
+    assert started == [Path(str(settings.path))]
+    bad = changed(tmp_path, "jamba", KNOWN["a size"][1])
+    for _ in range(2):
+        with pytest.raises(InputError):
+            inspect(bad)
+    bad.probe = False
+    inspect(bad)
+    assert len(started) == 3
+
+
+def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
+    hangs = tmp_path / "hangs.py"
+    hangs.write_text("import time\ntime.sleep(999)")
+    monkeypatch.setattr(probes, "_CHILD", hangs)
+    monkeypatch.setattr(probes, "TIMEOUT_S", 0.1)
+    with pytest.raises(InputError, match=r"model.gguf ends llama.cpp \(it was not done after 0.1 s\)"):
+        inspect(changed(tmp_path, "llama", lambda file: None))
