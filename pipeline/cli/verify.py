@@ -58,6 +58,10 @@ def _print_findings(directory: Path) -> Findings:
         with closing(RunState(directory / STATE_FILE)) as state:
             if state.fingerprint is not None or not parts(directory):
                 found = examine(directory, state)
+                if not state.sealed:
+                    found.remarks.append(
+                        f"the values in {STATE_FILE} have no digest yet, so only its structure is checked"
+                    )
                 print("\n".join([f"{directory}: {_state_text(state)}", *_lines(found)]))
                 return found
             what = "is empty, though there are results"

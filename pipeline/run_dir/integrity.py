@@ -20,6 +20,7 @@ from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import APPLICATION_ID
+from pipeline.run_dir.state_seal import seal_damage
 from pipeline.system.atomic_files import sha256_of
 
 
@@ -71,8 +72,15 @@ def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, 
     return found
 
 
-def _database_damage(path: Path, application_id: int | None = None) -> str | None:
-    """Return the damage of a SQLite database; None if it is intact. `application_id`: expected one; None for any."""
+def _database_damage(
+    path: Path, content: Callable[[sqlite3.Connection], str | None], application_id: int | None = None
+) -> str | None:
+    """Return the damage of a SQLite database; None if it is intact.
+
+    Args:
+        content: returns what is wrong with the values of a database whose structure is whole.
+        application_id: the expected one; None for any.
+    """
     if not path.exists():
         return "is missing"
     try:
@@ -82,13 +90,15 @@ def _database_damage(path: Path, application_id: int | None = None) -> str | Non
             if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 return "is not marked as the state of a run"
             said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            if said == "ok":
+                return content(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise ConfigError(f"{path} is in use by another process ({error}); try again when it is done") from error
         return f"cannot be opened: {error}"
     except sqlite3.DatabaseError as error:
         return f"is damaged: {error}"
-    return None if said == "ok" else f"is damaged: {said.splitlines()[-1]}"
+    return f"is damaged: {said.splitlines()[-1]}"
 
 
 def state_damage(directory: Path) -> str | None:
@@ -97,7 +107,7 @@ def state_damage(directory: Path) -> str | None:
     Raises:
         ConfigError: another process holds it locked.
     """
-    return _database_damage(directory / STATE_FILE, APPLICATION_ID)
+    return _database_damage(directory / STATE_FILE, seal_damage, APPLICATION_ID)
 
 
 def examine(directory: Path, state: RunState | None) -> Findings:
@@ -109,7 +119,7 @@ def examine(directory: Path, state: RunState | None) -> Findings:
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
     if (directory / COMPLETIONS).exists():
-        if what := _database_damage(directory / COMPLETIONS):
+        if what := _database_damage(directory / COMPLETIONS, lambda db: None):
             found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
         else:
             found.whole.append(COMPLETIONS)
