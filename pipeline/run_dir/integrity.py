@@ -21,6 +21,7 @@ from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import APPLICATION_ID
 from pipeline.run_dir.state_seal import seal_damage
+from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
 
 
@@ -32,6 +33,8 @@ class Kind(StrEnum):
     MANIFEST = f"written again from {STATE_FILE}"
     CONFIG = f"written again from {STATE_FILE}"
     COMPLETIONS = "moved aside and begun anew: committed rows lose nothing, others are generated again"
+    STORED_ROWS = "removed from the store: committed rows lose nothing, others are generated again"
+    STORE = "left to you, since other runs may use it: move it away when none does, and it is begun anew"
     METRICS = "moved aside: no result is lost"
 
 
@@ -118,11 +121,9 @@ def examine(directory: Path, state: RunState | None) -> Findings:
         _examine_shards(directory, state.shards(), found)
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
-    if (directory / COMPLETIONS).exists():
-        if what := _database_damage(directory / COMPLETIONS, lambda db: None):
-            found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
-        else:
-            found.whole.append(COMPLETIONS)
+    for path, kind in ((directory / COMPLETIONS, Kind.COMPLETIONS), (named_store(directory, state), Kind.STORE)):
+        if path is not None and path.exists():
+            _examine_store(path, COMPLETIONS if kind is Kind.COMPLETIONS else str(path), kind, found)
     _examine_metrics(directory, found)
     return found
 
@@ -188,6 +189,36 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
         return None, "is missing"
     except (OSError, ValueError, yaml.YAMLError) as error:
         return None, f"cannot be read: {error}"
+
+
+def named_store(directory: Path, state: RunState | None) -> Path | None:
+    """Return the completion store that the settings of the run name; None if it has its own."""
+    text = state and state.config
+    try:
+        text = text or (directory / CONFIG).read_text(encoding="utf-8")
+        path = yaml.safe_load(text)["store"]["path"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    path = None if path is None else Path(state.origin.get("directory", "") if state else "", path)
+    return None if path == (directory / COMPLETIONS).absolute() else path
+
+
+def _examine_store(path: Path, name: str, kind: Kind, found: Findings) -> None:
+    rows = RowCheck(0, 0)
+
+    def content(db: sqlite3.Connection) -> None:
+        nonlocal rows
+        rows = check_rows(db)
+
+    if what := _database_damage(path, content):
+        found.damaged.append(Damage(name, what, kind))
+    elif rows.damaged:
+        what = f"has {rows.damaged:,} rows with other values than were written"
+        found.damaged.append(Damage(name, what, Kind.STORED_ROWS))
+    else:
+        found.whole.append(name)
+    if rows.unsealed:
+        found.remarks.append(f"{name} has {rows.unsealed:,} rows of an earlier version, whose values cannot be checked")
 
 
 def _examine_metrics(directory: Path, found: Findings) -> None:

@@ -15,3 +15,8 @@ def row_digest(values: Iterable[str | bytes | int | None]) -> bytes:
         content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
         parts += (b"%s%d:" % (type(value).__name__[:1].encode(), len(content)), content)
     return hashlib.blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
+
+
+def as_text(content: bytes) -> str:
+    """Return a text of a database, as a text_factory: SQLite does not check that it is UTF-8, which damage may end."""
+    return content.decode("utf-8", "surrogateescape")
