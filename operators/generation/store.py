@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from operators.engine.sampling.logprobs import Scored
 from operators.generation.journal import Journal, StoredCompletion
 from pipeline.api.errors import InputError, PipelineError
+from pipeline.system.digests import as_text, row_digest
 from pipeline.system.disk_errors import is_of_disk, storage_error
 from pipeline.system.failpoints import Failpoint, reached
 
-_FORMAT = 2
+_FORMAT = 3
+_UNSEALED_FORMAT = 2
+"""Of stores whose rows have no seal; their rows serve as before, and new ones get one."""
 _AT_ONCE = 500
 """Keys per query."""
 # Lines lie in the order of writing, beside an index of keys: ordered by key, each would change a page of its own.
@@ -28,6 +33,15 @@ CREATE TABLE IF NOT EXISTS completions (
 CREATE TABLE IF NOT EXISTS logprobs (key BLOB PRIMARY KEY, scores BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 """
+# A seal is the digest of the other columns of its view (pipeline/run_dir/store_check.py reads these, too).
+_SEALED = """
+ALTER TABLE completions ADD COLUMN seal BLOB;
+ALTER TABLE settings ADD COLUMN seal BLOB;
+CREATE VIEW sealed_completions AS SELECT seal, key, ids, text, finish_reason, least, run, scores
+    FROM completions LEFT JOIN logprobs USING (key);
+CREATE VIEW sealed_settings AS SELECT seal, digest FROM settings;
+"""
+log = logging.getLogger(__name__)
 
 Lines = Sequence[tuple[object, ...]]
 
@@ -46,13 +60,17 @@ class CompletionStore(Journal):
 
     def __init__(self, path: Path, sync: str = "process") -> None:
         self._path = path
+        self.damaged = 0
         super().__init__()
         self._reading, self._committing = threading.Lock(), threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer, self._reader = self._connect(sync), self._connect(sync)
-            self._writer.executescript(_SCHEMA)
-            self.settings = {bytes(d) for (d,) in self._reader.execute("SELECT digest FROM settings")}
+            self._writer = self._connect(sync)
+            self._set_up()
+            self._reader = self._connect(sync)
+            self._reader.text_factory = as_text
+            found = self._reader.execute("SELECT * FROM sealed_settings")
+            self.settings = {digest for seal, digest in found if seal in (None, row_digest([digest]))}
         except (sqlite3.Error, OSError) as error:
             raise unusable(path, error, opening=True) from error
         self._thread.start()
@@ -65,21 +83,30 @@ class CompletionStore(Journal):
         found: dict[bytes, StoredCompletion] = {}
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
-            query = (
-                "SELECT key, ids, text, finish_reason, scores, least, run"
-                " FROM completions LEFT JOIN logprobs USING (key)"
-                f" WHERE key IN ({','.join('?' * len(some))})"
-            )
+            query = f"SELECT * FROM sealed_completions WHERE key IN ({','.join('?' * len(some))})"
             try:
                 with self._reading:
                     rows = self._reader.execute(query, some).fetchall()
             except sqlite3.Error as error:
                 raise unusable(self._path, error) from error
-            for key, ids, text, reason, scores, least, run in rows:
+            whole = [values for seal, *values in rows if _is_whole(seal, values)]
+            self._count_damaged(len(rows) - len(whole))
+            for key, ids, text, reason, least, run, scores in whole:
                 scored = None if scores is None else from_bytes(scores)
                 stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
                 found[key] = stored
         return found
+
+    def _count_damaged(self, rows: int) -> None:
+        """Count rows that are not as they were written, and say so once: they are not served, and made again."""
+        if rows and not self.damaged:
+            log.warning(
+                "%s is damaged: %d stored completions have other values than were written; they are made again, as any"
+                " further ones are. python -m pipeline verify on the run counts them",
+                self._path,
+                rows,
+            )
+        self.damaged += rows
 
     def close(self) -> None:
         """Write what is pending, and close the database.
@@ -102,14 +129,23 @@ class CompletionStore(Journal):
         connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=60)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != _FORMAT and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        return connection
+
+    def _set_up(self) -> None:
+        """Make the tables of a new store, and add seals to one of an earlier version; another process may do so now."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        new = self._writer.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if version not in (_FORMAT, _UNSEALED_FORMAT) and not new:
             raise InputError(
                 f"the completion store {self._path} cannot be used: it has format {version}, and this version of the"
                 f" program reads {_FORMAT}; name another with store.path="
             )
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
-        return connection
+        if version != _FORMAT:
+            for statement in [*_SCHEMA.split(";"), *_SEALED.split(";")]:  # executescript would commit first
+                self._writer.execute(statement)
+            self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
+        self._writer.execute("COMMIT")
 
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
         self.insert(*encoded(completions), settings)
@@ -120,11 +156,12 @@ class CompletionStore(Journal):
             self._transact(rows, scores, new_settings)
 
     def _transact(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
+        settings = [(digest, row_digest([digest])) for digest in new_settings]
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany("INSERT OR IGNORE INTO settings VALUES (?)", [(d,) for d in new_settings])
+            self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings)
             self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
-            self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             reached(Failpoint.JOURNAL_COMMITTING)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -134,13 +171,25 @@ class CompletionStore(Journal):
         reached(Failpoint.JOURNAL_COMMITTED)
 
 
+def _is_whole(seal: bytes | None, values: Sequence[Any]) -> bool:
+    """Return True if a row has the values that were written or, without a seal, texts that can be."""
+    if seal is not None:
+        return seal == row_digest(values)
+    try:
+        "".join(value for value in values if isinstance(value, str)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def encoded(completions: Mapping[bytes, StoredCompletion]) -> tuple[Lines, Lines]:
     """Return `completions` as lines of the tables `completions` and `logprobs`."""
+    scores = {key: to_bytes(c.scores) for key, c in completions.items() if c.scores is not None}
     rows = [
         (key, np.asarray(c.ids, np.int32).tobytes(), c.text, c.finish_reason, c.least, c.run)
         for key, c in completions.items()
     ]
-    return rows, [(key, to_bytes(c.scores)) for key, c in completions.items() if c.scores is not None]
+    return [(*row, row_digest([*row, scores.get(row[0])])) for row in rows], list(scores.items())
 
 
 def to_bytes(scores: Sequence[Scored]) -> bytes:

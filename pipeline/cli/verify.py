@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import yaml
-
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
-from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, state_damage
+from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, named_store, state_damage
 from pipeline.run_dir.lock import locked
-from pipeline.run_dir.names import COMPLETIONS, CONFIG, is_headless, near_run, parts
+from pipeline.run_dir.names import COMPLETIONS, is_headless, near_run, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.repair import repair
 from pipeline.system.terminal import say
@@ -59,25 +57,21 @@ def _print_findings(directory: Path) -> Findings:
         with closing(RunState(directory / STATE_FILE)) as state:
             if state.fingerprint is not None or not parts(directory):
                 found = examine(directory, state)
+                if not state.sealed:
+                    found.remarks.append(
+                        f"the values in {STATE_FILE} have no digest yet, so only its structure is checked"
+                    )
                 say([f"{directory}: {_state_text(state)}", *_lines(found)])
                 return found
             what = "is empty, though there are results"
     found = examine(directory, None)
     found.damaged.insert(0, Damage(STATE_FILE, what, Kind.STATE))
     found.remarks.append(f"what is in data/ and rejects/ cannot be checked without {STATE_FILE}")
-    if not (directory / COMPLETIONS).exists() and not _has_another_store(directory):
+    another = named_store(directory, None)
+    if not (directory / COMPLETIONS).exists() and not (another and another.is_file()):
         found.remarks.append(f"there is no {COMPLETIONS}, so a repair generates all rows")
     say([str(directory), *_lines(found)])
     return found
-
-
-def _has_another_store(directory: Path) -> bool:
-    """Return True if the settings of the run name a store that is there."""
-    try:
-        path = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))["store"]["path"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        return False
-    return path is not None and Path(path).is_file()
 
 
 def _state_text(state: RunState) -> str:

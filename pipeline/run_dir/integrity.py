@@ -20,6 +20,8 @@ from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_schema import APPLICATION_ID
+from pipeline.run_dir.state_seal import seal_damage
+from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
 
 
@@ -31,6 +33,8 @@ class Kind(StrEnum):
     MANIFEST = f"written again from {STATE_FILE}"
     CONFIG = f"written again from {STATE_FILE}"
     COMPLETIONS = "moved aside and begun anew: committed rows lose nothing, others are generated again"
+    STORED_ROWS = "removed from the store: committed rows lose nothing, others are generated again"
+    STORE = "left to you, since other runs may use it: move it away when none does, and it is begun anew"
     METRICS = "moved aside: no result is lost"
 
 
@@ -71,8 +75,15 @@ def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, 
     return found
 
 
-def _database_damage(path: Path, application_id: int | None = None) -> str | None:
-    """Return the damage of a SQLite database; None if it is intact. `application_id`: expected one; None for any."""
+def _database_damage(
+    path: Path, content: Callable[[sqlite3.Connection], str | None], application_id: int | None = None
+) -> str | None:
+    """Return the damage of a SQLite database; None if it is intact.
+
+    Args:
+        content: returns what is wrong with the values of a database whose structure is whole.
+        application_id: the expected one; None for any.
+    """
     if not path.exists():
         return "is missing"
     try:
@@ -82,13 +93,15 @@ def _database_damage(path: Path, application_id: int | None = None) -> str | Non
             if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 return "is not marked as the state of a run"
             said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            if said == "ok":
+                return content(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise ConfigError(f"{path} is in use by another process ({error}); try again when it is done") from error
         return f"cannot be opened: {error}"
     except sqlite3.DatabaseError as error:
         return f"is damaged: {error}"
-    return None if said == "ok" else f"is damaged: {said.splitlines()[-1]}"
+    return f"is damaged: {said.splitlines()[-1]}"
 
 
 def state_damage(directory: Path) -> str | None:
@@ -97,7 +110,7 @@ def state_damage(directory: Path) -> str | None:
     Raises:
         ConfigError: another process holds it locked.
     """
-    return _database_damage(directory / STATE_FILE, APPLICATION_ID)
+    return _database_damage(directory / STATE_FILE, seal_damage, APPLICATION_ID)
 
 
 def examine(directory: Path, state: RunState | None) -> Findings:
@@ -108,11 +121,9 @@ def examine(directory: Path, state: RunState | None) -> Findings:
         _examine_shards(directory, state.shards(), found)
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
-    if (directory / COMPLETIONS).exists():
-        if what := _database_damage(directory / COMPLETIONS):
-            found.damaged.append(Damage(COMPLETIONS, what, Kind.COMPLETIONS))
-        else:
-            found.whole.append(COMPLETIONS)
+    for path, kind in ((directory / COMPLETIONS, Kind.COMPLETIONS), (named_store(directory, state), Kind.STORE)):
+        if path is not None and path.exists():
+            _examine_store(path, COMPLETIONS if kind is Kind.COMPLETIONS else str(path), kind, found)
     _examine_metrics(directory, found)
     return found
 
@@ -178,6 +189,36 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
         return None, "is missing"
     except (OSError, ValueError, yaml.YAMLError) as error:
         return None, f"cannot be read: {error}"
+
+
+def named_store(directory: Path, state: RunState | None) -> Path | None:
+    """Return the completion store that the settings of the run name; None if it has its own."""
+    text = state and state.config
+    try:
+        text = text or (directory / CONFIG).read_text(encoding="utf-8")
+        path = yaml.safe_load(text)["store"]["path"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    path = None if path is None else Path(state.origin.get("directory", "") if state else "", path)
+    return None if path == (directory / COMPLETIONS).absolute() else path
+
+
+def _examine_store(path: Path, name: str, kind: Kind, found: Findings) -> None:
+    rows = RowCheck(0, 0)
+
+    def content(db: sqlite3.Connection) -> None:
+        nonlocal rows
+        rows = check_rows(db)
+
+    if what := _database_damage(path, content):
+        found.damaged.append(Damage(name, what, kind))
+    elif rows.damaged:
+        what = f"has {rows.damaged:,} rows with other values than were written"
+        found.damaged.append(Damage(name, what, Kind.STORED_ROWS))
+    else:
+        found.whole.append(name)
+    if rows.unsealed:
+        found.remarks.append(f"{name} has {rows.unsealed:,} rows of an earlier version, whose values cannot be checked")
 
 
 def _examine_metrics(directory: Path, found: Findings) -> None:

@@ -19,6 +19,7 @@ from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.state_schema import set_up
+from pipeline.run_dir.state_seal import is_sealed
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
 
@@ -86,7 +87,7 @@ class RunState:
             raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
         try:
             with using_database(path):
-                set_up(self._db, path)
+                self._seal = set_up(self._db, path)
         except BaseException as error:
             self._db.close()
             if isinstance(error, StorageError) and not error.full:
@@ -112,6 +113,12 @@ class RunState:
         """True if the state replaces a damaged one. Files of the run before stay in data/ until this run has written
         them again."""
         return self._get("salvaged", False)
+
+    @property
+    def sealed(self) -> bool:
+        """True if a digest tells that the values are those that were written; False in states of earlier versions."""
+        with self._lock:
+            return is_sealed(self._db)
 
     def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
         """Record the text of config.yaml and the environment of the start (see pipeline.config.config_yaml.origin)."""
@@ -276,29 +283,36 @@ class RunState:
 
     def note_published(self, url: str, path: str, sha256: str) -> None:
         """Record that a file with this SHA-256 was uploaded to `path` below `url`."""
-        with self._lock, using_database(self._path):
+        with self._sealed():
             self._db.execute("INSERT OR REPLACE INTO published VALUES (?, ?, ?)", (url, path, sha256))
         reached(Failpoint.UPLOAD_NOTED)
 
     def forget_published(self, paths: Sequence[str], url: str | None = None) -> None:
         """Mark these files as not uploaded, to `url` or, if it is None, to any destination."""
-        with self._lock, using_database(self._path):
+        with self._sealed():
             forget = "DELETE FROM published WHERE path = ? AND url = COALESCE(?, url)"
             self._db.executemany(forget, [(path, url) for path in paths])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        with self._sealed():
+            yield
+            reached(Failpoint.STATE_COMMITTING)
+        reached(Failpoint.STATE_COMMITTED)
+
+    @contextmanager
+    def _sealed(self) -> Iterator[None]:
         with self._lock, using_database(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._seal.begin()
                 yield
-                reached(Failpoint.STATE_COMMITTING)
+                self._seal.write()
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:  # SQLite has ended it itself when the disk was full
                     self._db.execute("ROLLBACK")
                 raise
-        reached(Failpoint.STATE_COMMITTED)
 
     def _set(self, key: str, value: object) -> None:
         text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))

@@ -23,6 +23,7 @@ from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
+from pipeline.run_dir.store_check import remove_damaged
 from pipeline.runs.ending import ending_s
 from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
@@ -46,6 +47,8 @@ def repair(directory: Path, found: Findings) -> ExitCode:
     directory = directory.absolute()
     for damage in [*found.of(Kind.COMPLETIONS), *found.of(Kind.METRICS)]:
         set_aside(directory / damage.path)
+    for damage in found.of(Kind.STORED_ROWS):
+        remove_damaged(directory / damage.path)
     if found.of(Kind.STATE):
         return _begin_anew(directory)
     ended = ExitCode.DONE

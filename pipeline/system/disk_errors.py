@@ -66,10 +66,15 @@ def using_database(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise
-        raise DamagedError(
-            f"{path} is damaged: {error}; python -m pipeline verify {path.parent} says more, and repair=true makes it"
-            " again from the stored completions. Or give another output_dir="
-        ) from error
+        raise damaged(path, f"is damaged: {error}") from error
+
+
+def damaged(path: Path, what: str) -> DamagedError:
+    """Return the error for a damaged state.sqlite. `what`: the damage."""
+    return DamagedError(
+        f"{path} {what}; python -m pipeline verify {path.parent} says more, and repair=true makes it again from the"
+        " stored completions. Or give another output_dir="
+    )
 
 
 def is_of_disk(error: OSError | sqlite3.Error) -> bool:

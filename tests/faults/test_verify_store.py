@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.system.digests import row_digest
 
 SHARD = "data/part-00001.parquet"
 
@@ -40,9 +41,11 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def edit_store(out: Path) -> None:
+def edit_store(out: Path, *, sealed: bool = True) -> None:
     with closing(sqlite3.connect(out / "completions.sqlite")) as db:
         db.execute("UPDATE completions SET text = 'from the store'")
+        for seal, *values in db.execute("SELECT * FROM sealed_completions").fetchall() if sealed else ():
+            db.execute("UPDATE completions SET seal = ? WHERE seal = ?", (row_digest(values), seal))
         db.commit()
 
 
@@ -84,6 +87,34 @@ def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out, tmp_p
     assert not (out / "completions.sqlite").exists()
     assert files(out) == before
     assert run(tmp_path) == ExitCode.DONE
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_changed_texts_are_made_again_and_removed_by_a_repair(out, tmp_path, capsys, another):
+    """Of the run's own store and of one that it names."""
+    more = [f"store.path={tmp_path / 'shared.sqlite'}"] if another else []
+    if another:
+        assert run(tmp_path, "overwrite=true", *more) == ExitCode.DONE
+        (tmp_path / "shared.sqlite").replace(out / "completions.sqlite")  # to edit it
+    before = files(out)
+    edit_store(out, sealed=False)
+    if another:
+        (out / "completions.sqlite").replace(tmp_path / "shared.sqlite")
+    name = str(tmp_path / "shared.sqlite") if another else "completions.sqlite"
+    assert main(["verify", str(out)]) == ExitCode.FAILED
+    assert f"damaged  {name} has 40 rows with other values than were written" in capsys.readouterr().out
+    assert run(tmp_path, "overwrite=true", *more) == ExitCode.DONE
+    assert files(out) == before
+    said = capsys.readouterr()
+    assert "stored completions have other values than were written" in said.out + said.err
+    assert main(["verify", str(out)]) == ExitCode.DONE  # the rows that were made again are stored well
+    with closing(sqlite3.connect(out / name)) as db:
+        db.execute("UPDATE completions SET least = 99 WHERE text = (SELECT MAX(text) FROM completions)")
+        db.commit()
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert files(out) == before
+    with closing(sqlite3.connect(out / name)) as db:
+        assert db.execute("SELECT COUNT(*) FROM completions").fetchone()[0] < 40
 
 
 def test_with_store_and_chunk_damaged_the_chunk_is_decoded_again(out):

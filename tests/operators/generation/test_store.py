@@ -8,15 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.engine.sampling.logprobs import Scored
 from operators.generate import Generate
 from operators.generation.journal import FLUSH_ROWS, StoredCompletion
-from operators.generation.store import CompletionStore
+from operators.generation.store import _SCHEMA, CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
@@ -26,7 +29,10 @@ from pipeline.api.records import Batch, ChunkEnd
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.inbox import Inbox
 from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.run_dir.store_check import RowCheck, check_rows, remove_damaged
 from tests.operators.test_generate import flow, generate, prompts
+from tests.pipeline.damage import damaged_values
+from tests.sets import often
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,6 +77,47 @@ def test_found_at_once_and_after_it_is_opened_again(tmp_path):
         store = CompletionStore(tmp_path / "store.sqlite")
     store.close()
     assert len({key(i) for i in range(100)} | {CompletionKeys("other").key(b"", np.array([1], np.int32))}) == 101
+
+
+@pytest.mark.parametrize("bits", often([1, 8], 1))
+def test_no_changed_value_is_served_and_verify_finds_it(tmp_path, caplog, bits):
+    """A bit of any value, or scores that are gone, leave a file in which SQLite's own check finds nothing."""
+    scored = replace(stored(2), scores=[Scored(-0.5, ((1, -0.5),))] * 3, least=3, run="a")
+    told = {key(1): stored(1), key(2): scored, key(3): replace(stored(3), text="")}
+    with closing(CompletionStore(tmp_path / "store.sqlite")) as store:
+        store.write(told, {b"s" * 16})
+        before, db = store.find(list(told)), store._reader
+        assert (len(before), check_rows(db)) == (3, RowCheck(0, 0))
+        for what in damaged_values(db, bits):
+            found = store.find(list(told))
+            assert {k: repr(v) for k, v in found.items()}.items() <= {k: repr(v) for k, v in before.items()}.items()
+            lost = what.startswith(("completions: removed", "settings: removed"))
+            assert lost or check_rows(db).damaged + check_rows(db).unsealed, what
+        assert "stored completions have other values than were written" in caplog.text
+        assert len(caplog.records) == 1
+        db.execute("UPDATE completions SET text = 'other' WHERE key = ?", (key(1),))
+        remove_damaged(tmp_path / "store.sqlite")
+        assert check_rows(db) == RowCheck(0, 0)
+        assert set(store.find(list(told))) == {key(2), key(3)}
+        store.write({key(1): stored(1)}, set())
+        assert store.find([key(1)])[key(1)].text == stored(1).text
+
+
+def test_rows_of_an_earlier_version_serve_and_new_ones_get_a_digest(tmp_path):
+    path = tmp_path / "store.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{_SCHEMA} PRAGMA user_version = 2;")
+        for number in (1, 2):
+            row = (key(number), np.array([number, 2, 3], np.int32).tobytes(), f"text {number} ✓", "stop", 0, "")
+            db.execute("INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.execute("UPDATE completions SET text = CAST(x'ff' AS TEXT) WHERE key = ?", (key(2),))
+        db.commit()
+        assert check_rows(db) == RowCheck(0, 2)
+    for _ in range(2):
+        with closing(CompletionStore(path)) as store:
+            store.write({key(3): stored(3)}, set())
+            assert set(store.find([key(i) for i in range(5)])) == {key(1), key(3)}
+            assert check_rows(store._reader) == RowCheck(0, 2)
 
 
 def test_many_keys_at_once(tmp_path):

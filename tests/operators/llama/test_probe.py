@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from operators.llama import probe as probes
-from operators.llama.gguf_check import check_gguf
-from operators.llama.header import read_header
-from operators.llama.model import LlamaModel, inspect
-from operators.llama.stand_in import write_stand_in
+from operators.llama.model import inspect
 from operators.settings import ModelSettings
 from pipeline.api.errors import InputError
 from pipeline.system.file_cache import PLACE
 from tests.faults.mutants import CODES, FAMILIES, File, sweep
-from tools.models.make_model import write_model
 
 pytestmark = pytest.mark.slow("starts a process a file, and runs jobs on 20 mutants")
 
@@ -61,7 +57,11 @@ KNOWN = {
     "a token twice": ("qwen3", same_token, "tokenizer.ggml.tokens has the same text, .* for 5 and 77"),
     "layers": ("qwen3", set_to("qwen3.block_count", "I", 1023), "qwen3.block_count is 1023, .* from 1 to 512"),
     "no layers": ("qwen3", set_to("qwen3.block_count", "I", 0), "qwen3.block_count is 0"),
-    "experts used": ("qwen3moe", set_to("qwen3moe.expert_used_count", "I", 99), "expert_used_count is 99, .* from 1 to"),
+    "experts used": (
+        "qwen3moe",
+        set_to("qwen3moe.expert_used_count", "I", 99),
+        "expert_used_count is 99, .* from 1 to",
+    ),
     "experts": ("qwen3moe", set_to("qwen3moe.expert_count", "I", 0), "expert_used_count is .* from 0 to 0"),
     "an epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", -1e-5), "epsilon is -"),
     "no epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", float("nan")), "epsilon is nan"),

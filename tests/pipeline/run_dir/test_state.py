@@ -9,15 +9,16 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from pipeline.api.errors import ConfigError, ExitCode, StorageError
+from pipeline.api.errors import ConfigError, DamagedError, ExitCode, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCounts
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
-from pipeline.run_dir.state_schema import FORMAT
-from tests.pipeline.damage import files, job, run
+from pipeline.run_dir.state_seal import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
+from tests.pipeline.damage import damaged_values, files, job, run
+from tests.sets import often
 
 SCHEMA = pa.schema([pa.field("row", pa.int64())])
 
@@ -152,12 +153,48 @@ def test_what_a_killed_wipe_leaves_is_no_obstacle(tmp_path):
         refuse_foreign(tmp_path)
 
 
-@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("version", [UNSEALED_FORMAT - 1, FORMAT + 1])
 def test_a_state_of_another_format_is_refused(tmp_path, state, version):
     with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
         db.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(ConfigError, match=rf"another version of this program \(format {version}, .*output_dir="):
         RunState(tmp_path / "state.sqlite")
+
+
+@pytest.mark.parametrize("bits", often([1, 8], 1))
+def test_no_value_can_change_unseen(tmp_path, state, commit, bits):
+    """A bit of any value of any table, or a row that goes, leaves a file in which SQLite's own check finds nothing."""
+    state.note_config("seed: 0", {"directory": "there"})
+    state.note_identity({"the model": "tiny"})
+    for attempt in (1, 2):
+        state.start_attempt("2026-01-01T00:00:00")
+        states = {"limit": OperatorState(b"\0" * attempt), "dedup": OperatorState(b"seen\xff", append=True)}
+        counts = {"write": RowCounts(4, 0, 0, 4, Counter({"late": 2}))}
+        commit(attempt - 1, "data", "rejects", rejects={("n", "error", "r"): 1}, states=states, counts=counts)
+        state.note_published("s3://bucket", shard(0).path, shard(attempt).sha256)
+    state.end_attempt(2, RunStatus.DONE)
+    with closing(sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)) as db:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            db.backup(copy)
+            assert seal_damage(copy) is None
+            assert [what for what in damaged_values(copy, bits) if seal_damage(copy) is None] == []
+        db.execute("UPDATE chunks SET rows = 5 WHERE chunk = 1")
+    with pytest.raises(DamagedError, match=r"state.sqlite has other values than were written .*verify .*repair=true"):
+        RunState(tmp_path / "state.sqlite")
+
+
+def test_a_state_without_a_seal_gets_one_when_it_is_written(tmp_path, state, commit):
+    commit(0)
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
+        db.executescript(f"DROP TABLE seal; PRAGMA user_version = {UNSEALED_FORMAT}")
+        assert not is_sealed(db)
+        with closing(RunState(tmp_path / "state.sqlite")) as again:
+            assert not is_sealed(db)
+            again.start_attempt("2026-01-01T00:00:00")
+        assert is_sealed(db)
+        assert seal_damage(db) is None
+        db.execute("UPDATE chunks SET rows = 5")
+        assert seal_damage(db) is not None
 
 
 def test_what_is_published_is_missing_until_it_is_noted(commit, state):
