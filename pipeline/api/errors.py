@@ -33,12 +33,15 @@ class PipelineError(Exception):
     """Base of every error that this project raises on purpose."""
 
     exit_code = ExitCode.FAILED
+    of_row = False
+    """True if a row may be at fault, raised while it is processed; `machine_errors.of_machine` tells of other errors."""
 
 
 class ConfigError(PipelineError):
     """Invalid configuration or input. The message says what was found and what to write instead."""
 
     exit_code = ExitCode.CONFIG
+    of_row = True
     node: str | None = None
     """The node that it is about."""
 
@@ -61,6 +64,8 @@ class InputError(ConfigError):
 
 class DamagedError(ConfigError):
     """Committed files or the state of a run are missing or changed. The message names the command that repairs them."""
+
+    of_row = False
 
 
 class NodeFailed(PipelineError):
