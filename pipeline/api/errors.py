@@ -34,7 +34,7 @@ class PipelineError(Exception):
 
     exit_code = ExitCode.FAILED
     of_row = False
-    """True if a row may be at fault, raised while it is processed; `machine_errors.of_machine` tells of other errors."""
+    """True if a row that is processed may be at fault; see `machine_errors.of_machine` for other exceptions."""
 
 
 class ConfigError(PipelineError):
