@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -12,7 +13,9 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
+from pipeline.api.by_batch import OnError, name_row, why_rejected
 from pipeline.api.errors import HALF_A_CHARACTER
+from pipeline.api.machine_errors import of_machine
 from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, python_rows, python_values, require_column
 
@@ -76,16 +79,49 @@ class Call(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         given = python_rows(batch.data)
-        results = [self._results(dict(row)) for row in given]
-        made = [row for rows in results for row in rows]
-        parents, numbers = repeated(np.array([len(rows) for rows in results], np.int64))
-        dropped = [i for i, rows in enumerate(results) if not rows]
+        failed: dict[int, str] = {}
+        results: dict[int, list[Row]] = {}
+        for i, row in enumerate(given):
+            with self._blamed(batch, i, failed):
+                results[i] = self._results(dict(row))
+        if failed:
+            yield batch.reject(list(failed), list(failed.values()))
+        dropped = [i for i, rows in results.items() if not rows]
         if dropped:
             yield batch.reject(dropped, f"{self._name} returned nothing", RejectKind.FILTERED)
-        if made or not dropped:
-            expanded = len(made) - (batch.num_rows - len(dropped))
-            data = self._data(batch.data.take(pa.array(parents)), [given[i] for i in parents], made, numbers)
-            yield batch.with_data(data, expanded=expanded)
+        kept = [i for i, rows in results.items() if rows]
+        if not kept and (failed or dropped):
+            return
+        try:
+            yield self._made(batch, given, results, kept)
+        except (ValueError, pa.ArrowException):  # a value does not fit its column; the function is not called again
+            for i in kept:
+                refused: dict[int, str] = {}
+                with self._blamed(batch, i, refused):
+                    yield self._made(batch, given, results, [i])
+                if refused:
+                    yield batch.reject([i], refused[i])
+
+    @contextmanager
+    def _blamed(self, batch: Batch, index: int, failed: dict[int, str]) -> Iterator[None]:
+        """Note in `failed` why row `index` is a reject, or name it in what the block raises."""
+        try:
+            yield
+        except Exception as error:  # of the user's function, which is called once for a row, whatever it raises
+            if self.on_error is OnError.REJECT and not of_machine(error):
+                failed[index] = why_rejected(error)
+                return
+            name_row(error, batch, index)
+            raise
+
+    def _made(self, batch: Batch, given: list[Row], results: Mapping[int, list[Row]], kept: list[int]) -> Batch:
+        """Return the rows that the function has made of the rows `kept`."""
+        parents, numbers = repeated(np.array([len(results[i]) for i in kept], np.int64))
+        of = [kept[at] for at in parents]
+        made = [row for i in kept for row in results[i]]
+        rows = batch.data.take(pa.array(of, pa.int64()))
+        data = self._data(rows, [given[i] for i in of], made, numbers)
+        return batch.with_data(data, expanded=len(made) - len(kept))
 
     def _results(self, row: Row) -> list[Row]:
         """Call the function, which may change `row` in place. Return one dict for each row that it makes of `row`."""

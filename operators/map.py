@@ -17,6 +17,7 @@ from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
+from pipeline.api.machine_errors import of_machine
 from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output, python_rows
 
@@ -127,6 +128,8 @@ class _Text:
             except jinja2.TemplateError as error:
                 failed.setdefault(i, f"{self._template.name}: {error.message}")
             except Exception as error:  # an expression of the template may raise anything
+                if of_machine(error):
+                    raise
                 failed.setdefault(i, f"{self._template.name}: {type(error).__name__}: {error}")
         return pa.array(texts, pa.string())
 

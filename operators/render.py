@@ -19,6 +19,7 @@ from operators.prompts.template_process import TemplateProcess, shared_process
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
+from pipeline.api.machine_errors import of_machine
 from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output
 
@@ -178,7 +179,9 @@ class Render(Rendering):
                 return Prompt(text)
             try:
                 marked_text = yield from self._rendered(*marked)
-            except Exception:  # an expression of the template may raise anything
+            except Exception as error:  # an expression of the template may raise anything
+                if of_machine(error):
+                    raise
                 continue
             if (literals := self._special_tokens.places(text, marked_text)) is not None:
                 return Prompt(text, literals, HAS_NAMES if literals else "")
@@ -282,6 +285,8 @@ def in_turns(prompts: Sequence[Prompts], chat: Chat | None) -> list[Prompt | Exc
             except StopIteration as end:
                 made[i] = end.value
             except Exception as error:  # an expression of a template may raise anything
+                if of_machine(error):
+                    raise
                 made[i] = error
         answers = {} if chat is None else dict(zip(asked, chat.render_all(list(asked.values())), strict=True))
     return [made[i] for i in range(len(prompts))]

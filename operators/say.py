@@ -17,7 +17,9 @@ from operators.prompts.messages import NoPrompt, conversation, read_messages, re
 from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
+from pipeline.api.by_batch import OnError, name_row, why_rejected
 from pipeline.api.errors import HALF_A_CHARACTER, ConfigError, SchemaError
+from pipeline.api.machine_errors import of_machine
 from pipeline.api.protocols import BaseOperator, Scope
 from pipeline.api.records import Batch, Output, python_rows, python_values, require_column
 
@@ -113,6 +115,11 @@ class Say(BaseOperator):
                 texts.append(self._conversation(value, row))
             except NoPrompt as error:
                 failed[i] = str(error)
+            except Exception as error:  # of a tool, which is called once for a row, whatever it raises
+                if self.on_error is not OnError.REJECT or of_machine(error):
+                    name_row(error, batch, i)
+                    raise
+                failed[i] = why_rejected(error)
         data = batch.data
         if failed:
             yield batch.reject(list(failed), list(failed.values()))
@@ -164,6 +171,8 @@ class _Content(_Turn):
         except jinja2.TemplateError as error:
             raise NoPrompt(f"content: {error.message}") from error
         except Exception as error:  # an expression of the template may raise anything
+            if of_machine(error):
+                raise
             raise NoPrompt(f"content: {type(error).__name__}: {error}") from error
 
 

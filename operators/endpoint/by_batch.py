@@ -52,6 +52,7 @@ class AsksByBatch(BaseOperator):
         ConfigError: `model.api` is not `api`.
     """
 
+    twice = False  # an answer is paid for
     api: ClassVar[str]
     """The `model.api` that the operator needs."""
     together: ClassVar[int] = 1

@@ -241,11 +241,12 @@ class ContextPool(Generic[C]):
     """The contexts of one model by signature, used again: clearing one costs microseconds, making one up to a second.
 
     Attributes:
-        made: all contexts that were created.
+        made: how many were created.
     """
 
     def __init__(self) -> None:
-        self.made: list[C] = []
+        self.made = 0
+        self._alive: list[C] = []
         self._making = threading.Lock()
         self._free: defaultdict[Hashable, list[C]] = defaultdict(list)
 
@@ -254,15 +255,25 @@ class ContextPool(Generic[C]):
         with self._making:
             free = self._free[signature]
             if not free:
+                self._close_free()  # of jobs before: their caches would stay beside the new one
                 free.append(make())
-                self.made.append(free[-1])
+                self._alive.append(free[-1])
+                self.made += 1
             context = free.pop()
         context.clear()
         return context, functools.partial(free.append, context)
 
+    def _close_free(self) -> None:
+        """Free the contexts that nobody uses."""
+        for free in self._free.values():
+            while free:
+                context = free.pop()
+                self._alive.remove(context)
+                context.close()
+
     def close(self) -> None:
         """Free all contexts; none may be in use."""
-        for context in self.made:
+        for context in self._alive:
             context.close()
-        self.made.clear()
+        self._alive.clear()
         self._free.clear()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from pipeline import OURS, PACKAGES, PROJECT
 from pipeline.api.errors import Cancelled, PipelineError, Released
+from pipeline.api.machine_errors import of_machine
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, Shard, python_values
 
 Process = Callable[[Batch], Iterable[Output]]
+LOOK_ROWS, LOOK_S = 64, 2.0
+"""Rows and seconds for which FAIL looks for the row at fault."""
+_ROW = "row "
 
 
 class OnError(StrEnum):
@@ -22,10 +27,20 @@ class OnError(StrEnum):
 
 
 def run_by_batch(
-    process: Process, finish: Callable[[int], Iterable[Output]], items: Iterable[Item], on_error: OnError
+    process: Process,
+    finish: Callable[[int], Iterable[Output]],
+    items: Iterable[Item],
+    on_error: OnError,
+    *,
+    twice: bool = True,
 ) -> Iterator[Item | Shard]:
     """Yield what `process` returns for each batch and what `finish` returns at each chunk's end, then the ChunkEnd.
-    FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail."""
+    FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail, but never for an
+    error of the machine (`of_machine`).
+
+    Args:
+        twice: rows may be processed again only to find the one that FAIL names.
+    """
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from finish(item.chunk)
@@ -38,43 +53,75 @@ def run_by_batch(
             except (Cancelled, Released, PipelineError):
                 raise
             except Exception as error:
-                if (row := _first_that_fails(process, item, type(error))) is not None:
-                    error.add_note(row)
+                if not any(note.startswith(_ROW) for note in getattr(error, "__notes__", ())):
+                    look = twice and not of_machine(error)
+                    if row := (look and _first_that_fails(process, item, type(error))) or _rows_of(item):
+                        error.add_note(row)
                 raise
+
+
+def name_row(error: BaseException, batch: Batch, index: int) -> None:
+    """Add a note with `row` and `id` of the row that `error` is about, for an operator that goes row by row."""
+    row = batch.data.slice(index, 1)
+    values = {name: python_values(row[name])[0] for name in ("row", "id") if name in row.schema.names}
+    error.add_note(", ".join(f"{name} {value!r}" for name, value in values.items()))
+
+
+def why_rejected(error: Exception) -> str:
+    """Return the reason of the reject that an exception makes of a row."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _without_rows_that_fail(process: Process, batch: Batch) -> Iterable[Output]:
     try:
-        return list(process(batch))
-    except Cancelled:
+        made = list(process(batch))
+    except (Cancelled, Released):
         raise
-    except Exception:  # any failure of a user's operator may be one row's fault: the retry finds which
-        return [out for i in range(batch.num_rows) for out in _one_row(process, batch, i)]
+    except Exception as error:  # any failure of a user's operator may be one row's fault: the retry finds which
+        if of_machine(error):
+            raise
+    else:
+        yield from made
+        return
+    for i in range(batch.num_rows):  # a run that is cancelled ends at the next row
+        yield from _one_row(process, batch, i)
 
 
 def _one_row(process: Process, batch: Batch, index: int) -> Iterable[Output]:
     try:
         return list(process(batch.with_data(batch.data.slice(index, 1))))
-    except Cancelled:
+    except (Cancelled, Released):
         raise
     except Exception as error:  # becomes the row's reject, with the exception as its reason
-        return [batch.reject([index], f"{type(error).__name__}: {error}")]
+        if of_machine(error):
+            raise
+        return [batch.reject([index], why_rejected(error))]
 
 
 def _first_that_fails(process: Process, batch: Batch, kind: type[Exception]) -> str | None:
-    """Return `row` and `id` of the first row that makes `process` raise `kind` when it is processed alone."""
-    for i in range(batch.num_rows):
-        row = batch.data.slice(i, 1)
+    """Return `row` and `id` of the first row that makes `process` raise `kind` when it is processed alone. The search
+    ends after LOOK_ROWS rows or LOOK_S seconds: the error waits for it."""
+    until = time.monotonic() + LOOK_S
+    for i in range(min(batch.num_rows, LOOK_ROWS) if batch.num_rows > 1 else 0):
+        if time.monotonic() >= until:
+            return None
         try:
-            list(process(batch.with_data(row)))
-        except kind:
-            values = {name: python_values(row[name])[0] for name in ("row", "id") if name in row.schema.names}
-            return ", ".join(f"{name} {value!r}" for name, value in values.items())
+            list(process(batch.with_data(batch.data.slice(i, 1))))
+        except kind as error:
+            error.__notes__ = []
+            name_row(error, batch, i)
+            return error.__notes__[-1]
         except (Cancelled, Released):
             return None
         except Exception:  # another kind of error: not the one to explain
             continue
     return None
+
+
+def _rows_of(batch: Batch) -> str:
+    """Return the first and the last row of a batch."""
+    rows = python_values(batch.data["row"]) if "row" in batch.data.schema.names else []
+    return "" if not rows else f"row {rows[0]}" if len(rows) == 1 else f"one of the rows {min(rows)} to {max(rows)}"
 
 
 def line_of(error: BaseException) -> str | None:

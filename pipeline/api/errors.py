@@ -33,12 +33,15 @@ class PipelineError(Exception):
     """Base of every error that this project raises on purpose."""
 
     exit_code = ExitCode.FAILED
+    of_row = False
+    """True if a row that is processed may be at fault; see `machine_errors.of_machine` for other exceptions."""
 
 
 class ConfigError(PipelineError):
     """Invalid configuration or input. The message says what was found and what to write instead."""
 
     exit_code = ExitCode.CONFIG
+    of_row = True
     node: str | None = None
     """The node that it is about."""
 
@@ -65,6 +68,8 @@ class InputError(ConfigError):
 
 class DamagedError(ConfigError):
     """Committed files or the state of a run are missing or changed. The message names the command that repairs them."""
+
+    of_row = False
 
 
 class NodeFailed(PipelineError):

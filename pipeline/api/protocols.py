@@ -136,6 +136,10 @@ class BaseOperator:
     on_error = OnError.FAIL
     """The effect of an exception in `process`; set by the job (`nodes.NODE.on_error`)."""
 
+    twice = True
+    """False where to `process` a row again costs money or does something in the world: then a batch that fails is not
+    searched for the row at fault. An operator that goes row by row says which it is with `by_batch.name_row`."""
+
     append = False
     """True if `state` returns only what a chunk adds; the additions of all chunks are kept."""
 
@@ -176,7 +180,7 @@ class BaseOperator:
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         """Yield batches, rejects, shards and every ChunkEnd, in order. An operator that returns early gets no more
         rows, and the nodes upstream of it stop."""
-        return run_by_batch(self.process, self.finish, inbox, self.on_error)
+        return run_by_batch(self.process, self.finish, inbox, self.on_error, twice=self.twice)
 
     def close(self) -> None:
         """Release what `open` acquired. Called once, however the run ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,14 @@ class Resources:
         lock."""
         self._left.append(self._made)
         self._made, self._lock = {}, threading.RLock()
+
+    def make_room(self, wanted: Collection[object]) -> None:
+        """Close the objects that are not among the keys `wanted`, if one of those is still to be made: two models need
+        not be in memory where a job uses one."""
+        with self._lock:
+            if not self._made.keys() >= set(wanted):
+                self._used = set(wanted)
+                self.close_unused()
 
     def close_unused(self) -> None:
         """Close the objects that nobody asked for since the last call, as `close` does."""

@@ -109,6 +109,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
         overrides = overrides_given()
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
         jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process, do))
+        process.close_unused()
 
     try:
         with _command_line(_options_last(arguments)):

@@ -45,10 +45,15 @@ class Graph:
     target: TargetProgress | None = None
     order: tuple[str, ...] = field(init=False)
     schemas: Mapping[str, pa.Schema | None] = field(init=False)
+    _depths: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         _check_names(self.nodes)
         object.__setattr__(self, "order", _topological(self.nodes))
+        depths: dict[str, int] = {}
+        for name in self.order:
+            depths[name] = 1 + max((depths[i] for i in self.nodes[name].inputs), default=-1)
+        object.__setattr__(self, "_depths", depths)
         object.__setattr__(self, "schemas", _plan(self.nodes, self.order))
         _check_ends(self)
 
@@ -73,7 +78,7 @@ class Graph:
 
     def depth(self, name: str) -> int:
         """Return the number of edges on the longest path from the source to `name`."""
-        return 1 + max(self.depth(i) for i in self.nodes[name].inputs) if self.nodes[name].inputs else 0
+        return self._depths[name]
 
     def to_mermaid(self, places: Mapping[str, str] | None = None) -> str:
         """Return the graph as a Mermaid flowchart, the nodes of a step in one box. `places`: where each node runs."""

@@ -79,6 +79,8 @@ def run_locked(job: Job, process: Resources, note: Note = lambda outcome: None) 
             log.info("resuming: %d rows (%d chunk%s) are committed already", rows, chunks, "s" if chunks > 1 else "")
         if (warning := memory_warning(settings, job.graph)) is not None:
             log.warning("%s", warning)
+        needs = (need for node in job.graph.nodes.values() for need in node.op.memory_needs())
+        process.make_room({need.key for need in needs if need.shared})
         attempt = Attempt(job, state, process, publisher.committed if publisher else lambda: None)
         with stopped_by_signals(lambda: None, RECORDS):
             outcome = attempt.run()

@@ -13,6 +13,8 @@ from pipeline.api.errors import PipelineError
 class DecodeFailed(PipelineError):
     """The backend refused a batch. `code` is its return code (llama_decode: 1 no KV room, 2 aborted, -1 bad batch)."""
 
+    of_row = True
+
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -18,6 +19,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.generation.canary import canary
+from operators.llama.context import ContextPool
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -186,10 +188,42 @@ def test_batched_ids_equal_those_of_llama_cpp_python_one_by_one(model_file, mode
 
 
 def test_contexts_are_made_once(model):
-    before = len(model.contexts.made)
+    before = model.contexts.made
     for _ in range(3):
         complete(model, texts(3), range(3), SamplingParams(), slots=5)
-    assert len(model.contexts.made) == before + 1
+    assert model.contexts.made == before + 1
+
+
+def test_contexts_that_nobody_uses_are_freed_before_another_is_made():
+    alive: set[int] = set()
+
+    class Cache:
+        def __init__(self, slots: int) -> None:
+            self.slots = slots
+            alive.add(slots)
+
+        def clear(self) -> None:
+            assert self.slots in alive
+
+        def close(self) -> None:
+            alive.remove(self.slots)
+
+    pool = ContextPool[Cache]()
+
+    def lease(slots: int) -> Callable[[], None]:
+        return pool.lease(slots, partial(Cache, slots))[1]
+
+    keep = lease(4)
+    for slots in (8, 16, 32, 16):  # a sweep, beside another node of the job
+        back = lease(slots)
+        assert alive == {4, slots}
+        back()
+    keep()
+    for slots in (4, 16):
+        lease(slots)()
+    assert (pool.made, alive) == (5, {4, 16})
+    pool.close()
+    assert not alive
 
 
 def test_a_batch_that_is_too_large_is_an_error_not_an_abort(model):

@@ -25,6 +25,15 @@ def test_order_schemas_depth_and_readers():
     assert graph.schemas["sink"] is None
 
 
+def test_the_depth_behind_many_diamonds_is_found_at_once():
+    nodes, last = {"count": Node(Count(1))}, "count"
+    for i in range(40):  # each doubles the paths from the source
+        nodes |= {f"a{i}": Node(KeepEven(), (last,)), f"b{i}": Node(KeepEven(), (last,))}
+        last = f"union{i}"
+        nodes[last] = Node(Join(), (f"a{i}", f"b{i}"))
+    assert Graph({**nodes, "sink": Node(Collect(), (last,))}).depth("sink") == 81
+
+
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [
