@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.monitor.display import TerminalHandler
 from pipeline.run_dir.names import RUN_LOG
 from pipeline.system.disk_errors import storage_error, writing
+from pipeline.system.known_secrets import hidden
 
 FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
 """`extra` of a log call whose line goes to run.log only, or to the terminal only."""
@@ -24,7 +25,14 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return level + record.getMessage()
+        return hidden(level + record.getMessage())
+
+
+class _Whole(logging.Formatter):
+    """Formats time, level, logger and message, with its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hidden(super().format(record))
 
 
 class _Json(logging.Formatter):
@@ -38,7 +46,7 @@ class _Json(logging.Formatter):
         }
         fields: dict[str, object] | None = getattr(record, "fields", None)
         said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
-        return json.dumps({**values, **said}, ensure_ascii=False)
+        return hidden(json.dumps({**values, **said}, ensure_ascii=False))
 
 
 class _File(logging.FileHandler):
@@ -71,7 +79,7 @@ def run_log(directory: Path, progress: str) -> Iterator[None]:
     """
     with writing(directory / RUN_LOG):
         file = _File(directory / RUN_LOG, encoding="utf-8")
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = _Whole("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     file.setFormatter(formatter)
     terminal = TerminalHandler(logging.WARNING if progress == "none" else logging.INFO)

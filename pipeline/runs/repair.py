@@ -25,6 +25,8 @@ from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
+from pipeline.system.known_secrets import SecretMissing
+from pipeline.system.redaction import comparable
 from pipeline.system.signals import stopped_by_signals
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[Job
     with closing(Resources()) as process, in_original_environment(origin):
         job = _job(directory)
         before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
-        if before and before != job.fingerprint:
+        if before and (before := comparable(before)) != job.fingerprint:
             changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
             raise ConfigError(
                 f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}"
@@ -90,6 +92,8 @@ def _job(directory: Path) -> Job:
     path = directory / CONFIG
     try:
         settings = settings_from(path.read_text(encoding="utf-8"), directory)
+    except SecretMissing:
+        raise
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DamagedError(

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from pipeline.system.known_secrets import hidden
+
 _silent = ContextVar("silent", default=False)
 
 
@@ -17,7 +19,7 @@ def say(lines: Iterable[str]) -> None:
         return
     try:
         for line in lines:
-            print(line)
+            print(hidden(line))
         sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
