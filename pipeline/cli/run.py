@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
 import re
@@ -11,10 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError
@@ -32,7 +38,8 @@ from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
 from pipeline.system.failpoints import Failpoint, reached
-from pipeline.system.redaction import refuse_noted_credentials
+from pipeline.system.known_secrets import hidden
+from pipeline.system.redaction import for_keeping, refuse_noted_credentials, secret_places, shown_argument
 from pipeline.system.signals import signals_received
 from pipeline.system.terminal import complain, say
 
@@ -100,8 +107,8 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     """
     _refuse_dashes(arguments)
     arguments = _with_jobs([with_any_keys(argument) for argument in arguments], dirs)
-    refuse_noted_credentials(arguments)
     register()
+    _note_secrets(arguments)
     jobs: list[SweptJob] = []
     process = Resources()
 
@@ -113,7 +120,10 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
 
     try:
         with _command_line(_options_last(arguments)):
-            _compose_and_call(task)
+            if {"-c", "--cfg", "-i", "--info"} & {argument.partition("=")[0] for argument in arguments}:
+                _print_without_secrets(lambda: _compose_and_call(task))
+            else:
+                _compose_and_call(task)
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
     except Exception as error:
@@ -144,6 +154,41 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
 
 
+def _note_secrets(arguments: Sequence[str]) -> None:
+    """Note what is secret on the command line, so that no message has it. Raises ConfigError in a sweep."""
+    given: dict[str, Any] = {}
+    for argument in (argument for argument in arguments if "=" in argument and not argument.startswith("-")):
+        with suppress(Exception):  # of Hydra's parser, which may raise anything: composing says it
+            override = PARSER.parse_override(argument)
+            value = None if override.is_sweep_override() else override.value()
+            given[override.key_or_group] = argument.partition("=")[2] if value is None else value
+    for key, value in given.items():
+        for _ in secret_places(value, tuple(key.split("."))):
+            pass
+    if {"-m", "--multirun"} & set(arguments):
+        refuse_noted_credentials(given)
+
+
+def _print_without_secrets(compose: Callable[[], None]) -> None:
+    """Have Hydra print the composed settings, without secrets."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        compose()
+    text = said.getvalue()
+    with suppress(yaml.YAMLError):
+        found = yaml.safe_load(text)
+        kept = for_keeping(found)
+        text = text if kept == found else yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    say([text.rstrip("\n")])
+
+
+def _without_secrets_in(noted: Path) -> None:
+    """Take the secrets of the job file out of the settings that Hydra has noted for a sweep."""
+    with suppress(OSError, yaml.YAMLError):
+        found = yaml.safe_load(noted.read_text(encoding="utf-8"))
+        text = yaml.safe_dump(for_keeping(found), sort_keys=False, allow_unicode=True)
+        noted.write_text(hidden(text), encoding="utf-8")
+
+
 def _refuse_dashes(arguments: Sequence[str]) -> None:
     """Refuse a setting written like an option: `--seed=3`, `--dry-run`."""
     for argument in arguments:
@@ -151,7 +196,8 @@ def _refuse_dashes(arguments: Sequence[str]) -> None:
         key = option[1].replace("-", "_") if option else ""
         if option and len(key) > 1 and key in known_keys():
             value = "VALUE" if option[2] is None else option[2]
-            raise ConfigError(f"{argument}: settings have no dashes; write {key}={value}")
+            shown = shown_argument(f"{key}={value}")
+            raise ConfigError(f"{argument.partition('=')[0]}: settings have no dashes; write {shown}")
 
 
 def _with_jobs(arguments: Sequence[str], dirs: Sequence[Path]) -> list[str]:
@@ -196,6 +242,8 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources,
     directory = None
     try:
         settings = settings_of(config)
+        if (hydra_has := HydraConfig.get()).mode == RunMode.MULTIRUN:
+            _without_secrets_in(Path(hydra_has.sweep.dir) / "multirun.yaml")
         for note in _notes(OmegaConf.to_container(config)):
             complain(note)
         directory = settings.directory

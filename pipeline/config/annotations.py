@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from pipeline.api.secret import IS_SECRET
 
 _UNIONS = (types.UnionType, typing.Union)
 
@@ -83,3 +86,37 @@ def in_words(hint: object) -> str:
         return "a mapping"
     named: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return named.get(hint) or str(hint).replace("collections.abc.", "")
+
+
+def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
+    """Return the places of arguments that their operators mark as `Secret`. `nodes`: settings of nodes, whose operators
+    have been imported."""
+    found = set()
+    for name, node in nodes.items():
+        op = node.op if isinstance(getattr(node, "op", None), Mapping) else {}
+        module, _, target = str(op.get("_target_")).replace(":", ".").rpartition(".")
+        factory = getattr(sys.modules.get(module), target, None)
+        found |= {("nodes", name, "op", *place) for place in _secrets_of(factory)}
+    return found
+
+
+def _secrets_of(factory: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the places of secrets below the arguments of `factory`."""
+    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
+    annotated: Any = factory.__init__ if is_plain else factory
+    try:
+        hints = typing.get_type_hints(annotated, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker; no factory
+        return
+    for name, hint in hints.items():
+        yield from ((name, *place) for place in _secrets_in(hint))
+
+
+def _secrets_in(hint: Any) -> Iterator[tuple[str, ...]]:
+    if IS_SECRET in getattr(hint, "__metadata__", ()):
+        yield ()
+    elif dataclasses.is_dataclass(hint):
+        yield from _secrets_of(hint)
+    else:
+        for inside in typing.get_args(hint):
+            yield from _secrets_in(inside)

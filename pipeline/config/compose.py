@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
@@ -32,6 +32,8 @@ from pipeline.config.jobs import JobFile
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
+from pipeline.system.known_secrets import REFERENCE, note_typed, secret
+from pipeline.system.redaction import secret_places
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -56,11 +58,12 @@ _as_omegaconf_has_it = StringNode._validate_and_convert_impl
 
 
 def register() -> None:
-    """Register the schemas of all config groups and the resolvers `project` and `of_model`, and make our modules
-    importable."""
+    """Register the schemas of all config groups and the resolvers `project`, `of_model` and `secret`, and make our
+    modules importable."""
     _store_schemas()
     OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
     OmegaConf.register_new_resolver("of_model", _of_model, replace=True)
+    OmegaConf.register_new_resolver("secret", secret, replace=True)
     StringNode._validate_and_convert_impl = _text  # type: ignore[method-assign]
     if str(PROJECT) not in sys.path:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
@@ -99,6 +102,7 @@ def register_job(job: JobFile) -> None:
     if listed is not None:
         example = _FORMS.get(listed, "{key: value}")
         raise ConfigError(f"{job.path}: {listed} is a list; it is a mapping, {listed}: {example}, without dashes")
+    note_secrets(node)
     if "name" not in node:
         node["name"] = job.name
     ConfigStore.instance().store(group="job", name=job.key, node=node, package="_global_")
@@ -123,6 +127,8 @@ def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]
         try:
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 config = compose("config", [f"job={job.key}", *(f"{key}={name}" for key, name in options.items())])
+            for _ in secret_places(values):
+                pass
             for key, value in values.items():
                 config._set_flag("struct", not key.startswith(_FREE))
                 OmegaConf.update(config, key, value, merge=True)
@@ -153,6 +159,7 @@ def settings_of(config: DictConfig, start: datetime | None = None) -> JobSetting
         raise ConfigError(unknown_key(unknown))
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it
         config.target = OmegaConf.structured(TargetSettings)
+    note_secrets(config)
     settings = _at(config, start)
     if "${now:" not in str(OmegaConf.to_container(config)):
         return expanded(settings)
@@ -180,6 +187,33 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
     if not isinstance(settings, JobSettings):
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
     return _in_sweep(settings)
+
+
+def note_secrets(config: Any, path: tuple[str, ...] = ()) -> None:
+    """Note what is secret in a composed config or a job file by its place or since it is written `${secret:NAME}`, so
+    that no message has it; and what was typed where a value names its secrets."""
+    is_mapping = isinstance(config, DictConfig)
+    if not isinstance(config, DictConfig | ListConfig) or not isinstance(config._value(), dict | list):
+        return
+    keys: list[Any] = list(config) if is_mapping else list(range(len(config)))
+    for key in keys:
+        place = (*path, str(key)) if is_mapping else path
+        node = config._get_node(key)
+        typed = node._value() if isinstance(node, Node) else None
+        if isinstance(typed, dict | list):
+            note_secrets(node, place)
+        elif isinstance(typed, str) and REFERENCE.search(typed):
+            try:
+                value = config[key]
+            except OmegaConfBaseException:
+                continue  # composing says what is wrong
+            if isinstance(value, str):
+                note_typed(value, typed)
+                for _ in secret_places(value, place):
+                    pass
+        elif isinstance(typed, str | int):
+            for _ in secret_places(typed, place):
+                pass
 
 
 def _first_time(saved: Path) -> datetime | None:

@@ -14,11 +14,12 @@ import yaml
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.removed import without_removed
+from pipeline.config.annotations import marked
 from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
 from pipeline.config.keys import schemas
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
-from pipeline.system.redaction import for_keeping
+from pipeline.system.redaction import comparable, for_keeping, found_again
 
 
 def to_yaml(settings: JobSettings) -> str:
@@ -26,14 +27,14 @@ def to_yaml(settings: JobSettings) -> str:
     values = asdict(settings)
     command = settings.on_finish.command
     values["on_finish"]["command"] = [*command[:1], *("..." for _ in command[1:])]
-    return str(yaml.safe_dump(for_keeping(values), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(for_keeping(values, marked=marked(settings.nodes)), sort_keys=False, allow_unicode=True))
 
 
 def changes(before: str | None, now: str) -> list[str]:
     """Return `key: old -> new` for each key that differs between two texts of config.yaml. `before`: None for none."""
     if before in (None, now):
         return []
-    old, new = (dict(flat("", yaml.safe_load(text) or {})) for text in (before, now))
+    old, new = (comparable(dict(flat("", yaml.safe_load(text) or {}))) for text in (before, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
     # A group that is passed to a node is listed below that node too: keep only the group's own key.
     own = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
@@ -61,14 +62,14 @@ def in_original_environment(origin: Mapping[str, Any]) -> Iterator[None]:
 
 def settings_from(text: str, directory: Path) -> JobSettings:
     """Return the settings in `text`, a config.yaml, for a run in `directory`. Raises ConfigError if it is damaged or of
-    another version."""
+    another version, SecretMissing if a secret is nowhere."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"it is not YAML: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
-    values = without_removed(_with_chosen_weights(values))
+    values = found_again(without_removed(_with_chosen_weights(values)))
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
     groups = {group: convert(group, given, _schema(group, given)) for group, given in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.

@@ -18,7 +18,8 @@ from pipeline.api.removed import removed
 from pipeline.config.annotations import quoted
 from pipeline.config.keys import SCHEMA, schemas, unknown_key
 from pipeline.settings import GROUPS, NodeSettings
-from pipeline.system.redaction import STORAGE_OPTIONS
+from pipeline.system.known_secrets import hidden
+from pipeline.system.redaction import shown_argument
 
 PARSER = OverridesParser.create()
 NO_TEXT = "no text:"
@@ -28,6 +29,8 @@ job_files: dict[str, Path] = {}
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 _YAML_REMEDIES = (
     ("cannot start any token", "YAML is indented with spaces, and a value does not begin with a tab, @, ` or %"),
+    ("undefined alias", "a text that begins with *, & or ! needs quotes"),
+    ("constructor for the tag", "a text that begins with *, & or ! needs quotes"),
     ("unhashable key", "a text that begins with { needs quotes, or `|` before it and the text on the next lines"),
     ("mapping values are not allowed", "a text with a colon and a space in it needs quotes"),
 )
@@ -35,12 +38,16 @@ _NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See htt
 
 
 def explain(error: BaseException) -> ConfigError:
-    """Return an error with cause and remedy for one of `pipeline.config.compose.COMPOSITION_ERRORS`."""
+    """Return an error with cause and remedy, and without secrets, for one of
+    `pipeline.config.compose.COMPOSITION_ERRORS`."""
+    return ConfigError(hidden(str(_explained(error))))
+
+
+def _explained(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
     if isinstance(error, OverrideParseException):
-        shown = str(error.override) if STORAGE_OPTIONS not in str(error.override) else f"data.{STORAGE_OPTIONS}=..."
-        return ConfigError(_unreadable_argument(shown))
+        return ConfigError(_unreadable_argument(str(error.override)))
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -63,7 +70,7 @@ def explain(error: BaseException) -> ConfigError:
         written = bare[1] if bare[1] in groups else "GROUP"
         return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
-        argument, (name, _, value) = several[1], several[1].partition("=")
+        argument, (name, _, value) = shown_argument(several[1]), shown_argument(several[1]).partition("=")
         written = shlex.quote(f'{name}="{value}"')
         return ConfigError(
             f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
@@ -83,7 +90,9 @@ def unreadable_yaml(error: Exception) -> str:
         return str(error)
     mark = error.problem_mark
     remedy = next((f"; {remedy}" for words, remedy in _YAML_REMEDIES if words in error.problem), "")
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{remedy}"
+    # What a value that begins with * ! or & names may be half of a password.
+    problem = re.sub(r"(alias|anchor|tag|handle) (['\"]).*\2", r"\1", error.problem)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{remedy}"
 
 
 def with_any_keys(argument: str) -> str:
@@ -110,6 +119,7 @@ def with_any_keys(argument: str) -> str:
 def _unreadable_argument(argument: str) -> str:
     """Return an error for an argument that Hydra cannot parse, with the correct quoting."""
     key, given, value = argument.partition("=")
+    argument, whole = shown_argument(argument), argument
     if not given or not key:
         return (
             f"'{argument}' cannot be read as key=value; there are no spaces around the =, and an argument with spaces"
@@ -118,6 +128,8 @@ def _unreadable_argument(argument: str) -> str:
     told = f"'{argument}' cannot be read as key=value; "
     if value.lstrip().startswith("["):
         return told + f"a list is put in quotes as a whole: '{key}=[one, two]'"
+    if argument != whole:
+        return told + f"a text with special characters has quotes of its own: '{key}=\"...\"'"
     quoted = f'{key}="{value}"'
     try:
         same = '"' not in value and PARSER.parse_override(quoted).value() == value

@@ -22,10 +22,11 @@ from typing import Any
 
 from pipeline import OURS
 from pipeline.api.user_code import planning
+from pipeline.config.annotations import marked
 from pipeline.config.session_code import session_code
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import GROUPS, JobSettings
-from pipeline.system.redaction import SECRET
+from pipeline.system.redaction import comparable
 
 ABSENT = "(absent)"
 RULES = 3
@@ -57,7 +58,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
         found[f"nodes.{name}.inputs"] = list(node.inputs)
         found[f"nodes.{name}.on_error"] = node.on_error
         found.update(content_of(name, graph.nodes[name]))
-    return dict(sorted(found.items()))
+    return dict(sorted(comparable(found, marked(settings.nodes)).items()))
 
 
 def content_of(name: str, node: Node) -> dict[str, Any]:
@@ -111,8 +112,6 @@ def _difference(key: str, before: object, now: object) -> str:
 
 def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted."""
-    if key.rpartition(".")[2] in SECRET:
-        return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             given, counts = getattr(value, field.name), field.metadata.get("fingerprint", True)

@@ -11,6 +11,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
 from pipeline.dataflow.commit import ChunkWindow, Committer
 from pipeline.dataflow.inbox import Edge
 from pipeline.run_dir.chunk_record import OperatorState
+from pipeline.system.known_secrets import hidden
 
 
 class ChunkOrderError(PipelineError):
@@ -52,7 +53,7 @@ class Outbox:
             case Batch():
                 self.meter.count(item.chunk, rows_out=item.num_rows, expanded=item.expanded)
                 for _, what in item.told:
-                    self.meter.tell(item.chunk, what)
+                    self.meter.tell(item.chunk, hidden(what))
                 self._to_readers(item)
             case Rejects():
                 self.meter.count(item.chunk, rejected=item.num_rows)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.api.protocols import BaseOperator, Inbox
 from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
+from pipeline.system.known_secrets import hidden
 
 MAX_REASONS = 100
 OTHER_ROWS = (
@@ -89,6 +90,7 @@ class RejectWriter(BaseOperator):
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         for item in inbox:
             if isinstance(item, Rejects):
+                item = replace(item, rows=tuple(replace(r, reason=hidden(r.reason)) for r in item.rows))
                 self._counts.setdefault(item.chunk, Counter()).update(self._tally.add(item))
                 self._batches.setdefault(item.chunk, []).append(item.to_arrow())
             elif isinstance(item, ChunkEnd):

@@ -28,6 +28,7 @@ from pipeline.run_dir.metrics_table import STAGES_SCHEMA, HistogramRecorder, Met
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
+from pipeline.system.known_secrets import hidden
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
@@ -129,11 +130,11 @@ class Recorder:
         }
         # A line a key; Python's encoder indents without its C code, which takes five times as long.
         lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-        write_atomically(self._directory / STATUS, f"{{\n{lines}\n}}\n")
+        write_atomically(self._directory / STATUS, hidden(f"{{\n{lines}\n}}\n"))
         if self._prometheus_file is None:
             return
         try:
-            write_atomically(Path(self._prometheus_file), exposition(values))
+            write_atomically(Path(self._prometheus_file), hidden(exposition(values)))
         except StorageError as error:
             if not self._warned:
                 self._warned = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.monitor.display import TerminalHandler
 from pipeline.run_dir.names import RUN_LOG
 from pipeline.system.disk_errors import storage_error, writing
+from pipeline.system.known_secrets import hidden
 from pipeline.system.terminal import complain, visible
 
 FILE_ONLY, TERMINAL_ONLY = {"only": "file"}, {"only": "terminal"}
@@ -46,7 +47,8 @@ class _Json(logging.Formatter):
         }
         fields: dict[str, object] | None = getattr(record, "fields", None)
         said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
-        return json.dumps({**values, **said})
+        texts = {name: hidden(value) if isinstance(value, str) else value for name, value in {**values, **said}.items()}
+        return json.dumps(texts)
 
 
 class _File(logging.FileHandler):

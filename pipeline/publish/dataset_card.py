@@ -26,6 +26,7 @@ from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import write_atomically
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.known_secrets import hidden
 from pipeline.system.terminal import visible
 
 SIZES = {
@@ -98,16 +99,18 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
         "cell": lambda text: " ".join(visible(text).replace("|", "\\|").split()),
     }
     template = environment.from_string(Path(__file__).with_name("dataset_card.md.jinja").read_text(encoding="utf-8"))
-    return template.render(
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
-        manifest=found,
-        command=f"python -m pipeline job={settings.name}",
-        text=text,
-        rows=rows,
-        generated=generated,
-        folders=folders,
-        facts=list(_facts(settings, generated)),
-        keys=yaml.safe_dump(chosen, allow_unicode=True, sort_keys=True),
+    return hidden(
+        template.render(
+            front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+            manifest=found,
+            command=f"python -m pipeline job={settings.name}",
+            text=text,
+            rows=rows,
+            generated=generated,
+            folders=folders,
+            facts=list(_facts(settings, generated)),
+            keys=yaml.safe_dump(chosen, allow_unicode=True, sort_keys=True),
+        )
     )
 
 

@@ -22,6 +22,7 @@ from pipeline.run_dir.state_schema import set_up
 from pipeline.run_dir.state_seal import is_sealed
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.redaction import comparable
 
 T = TypeVar("T")
 STATE_FILE = "state.sqlite"
@@ -138,8 +139,9 @@ class RunState:
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
-        """Fingerprint of the run; None before it has begun."""
-        return self._get("fingerprint", None)
+        """Fingerprint of the run, without secrets that an earlier version has written; None before it has begun."""
+        found = self._get("fingerprint", None)
+        return None if found is None else comparable(found)
 
     @property
     def defect(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.monitor.summary import Outcome
 from pipeline.settings import HookSettings
+from pipeline.system.known_secrets import hidden
 
 SAID = 2000
 """Characters of the command's output that are logged, from its end."""
@@ -46,7 +47,8 @@ def tell(settings: HookSettings, outcome: Outcome) -> None:
     if not settings.command:
         return
     summary = _summary_of(outcome)
-    body = (json.dumps(summary, ensure_ascii=False) + "\n").encode()  # a line, so that `cat >> FILE` makes JSON lines
+    text = hidden(json.dumps(summary, ensure_ascii=False))
+    body = f"{text}\n".encode()  # a line, so that `cat >> FILE` makes JSON lines
     environment = {**os.environ, **{f"PIPELINE_{key.upper()}": str(summary[key]) for key in _IN_ENVIRONMENT}}
     try:
         fault = _run(settings.command, body, environment, settings.timeout_s)

@@ -27,6 +27,8 @@ from pipeline.run_dir.store_check import remove_damaged
 from pipeline.runs.ending import ending_s
 from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
+from pipeline.system.known_secrets import SecretMissing
+from pipeline.system.redaction import comparable
 from pipeline.system.signals import stopped_by_signals
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[Job
     with closing(Resources()) as process, in_original_environment(origin):
         job = _job(directory)
         before = read_manifest(directory).get("fingerprint", {}).get("keys") if state is None else state.fingerprint
-        if before and before != job.fingerprint:
+        if before and (before := comparable(before)) != job.fingerprint:
             changed = "\n".join(f"  {line}" for line in differences(before, job.fingerprint))
             raise ConfigError(
                 f"what {directory} was made from is not what it was, so the same rows cannot be made again:\n{changed}"
@@ -94,6 +96,8 @@ def _job(directory: Path) -> Job:
     path = directory / CONFIG
     try:
         settings = settings_from(path.read_text(encoding="utf-8"), directory)
+    except SecretMissing:
+        raise
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DamagedError(

@@ -1,70 +1,185 @@
-"""Remove credentials from settings and messages before they are written to config.yaml, state.sqlite or logs.
+"""Decide which values are secret, and keep them out of everything that is written, compared or printed.
 
-Strings below the keys `storage_options` and `headers` become LEFT_OUT, except under the keys in HARMLESS. URLs anywhere
-lose user and password before the host, and the query (it may be a signature).
+A value is secret by its place (`is_secret_place`: headers, storage options, an argument that is marked or named so), as
+the user or the query of a URL, or because it is written `${secret:NAME}`. `for_keeping` is for what is written,
+`comparable` for fingerprints, `hidden` (known_secrets.py) for what is printed or logged, whose text somebody else has
+made.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.api.errors import ConfigError
+from pipeline.system.known_secrets import (
+    LEFT_OUT,
+    REFERENCE,
+    SecretMissing,
+    as_typed,
+    hidden,
+    named_in,
+    note_secret,
+    note_typed,
+    secret,
+)
+from pipeline.system.secret_names import is_secret_name
 
 STORAGE_OPTIONS = "storage_options"
 SECRET = frozenset({STORAGE_OPTIONS, "headers"})
-"""Keys of settings below which strings may be credentials."""
-LEFT_OUT = "(left out)"
+"""Keys of settings below which strings may be credentials, whatever their own names."""
 HARMLESS = frozenset({"account_name", "endpoint", "endpoint_url", "profile", "project", "region", "region_name"})
 """Keys of `storage_options` that hold a location and not a secret."""
-_USER = re.compile(r"(?<=://)(?<!github://)[^/@:\s]*:[^/@\s]*@")
-"""user:password@. Without a colon it is not a secret (abfs://container@account); github:// has org:repo@commit."""
-_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
+OF_USERS = frozenset(
+    {"schema", "types", "rename", "columns", "logit_bias", "json_schema", "resources", "price_per_million"}
+    | {"numbers", "templates", "template_kwargs", "labels", "fields", "messages"}
+)
+"""Keys below which keys are columns, tokens or properties of the user's data: their names mark no secret."""
+_NO_USER = ("abfs", "abfss", "adl", "wasb", "wasbs", "github", "gitlab")
+"""Schemes with a container or a repository before the @."""
+_URL_USER = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s?#'\"]*)@", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?([^\s'\"]+)", re.IGNORECASE)
 """Queries of http(s) URLs; elsewhere `?` is part of a glob."""
 
 
-def for_keeping(value: Any, key: object = None, *, is_option: bool = False) -> Any:
-    """Return `value` (mappings, lists and scalars) without credentials. `key`: of the value. `is_option`: it is below
-    one of SECRET."""
+def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] = ()) -> bool:
+    """Return whether what stands at `path` (keys from the settings' root) is secret. `marked`: places whose operator
+    marks the argument as `Secret`."""
+    own = path
+    if path[:1] == ("nodes",):
+        own = path[3:] if path[2:3] == ("op",) else ()
+    elif path[:1] == ("steps",):
+        own = path[2:]
+    for place, key in enumerate(own):
+        if key in OF_USERS and place + 1 < len(own):
+            return False
+        if key in SECRET and place + 1 < len(own):
+            return own[-1] not in HARMLESS or STORAGE_OPTIONS not in own
+        if key in SECRET or is_secret_name(key):
+            return True
+    return any(path[: len(place)] == tuple(place) for place in marked)
+
+
+def for_keeping(value: Any, path: tuple[str, ...] = (), marked: Collection[tuple[str, ...]] = ()) -> Any:
+    """Return `value` (mappings, lists and scalars) with `${secret:NAME}` or `${oc.env:NAME}` where a secret is: as it
+    was typed, else with a name made of its place. A storage option becomes LEFT_OUT. `path`, `marked`: see
+    is_secret_place."""
     if isinstance(value, Mapping):
-        return {k: for_keeping(v, k, is_option=is_option or k in SECRET) for k, v in value.items()}
+        return {k: for_keeping(v, (*path, str(k)), marked) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [for_keeping(v, key, is_option=is_option) for v in value]
-    if not isinstance(value, str):
+        return [for_keeping(v, path, marked) for v in value]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    return LEFT_OUT if is_option and key not in HARMLESS else clean_url(value)
+    text = str(value)
+    if not is_secret_place(path, marked):
+        if not isinstance(value, str):
+            return value
+        # A storage option that is left out needs no name: the file system has variables of its own.
+        return clean_url(text) if STORAGE_OPTIONS in path else _urls_hidden(named_in(text), _name_of(path))
+    if text == LEFT_OUT or REFERENCE.search(text) or (SECRET & set(path) and not isinstance(value, str)):
+        return value  # the last: a port, a number of retries
+    note_secret(text)
+    return as_typed(text) or (LEFT_OUT if STORAGE_OPTIONS in path else f"${{secret:{_name_of(path)}}}")
+
+
+def found_again(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return `value`, read from config.yaml, with its secrets. Raises SecretMissing, which names the key."""
+    if isinstance(value, Mapping):
+        return {k: found_again(v, (*path, str(k))) for k, v in value.items()}
+    if isinstance(value, list):
+        return [found_again(v, path) for v in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    is_secret = is_secret_place(path)
+
+    def read(found: re.Match[str]) -> str:
+        if found[1]:
+            return secret(found[1])
+        there = os.environ.get(found[2], found[3])
+        if there is None and is_secret:
+            raise SecretMissing(f"there is no environment variable {found[2]}")
+        return found[0] if there is None else there
+
+    try:
+        text = REFERENCE.sub(read, value)
+    except SecretMissing as error:
+        raise SecretMissing(f"{'.'.join(path)} is kept nowhere: {error}") from None
+    if is_secret:
+        note_secret(text)
+    note_typed(text, value)
+    return text
+
+
+def comparable(values: Mapping[str, Any], marked: Collection[tuple[str, ...]] = ()) -> dict[str, Any]:
+    """Return a fingerprint without secrets, so that it stays the same when they change. Also of one that a version
+    before this has stored."""
+    kept = {}
+    for key, value in values.items():
+        path = tuple(key.removeprefix(".").split("."))
+        if is_secret_place(path, marked):
+            for_keeping(value, path, marked)  # notes it
+        else:
+            kept[key] = _each(value, lambda text: _urls_hidden(named_in(text), None))
+    return kept
+
+
+def secret_places(value: Any, path: tuple[str, ...] = (), marked: Collection[tuple[str, ...]] = ()) -> Iterator[str]:
+    """Yield the keys of secrets in `value` that are written as they are, and note these."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from secret_places(inner, (*path, *str(key).split(".")), marked)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from secret_places(inner, path, marked)
+    elif for_keeping(value, path, marked) != value:
+        yield ".".join(path)
 
 
 def clean_url(text: str) -> str:
     """Return `text` with user, password and query removed from the URLs in it."""
-    return _QUERY.sub(r"\1?" + LEFT_OUT, _USER.sub("", text)) if "://" in text else text
+    return _QUERY.sub(r"\1?" + LEFT_OUT, _without_user(text, "")) if "://" in text else text
 
 
-def refuse_noted_credentials(arguments: Sequence[str]) -> None:
-    """Refuse credentials on the command line of a sweep, which Hydra writes to a file: an argument for one of
-    SECRET there names an environment variable."""
-    if {"-m", "--multirun"} & set(arguments):
-        for key, _, value in (argument.partition("=") for argument in arguments):
-            if SECRET & set(key.lstrip("+").split(".")) and "${oc.env:" not in value:
-                raise ConfigError(
-                    f"{key}: in a sweep the command line is written to outputs/.hydra; name environment variables there"
-                    f" ('{key}={{key: ${{oc.env:MY_KEY}}}}'), or leave it out where the file system has variables of"
-                    " its own"
-                )
+def shown_argument(argument: str) -> str:
+    """Return an argument of the command line for a message that Hydra cannot read it: without its value if that may
+    have a secret, which is noted."""
+    key, given, value = argument.partition("=")
+    typed = key if given else argument
+    path = tuple(typed.lstrip("+~-").split("."))
+    words = re.findall(r"[\w-]+(?=['\"]?\s*[:=])", value if given else argument)
+    of_users = path[0] in ("nodes", "steps", "on_finish")
+    if of_users or is_secret_place(path) or any(word in SECRET or is_secret_name(word) for word in words):
+        for each in re.findall(r"[^\s{}\[\],:'\"]+", value if given else argument):
+            note_secret(each)
+        return f"{key}=..." if given else "..."
+    return clean_url(argument)
+
+
+def refuse_noted_credentials(overrides: Mapping[str, Any]) -> None:
+    """Refuse credentials on the command line of a sweep, which Hydra writes to a file. `overrides`: values by key."""
+    for key, value in overrides.items():
+        if next(secret_places(value, tuple(key.split("."))), None):
+            raise ConfigError(
+                f"{key}: in a sweep the command line is written to outputs/.hydra; name secrets there"
+                f" ('{key}=${{secret:NAME}}' or ${{oc.env:NAME}}), or leave it out where the file system has variables"
+                " of its own"
+            )
 
 
 def has_password(url: str) -> bool:
-    """Return True if the URL has user and password."""
-    return _USER.search(url) is not None
+    """Return True if the URL has user and password, or is of the web and has a token in their place."""
+    return any(_is_user(found) and (":" in found[2] or found[1].lower()[:4] == "http") for found in _users(url))
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
     """Return a library's message without the secrets in `options` (`storage_options`) and in URLs."""
-    for secret in sorted(_secrets(options), key=len, reverse=True):
-        text = text.replace(secret, LEFT_OUT)
-    return clean_url(text)
+    for each in sorted(_secrets(options), key=len, reverse=True):
+        text = text.replace(each, LEFT_OUT)
+    return hidden(clean_url(text))
 
 
 def without_redacted(options: Any) -> Any:
@@ -72,6 +187,13 @@ def without_redacted(options: Any) -> Any:
     if isinstance(options, Mapping):
         return {k: without_redacted(v) for k, v in options.items() if v != LEFT_OUT}
     return options
+
+
+def shown_url(url: str) -> str:
+    """Return scheme, host and port of a URL; user, path and query may be secret."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}/..."
 
 
 def _secrets(options: Any, key: object = None) -> Iterator[str]:
@@ -85,8 +207,51 @@ def _secrets(options: Any, key: object = None) -> Iterator[str]:
         yield options
 
 
-def shown_url(url: str) -> str:
-    """Return scheme, host and port of a URL; user, path and query may be secret."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}/..."
+def _each(value: Any, change: Callable[[str], str]) -> Any:
+    """Return `value` with `change` applied to every string in it."""
+    if isinstance(value, Mapping):
+        return {key: _each(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _urls_hidden(text: str, name: str | None) -> str:
+    """Return `text` without users and queries of URLs. `name`: of the secrets in their place; None for a fingerprint,
+    where a hash stands for what is in the middle of a text: another prompt is another job."""
+    if "://" not in text:
+        return text
+    is_url = len(text.split()) == 1
+
+    def instead(was: str, what: str) -> str:
+        if REFERENCE.search(was) or was == LEFT_OUT:
+            return was
+        note_secret(was)
+        if name is not None:
+            return f"${{secret:{name}_{what}}}"
+        return LEFT_OUT if is_url else hashlib.sha256(was.encode()).hexdigest()[:16]
+
+    found = _URL_USER.sub(lambda m: f"{m[1]}://{instead(m[2], 'USER')}@" if _is_user(m) else m[0], text)
+    found = _QUERY.sub(lambda m: f"{m[1]}?{instead(m[2], 'QUERY')}", found)
+    return (as_typed(text) or found) if name is not None and found != text else found
+
+
+def _without_user(text: str, instead: str) -> str:
+    return _URL_USER.sub(lambda m: f"{m[1]}://{instead}" if _is_user(m) else m[0], text)
+
+
+def _users(text: str) -> Iterator[re.Match[str]]:
+    return _URL_USER.finditer(text)
+
+
+def _is_user(found: re.Match[str]) -> bool:
+    scheme = found[1].lower().rpartition("+")[2]
+    return bool(found[2]) and (scheme not in _NO_USER or (":" in found[2] and scheme not in ("github", "gitlab")))
+
+
+def _name_of(path: tuple[str, ...]) -> str:
+    """Return the name of the secret at `path`: MODEL_HEADERS_AUTHORIZATION, CALL_API_KEY of `nodes.call.op.api_key`."""
+    own = path
+    if path[:1] == ("nodes",) and path[2:3] == ("op",):
+        own = path[3:] if len(path) > 4 and path[3] in ("data", "model", "output") else (path[1], *path[3:])
+    return re.sub(r"\W+", "_", "_".join(own)).upper() or "SECRET"

@@ -14,15 +14,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from pipeline.system.known_secrets import hidden
+
 _silent = ContextVar("silent", default=False)
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal obeys instead of showing it: C0 but tab and line feed, DEL, C1, separators of lines, and what turns
 the direction of a text; and half characters, which cannot be printed."""
 
 
 def visible(text: str) -> str:
-    """Return `text` with escapes such as `\\x1b` for what a terminal would obey; tabs and line feeds stay."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return `text` without secrets, and with escapes such as `\\x1b` for what a terminal would obey; tabs and line
+    feeds stay."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), hidden(text))
 
 
 def complain(text: str) -> None:

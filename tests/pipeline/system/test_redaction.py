@@ -9,7 +9,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.config_yaml import to_yaml
 from pipeline.settings import JobSettings, NodeSettings
-from pipeline.system.redaction import LEFT_OUT, clean_url, for_keeping, shown_url, without_redacted, without_secrets
+from pipeline.system.known_secrets import LEFT_OUT
+from pipeline.system.redaction import clean_url, for_keeping, shown_url, without_redacted, without_secrets
 from tests.pipeline.config.test_fingerprint import fingerprint
 
 OPTIONS = {
@@ -33,10 +34,13 @@ KEPT = {
 
 
 def test_of_storage_options_only_what_is_known_to_be_harmless_is_kept():
-    settings = {"data": {"storage_options": OPTIONS, "path": "s3://b/a"}, "nodes": [{"storage_options": OPTIONS}]}
+    settings = {
+        "data": {"storage_options": OPTIONS, "path": "s3://b/a"},
+        "nodes": {"read": {"op": {"storage_options": OPTIONS}}},
+    }
     assert for_keeping(settings) == {
         "data": {"storage_options": KEPT, "path": "s3://b/a"},
-        "nodes": [{"storage_options": KEPT}],
+        "nodes": {"read": {"op": {"storage_options": KEPT}}},
     }
 
 

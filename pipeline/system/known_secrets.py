@@ -1,0 +1,87 @@
+"""Remember the secrets of this process: read them, and take them out of texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from pipeline.api.errors import ConfigError
+
+LEFT_OUT = "(left out)"
+SHORTEST = 6
+"""Characters of the shortest secret that is looked for in other texts: a shorter one is in too many words."""
+FOLDER = Path("/run/secrets")
+REFERENCE = re.compile(r"\$\{secret:\s*([^}\s]+)\s*\}|\$\{oc\.env:\s*([^},\s]+)\s*(?:,\s*([^}]*?)\s*)?\}")
+_SCHEMES = frozenset({"bearer", "basic", "digest", "token", "apikey", "api-key", "key"})
+"""Words before the credentials in a header."""
+_known: dict[str, tuple[str, ...]] = {}
+"""Secrets of this process, each with the forms in which a text may have it."""
+_named: dict[str, str] = {}
+"""Values of `${secret:NAME}`, each with that."""
+_typed: dict[str, str] = {}
+"""Values of settings that name their secrets, each with what was typed: `Bearer ${oc.env:KEY}`."""
+
+
+class SecretMissing(ConfigError):
+    """A secret is nowhere where it is looked for."""
+
+
+def secret(name: str) -> str:
+    """Return the secret `name`: of the environment variable, else of the file that NAME_FILE names, else of
+    /run/secrets/NAME. Raises SecretMissing."""
+    value, named = os.environ.get(name), os.environ.get(f"{name}_FILE")
+    if value is None:
+        try:
+            value = Path(named or FOLDER / name).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, ValueError):
+            value = None
+    if not value:
+        raise SecretMissing(
+            f"there is no secret {name}: set the environment variable {name}, or {name}_FILE to the path of a file that"
+            f" has it, or put it into {FOLDER / name}"
+        )
+    note_secret(value)
+    _named[value] = f"${{secret:{name}}}"
+    return value
+
+
+def note_secret(value: str) -> None:
+    """Have `hidden` take `value` out of texts, and the words of it that are secret by themselves."""
+    words = value.split()
+    own = {value, *(words[1:] if words and words[0].lower() in _SCHEMES else ())}
+    for each in own | set(re.findall(r"(?<==)[^\s;,&]+", value) if ";" in value or "&" in value else ()):
+        if len(each) >= SHORTEST and each not in _known:
+            forms = {each, json.dumps(each)[1:-1], json.dumps(each, ensure_ascii=False)[1:-1], repr(each)[1:-1]}
+            _known[each] = tuple(forms | {quote(each), quote(each, safe="")})
+
+
+def note_typed(value: str, typed: str) -> None:
+    """Note that the setting `value` was written `typed`, if that names all of its secrets."""
+    rest = REFERENCE.sub(" ", typed)
+    if rest != typed and all(len(word) < SHORTEST or word.lower() in _SCHEMES for word in rest.split()):
+        _typed[value] = typed
+
+
+def hidden(text: str) -> str:
+    """Return a text that is to be printed, logged or kept as a reason, without the secrets of this process."""
+    for value in sorted(_known, key=len, reverse=True):
+        for form in _known[value]:
+            if form in text:
+                text = text.replace(form, LEFT_OUT)
+    return text
+
+
+def as_typed(value: str) -> str | None:
+    """Return how the setting `value` was written, with names for its secrets; None if it was not so."""
+    return _typed.get(value)
+
+
+def named_in(text: str) -> str:
+    """Return `text` with `${secret:NAME}` in place of the values of such."""
+    for value in sorted(_named, key=len, reverse=True):
+        if text == value or len(value) >= SHORTEST:
+            text = text.replace(value, _named[value])
+    return text
