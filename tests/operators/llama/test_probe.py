@@ -29,7 +29,12 @@ def started(tmp_path, monkeypatch) -> list[Path]:
     monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     files: list[Path] = []
     tried = probes._tried
-    monkeypatch.setattr(probes, "_tried", lambda model, path: files.append(path) or tried(model, path))
+
+    def counted(model: Path, path: Path) -> str | None:
+        files.append(path)
+        return tried(model, path)
+
+    monkeypatch.setattr(probes, "_tried", counted)
     probes._probe.cache_clear()
     return files
 
