@@ -58,7 +58,7 @@ _U32, _U64, _COUNTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<
 
 class Value(NamedTuple):
     """A key's value. The key begins at byte `start` of the file, the value itself (of an array its items) goes from
-    `at` to `end`. `kind`: its type, or its items'; `n_items`: of an array. `scalar`: a number or a text, None for arrays.
+    `at` to `end`. `kind`: its type, or its items'; `n_items`: of an array. `scalar`: a number or text, None for arrays.
     """
 
     start: int
@@ -149,7 +149,7 @@ class _Walk:
         counts = {key: self._values[key].n_items for key in (TOKENS, *ONE_A_TOKEN) if key in self._values}
         for key, count in counts.items():
             if count != counts.get(TOKENS):
-                raise self._damaged(f"{key.decode()} has {count} values for {counts.get(TOKENS)} tokens")
+                raise self._damaged(f"{key.decode()} has {count} values for {counts.get(TOKENS, 'no')} tokens")
         return Contents(self._values, dict(self._tensor() for _ in range(tensors)), self._at)
 
     def _pair(self) -> None:
@@ -215,6 +215,7 @@ class _Walk:
         bounds: dict[bytes, tuple[float, float]] = {
             b"block_count": (1, MOST_LAYERS),
             b"expert_count": (0, MOST_EXPERTS),
+            b"context_length": (1, (1 << 31) - 1),
             **{key: (0, 1) for key in numbers if key.endswith(b"epsilon")},
         }
         if not prefix.startswith(b"hunyuan"):  # some say that they use one expert of none
@@ -223,7 +224,7 @@ class _Walk:
             value = numbers.get(key, least)
             if not least <= value <= most:
                 name = (prefix + key).decode("utf-8", "replace")
-                raise self._damaged(f"{name} is {value}, and must be from {least:g} to {most:g}")
+                raise self._damaged(f"{name} is {value}, and must be from {least:g} to {most}")
         tokens: dict[bytes, int] = {}
         for number, token in enumerate(strings(self._data, self._values.get(TOKENS))):
             if (first := tokens.setdefault(token or b"[EMPTY_%d]" % number, number)) != number:

@@ -138,8 +138,6 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         if architecture in REFUSED:
             raise InputError(f"{path}: {_why(architecture, REFUSED[architecture])}; docs/models.md has a list")
         n_ctx_train = _number(model, f"{architecture}.context_length")
-        if n_ctx_train == 0:
-            raise InputError(f"{path} says a context of 0 tokens ({architecture}.context_length); convert it again")
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)

@@ -94,8 +94,14 @@ def gguf_path(settings: ModelSettings) -> Path:
 
 
 def weights_path(settings: ModelSettings) -> Path:
-    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`."""
+    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`.
+
+    Raises:
+        InputError: llama.cpp refuses the model file.
+    """
     path, wanted = gguf_path(settings), settings.converts_to
+    if settings.probe and (refusal := probe(path)) is not None:
+        raise InputError(f"{path} could not be loaded: {refusal}")
     return path if wanted is None else converted(path, wanted)
 
 

@@ -26,7 +26,7 @@ from operators.llama.header import REFUSED, parts_of
 from operators.llama.probe_child import REFUSED as IS_REFUSED
 from operators.llama.stand_in import write_stand_in
 from operators.llama.trial import build_record
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.file_cache import cache_folder
 from pipeline.system.machine import free_memory
 
@@ -38,31 +38,31 @@ _TELLING = ("GGML_ASSERT", "what():", "error", "fail", "invalid")
 log = logging.getLogger(__name__)
 
 
-def probe(path: Path) -> None:
+def probe(path: Path) -> str | None:
     """Try the model whose first part is `path`; see the module. Cached until a file of it changes.
+
+    Returns: why llama.cpp refuses to load it; None if it loads it.
 
     Raises:
         InputError: a file of it is damaged, or it ends llama.cpp.
+        ConfigError: it could not be tried.
     """
     parts = parts_of(path)
-    _probe(tuple(parts), tuple((status.st_size, status.st_mtime_ns) for status in map(Path.stat, parts)))
+    return _probe(tuple(parts), tuple((status.st_size, status.st_mtime_ns) for status in map(Path.stat, parts)))
 
 
 @functools.lru_cache(maxsize=64)
-def _probe(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> None:
+def _probe(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> str | None:
     note = cache_folder() / "tried" / _key(parts)
     if note.exists():
-        return
+        return None
     size = sum(size for size, _ in states)
-    reason = _with_stand_in(parts) if size > min(WHOLE_BYTES, free_memory()) else _died(parts[0], parts[0])
-    if reason is not None:
-        raise InputError(
-            f"{parts[0]} ends llama.cpp ({reason}): it is damaged, or made for another version; fetch or convert it"
-            " again (model.probe=false loads it without this trial)"
-        )
-    with suppress(OSError):  # a cache that cannot be written costs the next run another trial
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+    refusal = _with_stand_in(parts) if size > min(WHOLE_BYTES, free_memory()) else _tried(parts[0], parts[0])
+    if refusal is None:
+        with suppress(OSError):  # a cache that cannot be written costs the next run another trial
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+    return refusal
 
 
 def _key(parts: Sequence[Path]) -> str:
@@ -76,36 +76,52 @@ def _key(parts: Sequence[Path]) -> str:
 
 
 def _with_stand_in(parts: Sequence[Path]) -> str | None:
-    """Try a stand-in of a large model. Where there is none, or it ends llama.cpp, the model itself tells."""
+    """Try a stand-in of a large model. Where there is none, or it does not pass, the model itself tells."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="stand-in-") as folder:
             path = Path(folder) / "model.gguf"
-            if write_stand_in(parts, path) and _died(parts[0], path) is None:
+            if write_stand_in(parts, path) and _tried(parts[0], path) is None:
                 return None
+    except InputError:
+        pass
     except OSError as error:  # no room, no permission
         log.warning("no stand-in of %s could be written (%s); the whole file is tried", parts[0], error)
-    return _died(parts[0], parts[0])
+    return _tried(parts[0], parts[0])
 
 
-def _died(model: Path, path: Path) -> str | None:
-    """Return how the child ended that loads `path`, and llama.cpp's last words; None if it lived."""
+def _tried(model: Path, path: Path) -> str | None:
+    """Have a child load `path`, which is `model` or stands for it; return as `probe`.
+
+    Raises:
+        InputError: the child has died.
+        ConfigError: it has ended otherwise.
+    """
     architecture = check_gguf(model).values.get(ARCHITECTURE)
     is_refused = architecture is not None and architecture.scalar in {name.encode() for name in REFUSED}
     what = "vocabulary" if is_refused else "model"
-    folder = str(Path(llama_cpp.__file__).parent)
-    command = [sys.executable, str(_CHILD), folder, str(path), what, str(free_memory())]
+    command = [sys.executable, str(_CHILD), str(Path(llama_cpp.__file__).parent), str(path), what, str(free_memory())]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"it had not loaded it after {TIMEOUT_S} s"
+        raise _ends(model, f"it was not done after {TIMEOUT_S} s") from None
     lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    telling = next((line for line in reversed(lines) if any(word in line for word in _TELLING)), "it gave no reason")
+    telling = [line for line in lines if any(word in line for word in _TELLING)] or ["it gave no reason"]
     if done.returncode < 0:
-        return f"{signal.Signals(-done.returncode).name}: {telling}"
-    if done.returncode not in (0, IS_REFUSED):
-        log.warning("%s was not tried: the process for it ended with %s: %s", model, done.returncode, lines[-1:])
+        raise _ends(model, f"{signal.Signals(-done.returncode).name}: {telling[-1]}")
+    if done.returncode == IS_REFUSED:
+        return "; ".join(telling[-3:])
+    if done.returncode:
+        said = lines[-1] if lines else "it gave no reason"
+        raise ConfigError(f"{model} could not be tried: {said}; model.probe=false loads it without this trial")
     return None
+
+
+def _ends(model: Path, how: str) -> InputError:
+    return InputError(
+        f"{model} ends llama.cpp ({how}): it is damaged, or made for another version; fetch or convert it again"
+        " (model.probe=false loads it without this trial)"
+    )

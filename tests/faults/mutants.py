@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -10,11 +11,13 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from operators.llama.gguf_check import ARRAY, FLOAT32, FORMS, STRING, check_gguf
 from pipeline import PROJECT
@@ -47,8 +50,7 @@ class File:
     """A GGUF file in pieces. `keys`: name, type, items' type or None, items; `tensors`: name, lengths, type, place."""
 
     keys: list[tuple[bytes, int, int | None, list[bytes]]]
-    tensors: list[tuple[bytes, list[int], int, int]]
-    data: bytes
+    tensors: list[tuple[bytes, list[int], int, bytes, int]]
 
     @staticmethod
     def read(path: Path) -> File:
@@ -62,18 +64,42 @@ class File:
                 at += size
             is_array = value.n_items is not None
             keys.append((name, ARRAY if is_array else value.kind, value.kind if is_array else None, items))
-        tensors = [(name, [*found.lengths], found.kind, found.offset) for name, found in contents.tensors.items()]
-        return File(keys, tensors, whole[-(-contents.end // 32) * 32 :])
+        start = -(-contents.end // 32) * 32
+        tensors = [
+            (
+                name,
+                [*found.lengths],
+                found.kind,
+                whole[start + found.offset :][: _bytes_of(found.kind, found.lengths)],
+                0,
+            )
+            for name, found in contents.tensors.items()
+        ]
+        return File(keys, tensors)
 
     def written(self) -> bytes:
+        """The file; weights of other lengths or of another type are cut off, or have zeros behind them."""
         head = [_COUNTS.pack(b"GGUF", 3, len(self.tensors), len(self.keys))]
         for name, kind, item, items in self.keys:
             count = b"" if item is None else struct.pack("<IQ", item, len(items))
             head += [text(name), struct.pack("<I", kind), count, *items]
-        for name, lengths, kind, place in self.tensors:
+        data = b""
+        for name, lengths, kind, weights, shift in self.tensors:
+            place = (len(data) + shift) % (1 << 64)
             head += [text(name), struct.pack(f"<I{len(lengths)}QIQ", len(lengths), *lengths, kind, place)]
+            size = _bytes_of(kind, lengths)
+            data += weights[:size].ljust(size, b"\0") if size < 1 << 24 else weights
+            data += bytes(-len(data) % 32)
         joined = b"".join(head)
-        return joined + bytes(-len(joined) % 32) + self.data
+        return joined + bytes(-len(joined) % 32) + data
+
+
+def _bytes_of(kind: int, lengths: Sequence[int]) -> int:
+    try:
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except ValueError:  # there is no such type
+        values, size = 1, 4
+    return math.prod(lengths) // values * size
 
 
 def mutate(file: File, random: Random) -> str:
@@ -125,10 +151,10 @@ def _other(kind: int, value: bytes, random: Random) -> bytes:
 
 def _mutate_tensor(file: File, random: Random) -> str:
     i = random.randrange(len(file.tensors))
-    name, lengths, kind, place = file.tensors[i]
-    what = random.choice(("length", "swapped", "dimension", "kind", "place", "gone", "name"))
+    name, lengths, kind, weights, shift = file.tensors[i]
+    what = random.choice(("length", "swapped", "dimension", "kind", "place", "gone", "name", "weights"))
     lengths = list(lengths)
-    if what == "length":
+    if what == "length" and lengths:
         at = random.randrange(len(lengths))
         lengths[at] = random.choice((0, 1, lengths[at] * 2, lengths[at] // 2, lengths[at] + 1, 1 << 40, 1 << 63))
     elif what == "swapped":
@@ -136,15 +162,17 @@ def _mutate_tensor(file: File, random: Random) -> str:
     elif what == "dimension":
         lengths = random.choice((lengths[:-1], [*lengths, 1], [*lengths, 2], []))
     elif what == "kind":
-        kind = random.choice((0, 1, 2, 8, 12, 26, 30, 39, 40, 41, 999, 4, 1 << 31))
+        kind = random.choice((0, 1, 2, 6, 8, 12, 14, 20, 24, 26, 30, 34, 39, 40, 41, 999, 4, 1 << 31))
     elif what == "place":
-        place = random.choice((0, place + 1, place + 32, 1 << 40, (1 << 64) - 32, file.tensors[0][3]))
+        shift = random.choice((-32, 1, 32, 1 << 40, -(1 << 20)))
     elif what == "name":
         name = random.choice((name + b"x", file.tensors[0][0], b"", name.replace(b"blk.0", b"blk.99")))
-    file.tensors[i] = (name, lengths, kind, place)
+    elif what == "weights":
+        weights = random.choice((b"", b"\xff" * len(weights), weights[::-1], random.randbytes(len(weights))))
+    file.tensors[i] = (name, lengths, kind, weights, shift)
     if what == "gone":
         del file.tensors[i]
-    return f"{name.decode()}: {what} {lengths} {kind} {place}"
+    return f"{name.decode()}: {what} {lengths} {kind} {shift}"
 
 
 def sweep(first: int, count: int, changes: int = 1) -> Iterator[tuple[str, int, str]]:
@@ -168,15 +196,13 @@ def sweep(first: int, count: int, changes: int = 1) -> Iterator[tuple[str, int, 
 
 
 def _settings(job: str, folder: Path) -> JobSettings:
-    (folder / "rows.jsonl").write_text('{"prompt": "The quick brown"}\n{"prompt": "é"}\n' if job == "generate" else "")
-    values: dict[str, Any] = {
-        "model.path": str(folder / "model.gguf"),
-        "output_dir": str(folder / "out"),
-        "progress": "none",
-    }
-    values |= {"runtime.threads": 1, "runtime.slots": 4, "runtime.max_sequence_tokens": 64, "report": False}
-    if job == "generate":
-        values |= {"data.path": str(folder / "rows.jsonl"), "sampling.max_tokens": 4, "model.chat_template": None}
+    rows = folder / "rows.jsonl"
+    rows.write_text('{"prompt": "The quick brown"}\n{"prompt": "12"}\n')
+    values: dict[str, Any] = {"model.path": str(folder / "model.gguf"), "output_dir": str(folder / "out")}
+    values |= {"runtime.threads": 1, "runtime.slots": 4, "runtime.max_sequence_tokens": 64}
+    values |= {"progress": "none", "report": False}
+    values |= {} if job == "rerank" else {"data.path": str(rows)}
+    values |= {"sampling.max_tokens": 4} if job == "generate" else {}
     return composed(find_job(job), {}, values)
 
 

@@ -121,7 +121,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "an importance matrix": (lambda: of_type(b"general.type", b"imatrix"), "is an importance matrix"),
     "a context of 0": (
         lambda: of_tiny(lambda data: re.sub(rb"(\.context_length....)....", rb"\1\0\0\0\0", data, flags=re.DOTALL)),
-        "says a context of 0 tokens (",
+        "context_length is 0, and must be from 1 to",
     ),
     "no keys": (lambda: header() + bytes(100), "could not be loaded"),
     "another architecture": (

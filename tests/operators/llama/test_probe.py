@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from operators.llama import probe as probes
+from operators.llama.gguf_check import check_gguf
 from operators.llama.model import inspect
+from operators.llama.stand_in import write_stand_in
 from operators.settings import ModelSettings
 from pipeline.api.errors import InputError
 from pipeline.system.file_cache import PLACE
 from tests.faults.mutants import CODES, FAMILIES, File, sweep
+from tools.models.make_model import write_model
+from tools.models.shapes import named_shape
 
 pytestmark = pytest.mark.slow("starts a process a file, and runs jobs on 20 mutants")
 
@@ -23,8 +28,13 @@ def started(tmp_path, monkeypatch) -> list[Path]:
     """The files for which a process was started; the cache is empty."""
     monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     files: list[Path] = []
-    died = probes._died
-    monkeypatch.setattr(probes, "_died", lambda model, path: files.append(path) or died(model, path))
+    tried = probes._tried
+
+    def counted(model: Path, path: Path) -> str | None:
+        files.append(path)
+        return tried(model, path)
+
+    monkeypatch.setattr(probes, "_tried", counted)
     probes._probe.cache_clear()
     return files
 
@@ -66,7 +76,7 @@ KNOWN = {
     "an epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", -1e-5), "epsilon is -"),
     "no epsilon": ("llama", set_to("llama.attention.layer_norm_rms_epsilon", "f", float("nan")), "epsilon is nan"),
     "a size": ("jamba", set_to("jamba.ssm.inner_size", "I", 64), "ends llama.cpp .SIGABRT: .*GGML_ASSERT"),
-    "a head": ("rwkv7", set_to("rwkv7.wkv.head_size", "I", 64), "ends llama.cpp .SIGABRT: .*GGML_ASSERT"),
+    "a head": ("rwkv7", set_to("rwkv7.wkv.head_size", "I", 128), "ends llama.cpp .SIGABRT: .*GGML_ASSERT"),
 }
 
 
@@ -104,3 +114,32 @@ def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.1)
     with pytest.raises(InputError, match=r"model.gguf ends llama.cpp \(it was not done after 0.1 s\)"):
         inspect(changed(tmp_path, "llama", lambda file: None))
+
+
+def test_a_large_model_has_a_stand_in_of_a_layer_of_each_kind(tmp_path, started, monkeypatch):
+    shape = replace(named_shape("tiny-lfm2"), n_layer=12, attention_every=3)
+    whole = write_model(tmp_path / "whole.gguf", shape=shape, file_type="f32").path
+    monkeypatch.setattr(probes, "WHOLE_BYTES", 0)
+    assert write_stand_in([whole], tmp_path / "few.gguf")
+    few = check_gguf(tmp_path / "few.gguf")
+    assert few.values[b"lfm2.block_count"].scalar == 3
+    assert {name[:6] for name in few.tensors if name.startswith(b"blk.")} == {b"blk.0.", b"blk.1.", b"blk.2."}
+    assert (tmp_path / "few.gguf").stat().st_blocks * 512 < whole.stat().st_size / 10
+    inspect(ModelSettings(path=str(whole)))
+    assert [path.name for path in started] == ["model.gguf"]  # the stand-in's
+
+
+def test_what_ends_the_stand_in_and_not_the_model_runs(tmp_path, started, monkeypatch):
+    shape = replace(named_shape("tiny"), n_layer=6)
+    whole = write_model(tmp_path / "whole.gguf", shape=shape, file_type="f32").path
+    monkeypatch.setattr(probes, "WHOLE_BYTES", 0)
+
+    def broken(parts: list[Path], target: Path) -> bool:
+        file = File.read(FAMILIES / "jamba.gguf")
+        KNOWN["a size"][1](file)
+        target.write_bytes(file.written())
+        return True
+
+    monkeypatch.setattr(probes, "write_stand_in", broken)
+    inspect(ModelSettings(path=str(whole)))
+    assert [path.name for path in started] == ["model.gguf", "whole.gguf"]
