@@ -65,7 +65,7 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
         hurried = hurried or (now if stopping() else None)
         if now - since >= limit_s or (hurried is not None and now - hurried >= GRACE_S):
             late = f"{what} has not ended after {now - (hurried or since):.3g} s"
-            log.error("%s\n\n%s", late, stacks())
+            log.error("%s\n\n%s", late, stacks(), extra={"only": "file"})
             raise Overran(f"{late}; run.log says where every thread stood")
         thread.join(POLL_S)
     if failures:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.terminal import say
 from tests.pipeline.damage import job, run
+from tests.pipeline.misbehaving import JOB, VARIABLE
+
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
@@ -48,3 +53,30 @@ def test_a_command_that_nobody_reads_leaves_without_a_traceback(monkeypatch, cap
     with unread(monkeypatch):
         assert main(["jobs"]) == ExitCode.FAILED
     assert capsys.readouterr().err == ""
+
+
+STREAMS = {
+    "stdout is full": "> /dev/full",
+    "stderr is full": "2> /dev/full",
+    "both are full": "> /dev/full 2>&1",
+    "both are closed": ">&- 2>&-",
+    "all are closed": "<&- >&- 2>&-",
+    "nobody reads": "2>&1 | true",
+}
+
+
+@pytest.mark.parametrize(
+    "how", [h if h == "all are closed" else pytest.param(h, marks=pytest.mark.faults) for h in STREAMS]
+)
+@pytest.mark.parametrize("progress", ["auto", "json"])
+def test_where_nothing_can_be_printed_a_run_ends_as_it_would(tmp_path, how, progress):
+    (tmp_path / "job.yaml").write_text(JOB.replace("progress: none", f"progress: {progress}"), encoding="utf-8")
+    told = f"on_finish.command=[/bin/sh,-c,'echo $PIPELINE_EXIT_CODE > {tmp_path}/told']"
+    command = [sys.executable, "-m", "pipeline", f"job={tmp_path}/job.yaml", f"output_dir={tmp_path}/out", told]
+    line = f"set -o pipefail; {shlex.join(command)} {STREAMS[how]}"
+    code = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, check=False, env={**os.environ, VARIABLE: "status:error"}
+    ).returncode
+    assert code == 0
+    assert (tmp_path / "told").read_text() == "0\n"
+    assert main(["verify", str(tmp_path / "out")]) == ExitCode.DONE
