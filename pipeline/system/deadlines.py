@@ -23,6 +23,8 @@ from pipeline.system.stacks import stacks
 T = TypeVar("T")
 ENDING_S = 1800.0
 """Seconds that a step of an ending may take in a job without `runtime.stall_timeout_s`."""
+LEAST_S = 20.0
+"""Seconds that it has at least, however short that is."""
 GRACE_S = 20.0
 """Seconds that a step of an ending may take once SIGINT or SIGTERM has come."""
 EXIT_S = 15.0

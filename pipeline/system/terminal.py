@@ -23,7 +23,7 @@ def say(lines: Iterable[str]) -> None:
         for line in lines:
             print(line)
         sys.stdout.flush()
-    except (OSError, ValueError):  # ValueError: closed
+    except (OSError, ValueError, AttributeError):  # full or without a reader, closed, not there
         silence(sys.stdout)
 
 
@@ -98,7 +98,7 @@ def silence(stream: TextIO) -> None:
 
     Source: docs.python.org, module signal, "Note on SIGPIPE".
     """
-    with suppress(OSError, ValueError):  # a stream of a notebook has no number
+    with suppress(OSError, ValueError, AttributeError):  # a stream of a notebook has no number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -172,7 +172,7 @@ def main() -> None:
     from pipeline.system import deadlines
 
     end = deadlines.last_exit()
-    deadlines.ENDING_S = deadlines.GRACE_S = deadlines.EXIT_S = 2.0
+    deadlines.LEAST_S = deadlines.GRACE_S = deadlines.EXIT_S = 1.0
     from pipeline.cli.main import main as command_line
     from pipeline.runs import watchdog
     from tests.pipeline.faulty import Faulty, register

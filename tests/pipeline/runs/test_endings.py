@@ -25,7 +25,7 @@ LIMIT_S = 120
 
 def begin(folder: Path, *arguments: str, misbehave: str = "", **streams: object) -> subprocess.Popen[str]:
     (folder / "job.yaml").write_text(JOB, encoding="utf-8")
-    given = [f"job={folder}/job.yaml", f"output_dir={folder}/out", "runtime.stall_timeout_s=2", *arguments]
+    given = [f"job={folder}/job.yaml", f"output_dir={folder}/out", "runtime.stall_timeout_s=12", *arguments]
     return subprocess.Popen(
         [sys.executable, "-c", MAIN, *given],
         cwd=ROOT,

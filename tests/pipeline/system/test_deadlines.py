@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import nullcontext
 
 import pytest
 
 from pipeline.system import deadlines
-from pipeline.system.deadlines import Overran, within
+from pipeline.system.deadlines import Overran, leave_after, within
+from pipeline.system.signals import staying
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +30,19 @@ def test_what_does_not_end_is_left_behind_with_its_stack(caplog):
         within(0.01, "waiting", end.wait)
     end.set()
     assert "thread waiting" in caplog.text
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_process_is_ended_if_it_is_this_projects_alone(monkeypatch, mine):
+    left, done = list[int](), threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (left.append(code), done.set()))
+    with nullcontext() if mine else staying():
+        leave_after(0, 4, "leaving", done.set)
+        for thread in threading.enumerate():
+            if thread.name == "deadline":
+                thread.join()
+    assert left == ([4] if mine else [])
+    assert done.is_set() == mine
 
 
 def test_what_moves_is_no_hang():
