@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with stopped_by_signals(leave, NOTHING_RUNS):
                 code = _dispatch(arguments)
-                sys.stdout.flush()
+                if sys.stdout is not None:  # an operator may have set it so
+                    sys.stdout.flush()
         except SystemExit as end:  # of argparse and of Hydra, which have said why; user code has a boundary
             code = end.code if isinstance(end.code, int) else ExitCode.CONFIG
         except BrokenPipeError:  # of stdout: a run answers for its own errors

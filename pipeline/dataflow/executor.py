@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from pipeline.api.errors import Cancelled, Interrupted, PipelineError, Released
+from pipeline.api.errors import Cancelled, ExitCode, Interrupted, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
@@ -24,9 +24,10 @@ from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
-from pipeline.system.deadlines import ENDING_S, Overran, within
+from pipeline.system.deadlines import ENDING_S, GRACE_S, Overran, leave_after, within
 
 REJECT_CAPACITY_ROWS = 4096
+OPENS = "left at once: an operator is being opened, and does not end. The same command begins or resumes the run"
 
 
 class AccountingError(PipelineError):
@@ -93,6 +94,8 @@ class Executor:
         self._commit = commit
         self._opened = opened
         self._ending_s = ending_s
+        self._opening = False
+        self._stay: Callable[[], None] = lambda: None
         self._stopper = Stopper(context, self._release)
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self.tally = RejectTally()
@@ -129,10 +132,7 @@ class Executor:
         opened: list[Stage] = []
         with self._stopper:
             try:
-                for stage in self._stages.values():
-                    opened.append(stage)  # now: one that opens half way is closed, too
-                    self._open(stage)
-                self._opened()
+                self._open_all(opened)
                 with watch or contextlib.nullcontext():
                     self._start_and_wait(tick)
             finally:
@@ -143,8 +143,12 @@ class Executor:
             stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
-        """Stop the run as interrupted. Nodes finish their current step. Returns at once."""
+        """Stop the run as interrupted, at once. Nodes finish their step; the process ends if an `open` takes GRACE_S."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
+        if self._opening:
+            self._stay = leave_after(GRACE_S, ExitCode.INTERRUPTED, OPENS)
+        if not self._opening:  # any more
+            self._stay()
 
     def stop(self, why: PipelineError | None) -> None:
         """Stop the run; `run` raises `why`, None if enough is committed. Returns at once. The first call counts."""
@@ -178,6 +182,18 @@ class Executor:
             outbox = Outbox(name, node.op, meters[name], readers[name], rejects, self._committer, window)
             stages[name] = Stage(name, node, meters[name], inboxes[name], outbox)
         return stages
+
+    def _open_all(self, opened: list[Stage]) -> None:
+        """Open all operators. `opened`: gets those that are to be closed, also one that opens half way."""
+        self._opening = True
+        try:
+            for stage in self._stages.values():
+                opened.append(stage)
+                self._open(stage)
+            self._opened()
+        finally:
+            self._opening = False
+            self._stay()
 
     def _open(self, stage: Stage) -> None:
         depth = 0 if stage.name == REJECT_WRITER else self._graph.depth(stage.name)
@@ -251,7 +267,7 @@ class Executor:
     def _commit_chunk(self, record: ChunkRecord) -> None:
         """Commit in the thread of some node. A failure ends the run, but not in the name of that node."""
         if self._stopper.abandoned.is_set():
-            raise Cancelled  # the run has ended without this thread
+            raise Cancelled  # it has ended without this thread
         try:
             self._commit(record)
         except PipelineError as error:

@@ -24,7 +24,7 @@ from pipeline.monitor.summary import Outcome, too_many_errors
 from pipeline.run_dir.manifest import digest
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings
-from pipeline.system.deadlines import ENDING_S, Overran, within
+from pipeline.system.deadlines import ENDING_S, LEAST_S, Overran, within
 from pipeline.system.disk_errors import writing
 from pipeline.system.machine import RUN_SCHEMA, machine, versions
 from pipeline.system.signals import stopping
@@ -125,7 +125,7 @@ def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
 
 def ending_s(settings: JobSettings) -> float:
     """Return the seconds that a step of the ending of a run may take."""
-    return getattr(settings.runtime, "stall_timeout_s", None) or ENDING_S
+    return max(getattr(settings.runtime, "stall_timeout_s", None) or ENDING_S, LEAST_S)
 
 
 def remove_concluded(graph: Graph, directory: Path) -> None:

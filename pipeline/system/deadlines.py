@@ -23,6 +23,8 @@ from pipeline.system.stacks import stacks
 T = TypeVar("T")
 ENDING_S = 1800.0
 """Seconds that a step of an ending may take in a job without `runtime.stall_timeout_s`."""
+LEAST_S = 20.0
+"""Seconds that it has at least, however short that is."""
 GRACE_S = 20.0
 """Seconds that a step of an ending may take once SIGINT or SIGTERM has come."""
 EXIT_S = 15.0
@@ -65,7 +67,7 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
         hurried = hurried or (now if stopping() else None)
         if now - since >= limit_s or (hurried is not None and now - hurried >= GRACE_S):
             late = f"{what} has not ended after {now - (hurried or since):.3g} s"
-            log.error("%s\n\n%s", late, stacks())
+            log.error("%s\n\n%s", late, stacks(), extra={"only": "file"})
             raise Overran(f"{late}; run.log says where every thread stood")
         thread.join(POLL_S)
     if failures:

@@ -21,6 +21,9 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 """What a terminal obeys instead of showing it: C0 but tab and line feed, DEL, C1, separators of lines, and what turns
 the direction of a text; and half characters, which cannot be printed."""
 
+_UNWRITABLE = (OSError, ValueError, AttributeError)
+"""Raised where nothing can be written: the disk is full or the reader has gone; the stream is closed; it is not there."""
+
 
 def visible(text: str) -> str:
     """Return `text` without secrets, and with escapes such as `\\x1b` for what a terminal would obey; tabs and line
@@ -34,10 +37,10 @@ def complain(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    encoding = stream.encoding or "utf-8"
     try:
+        encoding = stream.encoding or "utf-8"
         print(visible(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
-    except (OSError, ValueError):  # ValueError: closed
+    except _UNWRITABLE:
         silence(stream)
 
 
@@ -69,7 +72,7 @@ class _Dropping:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except (OSError, ValueError):
+        except _UNWRITABLE:
             silence(self._stream)
             return len(text)
 
@@ -80,7 +83,7 @@ class _Dropping:
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except (OSError, ValueError):
+        except _UNWRITABLE:
             silence(self._stream)
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +124,7 @@ def silence(stream: TextIO) -> None:
 
     Source: docs.python.org, module signal, "Note on SIGPIPE".
     """
-    with suppress(OSError, ValueError):  # a stream of a notebook has no number
+    with suppress(OSError, ValueError, AttributeError):  # a stream of a notebook has no number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -12,7 +12,6 @@ import os
 import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,17 +39,17 @@ def command_line(*arguments: str) -> int:
 
 def command_line_in_a_lock(*arguments: str) -> int:
     """A SIGTERM comes while the main thread holds the lock that the begin of every thread needs."""
-    maintain = threading._maintain_shutdown_locks  # type: ignore[attr-defined]
-    once = iter([Trigger("node ended", 1, (signal.SIGTERM,))])
+    join = threading.Thread.join
+    once = iter([Trigger("node runs", 1, (signal.SIGTERM,))])
 
-    def slow() -> None:
-        callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(None)}
-        if "_start_and_wait" in callers:  # which asks whether a node's thread lives
+    def slow(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name.startswith("node-"):
             for trigger in once:
-                trigger.reached("node ended")
-        maintain()
+                with threading._active_limbo_lock:  # type: ignore[attr-defined]
+                    trigger.reached("node runs")
+        join(thread, timeout)
 
-    threading._maintain_shutdown_locks = slow  # type: ignore[attr-defined]
+    threading.Thread.join = slow  # type: ignore[method-assign, assignment]
     return main(arguments)
 
 

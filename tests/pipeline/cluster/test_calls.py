@@ -36,6 +36,24 @@ def test_what_cannot_be_sent_is_said_to_who_calls() -> None:
     assert call.result(timeout=60) == "all well"
 
 
+def _unreadable() -> None:
+    raise ImportError("no module of that name here")
+
+
+class Unreadable:
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def test_an_answer_that_cannot_be_read_ends_all_calls() -> None:
+    ours, theirs = Pipe()
+    caller = Caller(ours, lambda: WorkerLost("gone"))
+    calls = [caller.call("news"), caller.call("compute", 1)]
+    theirs.send((0, True, Unreadable()))
+    for call in (*calls, caller.call("news")):
+        assert isinstance(call.exception(timeout=60), WorkerLost)
+
+
 @pytest.mark.parametrize(
     ("gpus", "visible", "each"),
     [

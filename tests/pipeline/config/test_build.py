@@ -99,7 +99,7 @@ def test_what_the_plan_of_ones_own_operator_raises_is_told_with_its_line_and_nod
         "from tests.pipeline.job_ops import Square\n\n\nclass Faulty(Square):\n"
         "    def plan(self, schema):\n        return self.colums\n"
     )
-    assert main(["job=squares.yaml", "nodes.square.op._target_=faulty_ops.Faulty"]) == ExitCode.FAILED
+    assert main(["job=squares.yaml", "nodes.square.op._target_=faulty_ops.Faulty"]) == ExitCode.CONFIG
     told = capsys.readouterr().err
     assert 'faulty_ops.py", line 6' in told
-    assert told.rstrip().endswith("raised by Faulty.plan, at node 'square'")
+    assert told.startswith("error: node 'square': plan raised AttributeError: 'Faulty' object has no")

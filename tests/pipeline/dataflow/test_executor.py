@@ -266,15 +266,78 @@ class Stuck(Collect):
         return super().process(batch)
 
 
-def test_what_computes_on_is_cut_off_when_a_stopped_run_does_not_end(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("why", [Interrupted, NodeFailed, StorageError])
+def test_what_computes_on_is_cut_off_however_a_run_was_stopped(tmp_path: Path, monkeypatch, why) -> None:
+    """By a signal, by another node, or because it cannot be recorded."""
     monkeypatch.setattr(stopper, "GRACE_S", 0.01)
-    sink = Stuck()
-    run = Run(tmp_path, {"count": Node(Count(100)), "sink": Node(sink, ("count",))})
-    threading.Timer(0.05, run.executor.interrupt).start()
-    with pytest.raises(Interrupted):
-        run.executor.run()
+    sink, other = Stuck(), Apply(lambda x: 1 // (x - 35) if why is NodeFailed else x)
+    nodes = {"count": Node(Count(100)), "sink": Node(sink, ("count",)), "apply": Node(other, ("count",))}
+    run = Run(tmp_path, {**nodes, "end": Node(Collect(), ("apply",))})
+
+    def tick() -> None:
+        if why is StorageError:
+            raise StorageError("no room", tmp_path)
+
+    if why is Interrupted:
+        threading.Timer(0.05, run.executor.interrupt).start()
+    with pytest.raises(why):
+        run.executor.run(tick)
     assert sink.cut_off.is_set()
     assert run.committed == []
+
+
+class Closes(Collect):
+    """Counts how often it is closed; fails at `at`."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at, self.closed = at, 0
+
+    def open(self, runtime):
+        super().open(runtime)
+        if self.at == "open":
+            raise RuntimeError("half way")
+
+    def close(self):
+        self.closed += 1
+        if self.at == "close":
+            raise SystemExit(0)
+
+
+@pytest.mark.parametrize("at", ["open", "close", "never"])
+def test_every_operator_is_closed_once_and_closing_changes_nothing(tmp_path: Path, at) -> None:
+    first, sink = Closes("close"), Closes(at)
+    nodes = {"count": Node(Count(25)), "first": Node(first, ("count",)), "sink": Node(sink, ("count",))}
+    run = Run(tmp_path, nodes)
+    if at == "open":
+        with pytest.raises(NodeFailed, match="half way"):
+            run.executor.run()
+    else:
+        run.executor.run()
+        assert run.committed == [0, 1, 2]
+    assert (first.closed, sink.closed) == (1, 1)
+
+
+def test_where_no_thread_begins_any_more_those_that_run_end_first(tmp_path: Path, monkeypatch) -> None:
+    begin, began = threading.Thread.start, list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "node-sink":
+            raise RuntimeError("can't start new thread")
+        began.append(thread)
+        begin(thread)
+
+    class Asks(Apply):
+        def close(self):
+            assert not any(thread.is_alive() for thread in began if thread.name.startswith("node-"))
+            asked.append(self)
+
+    asked: list[Asks] = []
+    nodes = {"count": Node(Count(25)), "apply": Node(Asks(abs), ("count",)), "sink": Node(Collect(), ("apply",))}
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Run(tmp_path, nodes).executor.run()
+    assert asked
 
 
 def test_nothing_is_cut_off_in_a_run_that_ends_in_time(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.runs.watchdog import LEAVE_S, Watchdog
@@ -96,17 +98,46 @@ def test_the_stacks_name_threads_and_lines():
 
 
 CODE = """
-import sys
+import sys, threading
 from pathlib import Path
 from types import SimpleNamespace
 import pipeline.runs.watchdog
 from tests.pipeline.runs.test_job import NodeSettings, OPS, job, run
 from tests.pipeline.job_ops import Watched
-pipeline.runs.watchdog.LEAVE_S = 0.3
+from pipeline.monitor.recorder import Recorder
+from pipeline.run_dir.state import RunState
+from pipeline.system import deadlines
+pipeline.runs.watchdog.LEAVE_S = deadlines.EXIT_S = 0.3
+
+
+def hold_the_lock(state, *given):
+    with state._lock:
+        threading.Event().wait()
+
+
+def hang(*given):
+    threading.Event().wait()
+
+
+if sys.argv[3:] == ["commit"]:
+    RunState.commit = hold_the_lock
+if sys.argv[3:] == ["disk"]:
+    Recorder.tick = hang
 settings = job(Path(sys.argv[1]), runtime=Watched(0.3), report=False)
 settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Hangs", "at": 27, "healed": sys.argv[2]}, "numbers")
 sys.exit(run(settings))
 """
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("what", ["commit", "disk"])
+def test_nor_can_a_commit_or_a_disk_that_hangs(tmp_path, what):
+    """The main thread hangs with it, in the lock of the state or in its own write: the process is ended."""
+    command = [sys.executable, "-c", CODE, str(tmp_path / "out"), str(tmp_path / "healed"), what]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "the run does not end; the process leaves" in ended.stderr
+    assert "in process" in (tmp_path / "out/run.log").read_text()
 
 
 def test_a_hanging_thread_cannot_keep_the_process_and_the_run_resumes(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,9 @@ from pipeline.cli.main import main
 from pipeline.monitor.run_log import run_log
 from pipeline.system.terminal import complain, say
 from tests.pipeline.damage import job, run
+from tests.pipeline.misbehaving import JOB, VARIABLE
+
+ROOT = Path(__file__).parents[3]
 
 OBEYED = [chr(code) for code in range(0xA0) if not chr(code).isprintable() and chr(code) not in "\n\t"]
 OBEYED += [*"\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069", "\ud800"]
@@ -93,3 +98,30 @@ def test_rows_and_templates_of_strangers_send_no_escapes_to_a_terminal(tmp_path,
     found = {name: (tmp_path / "out" / name).read_text(encoding="utf-8") for name in ("run.log", "README.md")}
     assert [obeyed(each) for each in (printed.out, printed.err, *found.values())] == [set()] * 4
     assert r"\x1b]0;forged\x07\x9b2J\u202e bad" in printed.out
+
+
+STREAMS = {
+    "stdout is full": "> /dev/full",
+    "stderr is full": "2> /dev/full",
+    "both are full": "> /dev/full 2>&1",
+    "both are closed": ">&- 2>&-",
+    "all are closed": "<&- >&- 2>&-",
+    "nobody reads": "2>&1 | true",
+}
+
+
+@pytest.mark.parametrize(
+    "how", [h if h == "all are closed" else pytest.param(h, marks=pytest.mark.faults) for h in STREAMS]
+)
+@pytest.mark.parametrize("progress", ["auto", "json"])
+def test_where_nothing_can_be_printed_a_run_ends_as_it_would(tmp_path, how, progress):
+    (tmp_path / "job.yaml").write_text(JOB.replace("progress: none", f"progress: {progress}"), encoding="utf-8")
+    told = f"on_finish.command=[/bin/sh,-c,'echo $PIPELINE_EXIT_CODE > {tmp_path}/told']"
+    command = [sys.executable, "-m", "pipeline", f"job={tmp_path}/job.yaml", f"output_dir={tmp_path}/out", told]
+    line = f"set -o pipefail; {shlex.join(command)} {STREAMS[how]}"
+    code = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, check=False, env={**os.environ, VARIABLE: "status:error"}
+    ).returncode
+    assert code == 0
+    assert (tmp_path / "told").read_text() == "0\n"
+    assert main(["verify", str(tmp_path / "out")]) == ExitCode.DONE
