@@ -10,7 +10,7 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
 from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, named_store, state_damage
 from pipeline.run_dir.lock import locked
-from pipeline.run_dir.names import COMPLETIONS, is_headless, near_run, parts
+from pipeline.run_dir.names import COMPLETIONS, MANIFEST, is_headless, near_run, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.repair import repair
 from pipeline.system.terminal import say
@@ -55,7 +55,7 @@ def _print_findings(directory: Path) -> Findings:
     what = state_damage(directory)
     if what is None:
         with closing(RunState(directory / STATE_FILE)) as state:
-            if state.fingerprint is not None or not parts(directory):
+            if state.fingerprint is not None or not (parts(directory) or (directory / MANIFEST).exists()):
                 found = examine(directory, state)
                 if not state.sealed:
                     found.remarks.append(

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     """Kinds of damaged files. The value says how `repair` restores one."""
 
     STATE = "moved aside and begun anew: the rows come from the stored completions"
+    UNFINISHED = "the run goes on: the rows come from the stored completions"
     SHARD = "its chunk is made again: the rows come from the stored completions"
     MANIFEST = f"written again from {STATE_FILE}"
     CONFIG = f"written again from {STATE_FILE}"
@@ -117,8 +118,12 @@ def examine(directory: Path, state: RunState | None) -> Findings:
     """Read all files in `directory` and compare them with `state`; None checks only files that need no state."""
     found = Findings()
     if state is not None:
-        found.whole.append(STATE_FILE)
         _examine_shards(directory, state.shards(), found)
+        if _is_half_repaired(state, found):
+            what = "replaces a damaged one, and the run that makes all rows again has not ended"
+            found.damaged.insert(0, Damage(STATE_FILE, what, Kind.UNFINISHED))
+        else:
+            found.whole.insert(0, STATE_FILE)
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
     for path, kind in ((directory / COMPLETIONS, Kind.COMPLETIONS), (named_store(directory, state), Kind.STORE)):
@@ -126,6 +131,12 @@ def examine(directory: Path, state: RunState | None) -> Findings:
             _examine_store(path, COMPLETIONS if kind is Kind.COMPLETIONS else str(path), kind, found)
     _examine_metrics(directory, found)
     return found
+
+
+def _is_half_repaired(state: RunState, found: Findings) -> bool:
+    """Return True if files of the run before `state` may be all that there is of rows that were committed."""
+    ended = state.status is RunStatus.DONE or (state.status is RunStatus.BUDGET and not found.remarks)
+    return state.salvaged and not ended
 
 
 def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findings) -> None:

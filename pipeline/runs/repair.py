@@ -38,7 +38,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
     """Restore the damaged files in `found`. The caller holds the lock, and examines the directory again afterwards.
 
     Returns:
-        The exit code of the run if the state was lost and it had to run again, or of publishing restored files; else
+        The exit code of the run if the state was lost and it had to run again, or on, or of publishing restored files; else
         DONE.
 
     Raises:
@@ -64,6 +64,9 @@ def repair(directory: Path, found: Findings) -> ExitCode:
                 ended = _publish_again(job, state, chunks)
         if found.of(Kind.MANIFEST):
             write_manifest(directory, state, state.status)
+        if found.of(Kind.UNFINISHED):
+            with _original_job(directory, state) as (job, process):
+                ended = run_locked(job, process)
     return ended
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 DIGEST_BYTES = 16
+_KINDS = {bytes: b"b%d:", str: b"s%d:", int: b"i%d:", type(None): b"n%d:"}
 
 
 def row_digest(values: Iterable[str | bytes | int | None]) -> bytes:
@@ -13,7 +14,7 @@ def row_digest(values: Iterable[str | bytes | int | None]) -> bytes:
     parts: list[bytes] = []
     for value in values:
         content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
-        parts += (b"%s%d:" % (type(value).__name__[:1].encode(), len(content)), content)
+        parts += (_KINDS[type(value)] % len(content), content)
     return hashlib.blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
 
 

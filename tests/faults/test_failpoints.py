@@ -23,6 +23,7 @@ from tests.faults.results import (
     nothing_is_left_over,
     says_that_all_is_whole,
 )
+from tests.pipeline.damage import flip
 
 pytestmark = pytest.mark.slow("kills whole jobs at each point and resumes them")
 
@@ -180,6 +181,33 @@ def test_a_run_that_dies_while_it_replaces_results_is_done_by_the_same_command(a
     assert ended.code == 0, ended.output
     matrix.saw(kills=1, resumes=1, rows=toy.ROWS)
     assert files(out) == files(whole)
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [(p, 1) for p in (Failpoint.STATE_OPENED, Failpoint.ATTEMPT_STARTED)]
+    + [pytest.param(p, MANY_TIMES, marks=pytest.mark.faults) for p in POINTS],
+)
+def test_a_repair_of_a_lost_state_that_dies_there_goes_on(point, times, forks, whole, matrix, tmp_path):
+    """Nothing is called whole before all files are as they were."""
+    out = tmp_path / "out"
+    for nth in range(1, times + 1):
+        shutil.copytree(whole, out)
+        flip(out / "rejects/part-00000.parquet")
+        for name in ("state.sqlite", "data/part-00002.parquet"):
+            (out / name).unlink()
+        died = forks.run("tests.faults.toy:repair", str(out), **{VARIABLE: f"{point}:{nth}"})
+        assert died.code in (0, -signal.SIGKILL), died.output
+        if (out / "state.sqlite").exists() and says_that_all_is_whole(out):
+            assert (files(out), manifest(out)) == (files(whole), manifest(whole))
+        ended = forks.run("tests.faults.toy:repair", str(out))
+        assert ended.code == 0, ended.output
+        assert (files(out), manifest(out)) == (files(whole), manifest(whole))
+        assert says_that_all_is_whole(out)
+        matrix.saw(kills=died.code != 0, repairs=1, rows=toy.ROWS)
+        shutil.rmtree(out)
+        if not died.code:
+            return
 
 
 def test_a_point_that_is_not_asked_for_does_nothing(forks, whole, tmp_path):

@@ -12,6 +12,7 @@ from operators.settings import OutputSettings
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, add_columns
 from pipeline.api.runtime import Resources
+from pipeline.cli.verify import main as verify
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
@@ -61,6 +62,11 @@ def run_published(directory: str) -> int:
     settings = _settings(directory, overwrite=False)
     settings.output = OutputSettings(publish=f"file://{directory}.published", retries=0)
     return run_job(settings, Resources())
+
+
+def repair(directory: str) -> int:
+    """Repair what is in `directory`; returns the exit code."""
+    return verify([directory, "repair=true"])
 
 
 def _settings(directory: str, *, overwrite: bool) -> JobSettings:
