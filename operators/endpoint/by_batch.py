@@ -19,7 +19,7 @@ from operators.endpoint.connection.request import Request
 from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines
 from operators.endpoint.render import LIKE, LIKE_NAMES
-from operators.endpoint.rows import texts_in
+from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.token_lists import literals_of, rows_with_names
@@ -202,7 +202,7 @@ class AsksByBatch(BaseOperator):
             partial(self._result, questions=questions),
             done,
             tokens=len(sent) // 3,
-            secrets=lambda: list(texts_in(self._whole_body(questions))),
+            secrets=lambda: quoted_texts(self._whole_body(questions)),
         )
 
     def _result(self, body: Any, questions: Sequence[Question]) -> tuple[list[Answer], Mapping[str, int | None]]:

@@ -147,7 +147,7 @@ class Requests:
             lambda answer: read_answer(answer, self._api),
             lambda request: self._answered(row, request),
             tokens=len(sent) // CHARACTERS_PER_TOKEN + most,
-            secrets=lambda: list(texts_in(body)),
+            secrets=lambda: quoted_texts(body),
             tokens_of=_tokens_of,
         )
         return row
@@ -161,13 +161,22 @@ def _tokens_of(answer: Answer) -> tuple[int, int]:
     return (answer.prompt_tokens or 0) + (answer.completion_tokens or 0), answer.completion_tokens or 0
 
 
+QUOTED = ("messages", "prompt", "input", "query", "documents", "tools")
+"""Keys of a body whose texts are of a row: a server's message may name the model and its settings."""
+
+
+def quoted_texts(body: Any) -> list[str]:
+    """Return the texts of rows in a body, which no message may quote."""
+    return [text for key in QUOTED for text in texts_in(body.get(key))]
+
+
 def texts_in(value: Any) -> Iterable[str]:
-    """Yield the texts inside JSON."""
+    """Yield the texts inside JSON, but for roles and types."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from texts_in(inner)
+        for key, inner in value.items():
+            yield from () if key in ("role", "type") else texts_in(inner)
     elif isinstance(value, list):
         for inner in value:
             yield from texts_in(inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,6 +74,8 @@ class EndpointSettings(ModelSettings):
             self._check_url(url)
         check_one_of("model.api", self.api, APIS)
         check_one_of("model.dialect", self.dialect, (AUTO, *DIALECTS))
+        fits = self.key_env is None or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env) is not None
+        check(fits, "model.key_env", "...", "it is the name of an environment variable, and not the key itself")
         fits = self.headers is None or (isinstance(self.headers, dict) and all(map(_is_header, self.headers.items())))
         check(fits, "model.headers", "...", "it maps names of headers to texts of one line, or is null")
         many = self.concurrency
@@ -100,7 +103,8 @@ class EndpointSettings(ModelSettings):
             return None
         key = os.environ.get(self.key_env, "").strip()
         if not key:
-            raise ConfigError(f"model.key_env={self.key_env}: there is no such environment variable, or it is empty")
+            name = self.key_env if self.key_env.isupper() else "..."  # it may be the key itself
+            raise ConfigError(f"model.key_env={name}: there is no such environment variable, or it is empty")
         if not (key.isascii() and key.isprintable()):
             raise ConfigError(f"model.key_env={self.key_env}: its value has characters that no header may have")
         return key

@@ -89,11 +89,12 @@ def in_words(hint: object) -> str:
 
 
 def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
-    """Return the places of arguments that their operators mark as `Secret`. `nodes`: settings of nodes, whose operators
-    have been imported."""
+    """Return the places of arguments that their operators mark as `Secret`. `nodes`: their settings, or these
+    as mappings; their operators have been imported."""
     found = set()
     for name, node in nodes.items():
-        op = node.op if isinstance(getattr(node, "op", None), Mapping) else {}
+        given = node.get("op") if isinstance(node, Mapping) else getattr(node, "op", None)
+        op = given if isinstance(given, Mapping) else {}
         module, _, target = str(op.get("_target_")).replace(":", ".").rpartition(".")
         factory = getattr(sys.modules.get(module), target, None)
         found |= {("nodes", name, "op", *place) for place in _secrets_of(factory)}

@@ -24,10 +24,11 @@ from pipeline.system.redaction import comparable, for_keeping, found_again
 
 def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
-    values = asdict(settings)
-    command = settings.on_finish.command
-    values["on_finish"]["command"] = [*command[:1], *("..." for _ in command[1:])]
-    return str(yaml.safe_dump(for_keeping(values, marked=marked(settings.nodes)), sort_keys=False, allow_unicode=True))
+    return str(
+        yaml.safe_dump(
+            for_keeping(asdict(settings), marked=marked(settings.nodes)), sort_keys=False, allow_unicode=True
+        )
+    )
 
 
 def changes(before: str | None, now: str) -> list[str]:

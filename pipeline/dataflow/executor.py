@@ -143,7 +143,8 @@ class Executor:
             stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
-        """Stop the run as interrupted, at once. Nodes finish their step; the process ends if an `open` takes GRACE_S."""
+        """Stop the run as interrupted, at once. Nodes finish their step; if an `open` takes GRACE_S, the process
+        ends."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
         if self._opening:
             self._stay = leave_after(GRACE_S, ExitCode.INTERRUPTED, OPENS)

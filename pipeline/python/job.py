@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 
 from pipeline.api.errors import ConfigError
+from pipeline.config.annotations import marked
 from pipeline.config.build import TARGET
 from pipeline.python.values import name_of, of_main, options_and_values, plain_value
+from pipeline.system.redaction import secret_places
 
 
 class Job:
@@ -86,13 +88,20 @@ class Job:
         """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path.
 
         Raises:
-            ConfigError: the job has a function or a class of a notebook or a script, which no other process can find.
+            ConfigError: the job has a function or a class of a notebook or a script, which no other process can find,
+                or a secret as it is.
         """
         where = Path(path)
         if lost := next(of_main([self._steps, self._nodes, self._values]), None):
             raise ConfigError(
                 f"a job file cannot name {lost}: only this notebook or script has it; put it into a module, such as a"
                 f" file beside {where}, and import it from there"
+            )
+        given = {"steps": self._steps, "nodes": self._nodes, **self._values}
+        if key := next(secret_places(given, marked=marked(self._nodes)), None):
+            raise ConfigError(
+                f"{key} is a secret, and a job file keeps none: give ${{secret:NAME}}, and set the environment variable"
+                " NAME"
             )
         where.write_text(self.to_yaml(), encoding="utf-8")
         return where

@@ -15,6 +15,9 @@ SHORTEST = 6
 """Characters of the shortest secret that is looked for in other texts: a shorter one is in too many words."""
 FOLDER = Path("/run/secrets")
 REFERENCE = re.compile(r"\$\{secret:\s*([^}\s]+)\s*\}|\$\{oc\.env:\s*([^},\s]+)\s*(?:,\s*([^}]*?)\s*)?\}")
+URL_USER = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s?#'\"]*)@", re.IGNORECASE)
+QUERY = re.compile(r"(https?://[^\s?'\"]+)\?([^\s'\"]+)", re.IGNORECASE)
+"""Queries of http(s) URLs; elsewhere `?` is part of a glob."""
 _SCHEMES = frozenset({"bearer", "basic", "digest", "token", "apikey", "api-key", "key"})
 """Words before the credentials in a header."""
 _known: dict[str, tuple[str, ...]] = {}
@@ -60,8 +63,12 @@ def note_secret(value: str) -> None:
 
 def note_typed(value: str, typed: str) -> None:
     """Note that the setting `value` was written `typed`, if that names all of its secrets."""
-    rest = REFERENCE.sub(" ", typed)
-    if rest != typed and all(len(word) < SHORTEST or word.lower() in _SCHEMES for word in rest.split()):
+    rest = REFERENCE.sub("", typed)
+    words = re.split(r"[\s=&;,:@]", rest)
+    if "://" in rest:  # of a URL the user and the values of the query
+        words = [word for _, user in URL_USER.findall(rest) for word in user.split(":")]
+        words += [word for _, query in QUERY.findall(rest) for word in re.findall(r"(?<==)[^&;]+", query)]
+    if rest != typed and all(len(word) < SHORTEST or word.lower() in _SCHEMES for word in words):
         _typed[value] = typed
 
 

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 from pipeline.api.errors import ConfigError
 from pipeline.system.known_secrets import (
     LEFT_OUT,
+    QUERY,
     REFERENCE,
+    URL_USER,
     SecretMissing,
     as_typed,
     hidden,
@@ -41,9 +43,6 @@ OF_USERS = frozenset(
 """Keys below which keys are columns, tokens or properties of the user's data: their names mark no secret."""
 _NO_USER = ("abfs", "abfss", "adl", "wasb", "wasbs", "github", "gitlab")
 """Schemes with a container or a repository before the @."""
-_URL_USER = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s?#'\"]*)@", re.IGNORECASE)
-_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?([^\s'\"]+)", re.IGNORECASE)
-"""Queries of http(s) URLs; elsewhere `?` is part of a glob."""
 
 
 def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] = ()) -> bool:
@@ -66,21 +65,25 @@ def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] =
 
 def for_keeping(value: Any, path: tuple[str, ...] = (), marked: Collection[tuple[str, ...]] = ()) -> Any:
     """Return `value` (mappings, lists and scalars) with `${secret:NAME}` or `${oc.env:NAME}` where a secret is: as it
-    was typed, else with a name made of its place. A storage option becomes LEFT_OUT. `path`, `marked`: see
-    is_secret_place."""
+    was typed, else with a name made of its place. A storage option becomes LEFT_OUT, an argument of on_finish `...`.
+
+    Args:
+        path, marked: see is_secret_place.
+    """
     if isinstance(value, Mapping):
         return {k: for_keeping(v, (*path, str(k)), marked) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [for_keeping(v, path, marked) for v in value]
+        kept = [for_keeping(v, path, marked) for v in value]
+        return [*kept[:1], *("..." for _ in kept[1:])] if path == ("on_finish", "command") else kept
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    text = str(value)
+    text, is_text = str(value), isinstance(value, str)
     if not is_secret_place(path, marked):
-        if not isinstance(value, str):
+        if not is_text:
             return value
         # A storage option that is left out needs no name: the file system has variables of its own.
         return clean_url(text) if STORAGE_OPTIONS in path else _urls_hidden(named_in(text), _name_of(path))
-    if text == LEFT_OUT or REFERENCE.search(text) or (SECRET & set(path) and not isinstance(value, str)):
+    if text == LEFT_OUT or REFERENCE.search(text) or (SECRET & set(path) and not is_text):
         return value  # the last: a port, a number of retries
     note_secret(text)
     return as_typed(text) or (LEFT_OUT if STORAGE_OPTIONS in path else f"${{secret:{_name_of(path)}}}")
@@ -99,7 +102,7 @@ def found_again(value: Any, path: tuple[str, ...] = ()) -> Any:
     def read(found: re.Match[str]) -> str:
         if found[1]:
             return secret(found[1])
-        there = os.environ.get(found[2], found[3])
+        there: str | None = os.environ.get(found[2]) or found[3]
         if there is None and is_secret:
             raise SecretMissing(f"there is no environment variable {found[2]}")
         return found[0] if there is None else there
@@ -141,7 +144,7 @@ def secret_places(value: Any, path: tuple[str, ...] = (), marked: Collection[tup
 
 def clean_url(text: str) -> str:
     """Return `text` with user, password and query removed from the URLs in it."""
-    return _QUERY.sub(r"\1?" + LEFT_OUT, _without_user(text, "")) if "://" in text else text
+    return QUERY.sub(r"\1?" + LEFT_OUT, _without_user(text, "")) if "://" in text else text
 
 
 def shown_argument(argument: str) -> str:
@@ -231,17 +234,17 @@ def _urls_hidden(text: str, name: str | None) -> str:
             return f"${{secret:{name}_{what}}}"
         return LEFT_OUT if is_url else hashlib.sha256(was.encode()).hexdigest()[:16]
 
-    found = _URL_USER.sub(lambda m: f"{m[1]}://{instead(m[2], 'USER')}@" if _is_user(m) else m[0], text)
-    found = _QUERY.sub(lambda m: f"{m[1]}?{instead(m[2], 'QUERY')}", found)
+    found = QUERY.sub(lambda m: f"{m[1]}?{instead(m[2], 'QUERY')}", text)  # first: LEFT_OUT has a space
+    found = URL_USER.sub(lambda m: f"{m[1]}://{instead(m[2], 'USER')}@" if _is_user(m) else m[0], found)
     return (as_typed(text) or found) if name is not None and found != text else found
 
 
 def _without_user(text: str, instead: str) -> str:
-    return _URL_USER.sub(lambda m: f"{m[1]}://{instead}" if _is_user(m) else m[0], text)
+    return URL_USER.sub(lambda m: f"{m[1]}://{instead}" if _is_user(m) else m[0], text)
 
 
 def _users(text: str) -> Iterator[re.Match[str]]:
-    return _URL_USER.finditer(text)
+    return URL_USER.finditer(text)
 
 
 def _is_user(found: re.Match[str]) -> bool:

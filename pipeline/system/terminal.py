@@ -22,7 +22,7 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 the direction of a text; and half characters, which cannot be printed."""
 
 _UNWRITABLE = (OSError, ValueError, AttributeError)
-"""Raised where nothing can be written: the disk is full or the reader has gone; the stream is closed; it is not there."""
+"""Raised where nothing can be written: the disk is full or the reader has gone, the stream is closed or not there."""
 
 
 def visible(text: str) -> str:
