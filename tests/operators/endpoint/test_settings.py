@@ -95,6 +95,17 @@ def test_an_answer_of_another_model_is_said_once(tmp_path):
         assert log.count("'stub' was asked for, and the server says that 'stub-2026' answers") == count
 
 
+def test_a_message_of_the_server_may_name_the_model_and_quotes_no_prompt(tmp_path):
+    def unknown(number: int, body: dict[str, Any]) -> Fault | None:
+        told = f"model {body['user']} of the assistant cannot answer {body['messages'][0]['content']}"
+        return Fault(400, {"error": {"message": told}})
+
+    with FaultServer(unknown) as server:
+        result = asked(server, tmp_path / "out", 1, model__extra_body={"user": "long-model-name-4711"})
+    (reject,) = result.rejects().collect().to_dicts()
+    assert "model long-model-name-4711 of the assistant cannot answer (left out)" in reject["reason"]
+
+
 def test_neither_key_nor_headers_nor_prompts_are_written_down(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("ENDPOINT_KEY_OF_TEST", KEY)
 

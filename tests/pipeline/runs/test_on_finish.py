@@ -140,7 +140,7 @@ def test_the_curl_of_the_page_posts_the_summary(tmp_path, monkeypatch):
         for name in ("good", "bad"):
             url = f"http://127.0.0.1:{server.server_port}/{name}"
             settings = job(tmp_path / name)
-            settings.on_finish.command = yaml.safe_load(line.replace("${oc.env:BATCH_WEBHOOK}", url))["command"]
+            settings.on_finish.command = yaml.safe_load(line.replace("${secret:BATCH_WEBHOOK}", url))["command"]
             assert settings.on_finish.command[-1] == url
             assert run(settings) is ExitCode.DONE
     finally:
