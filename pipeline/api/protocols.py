@@ -115,8 +115,9 @@ class BaseOperator:
     to batches overrides `run`. A source is an operator whose `plan` takes no input; a sink is one whose `plan` returns
     None. `state` with `restore`, and `forecast`, are called only on operators that override them (`overrides`).
 
-    `run`, and so `process` and `finish`, and `state` are called in the node's own thread; the others in the main
-    thread, `total_rows` and `fraction_read` of a source also while it runs.
+    `run`, and so `process` and `finish`, and `state` are called in the node's own thread; `close`, `conclude` and
+    `report` in a thread of their own, which is left behind if they do not return; the others in the main thread,
+    `total_rows` and `fraction_read` of a source also while it runs.
     """
 
     plan: Callable[..., pa.Schema | None]

@@ -49,8 +49,9 @@ def or_else(what: str, do: Callable[[], T], otherwise: T, level: int = logging.W
             return do()
     except _Failed as failed:
         error = failed.__cause__ or failed
-        log.log(logging.DEBUG if what in _told else level, "%s: %s", what, spelt(error), exc_info=error)
-        _told.add(what)
+        if what not in told:
+            log.log(level, "%s: %s", what, spelt(error), exc_info=error)
+        told.add(what)
         return otherwise
 
 
@@ -68,8 +69,8 @@ def spelt(error: BaseException) -> str:
 class _Failed(Exception): ...
 
 
-_told: set[str] = set()
-"""What was warned of: a text that fails does so several times a second."""
+told: set[str] = set()
+"""What was said in this attempt: a text that fails does so several times a second."""
 
 
 def _is_ctrl_c(error: BaseException) -> bool:

@@ -66,8 +66,7 @@ class Executor:
         states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
         rejects: the sink of all rejects; None for one that writes them to the output directory.
-        opened: called when all operators are open, before the first row.
-        ending_s: seconds that an operator may take to close.
+        opened: called when all operators are open. `ending_s`: seconds that an operator may take to close.
     """
 
     def __init__(
@@ -130,21 +129,20 @@ class Executor:
         run that ends by itself raises AccountingError if a node lost rows.
         """
         opened: list[Stage] = []
-        with self._stopper:
-            try:
+        try:
+            with self._stopper:  # what it aborts is open
                 self._open_all(opened)
                 with watch or contextlib.nullcontext():
                     self._start_and_wait(tick)
-            finally:
-                self._close(opened)
+        finally:
+            self._close(opened)
         if self._stopper.failure is not None:
             raise self._stopper.failure
         for stage in self._stages.values():
             stage.check_counts(self._committer.counts.get(stage.name, RowCounts()))
 
     def interrupt(self) -> None:
-        """Stop the run as interrupted, at once. Nodes finish their step; if an `open` takes GRACE_S, the process
-        ends."""
+        """Stop the run as interrupted, at once. Nodes finish their step; an `open` has GRACE_S, and is left then."""
         self.stop(Interrupted("interrupted; run the same command again to resume"))
         if self._opening:
             self._stay = leave_after(GRACE_S, ExitCode.INTERRUPTED, OPENS)
@@ -213,9 +211,9 @@ class Executor:
         is committed is there. After a hang nothing more is closed, since it may be in use."""
         closers = [(f"node '{stage.name}'", stage.node.op.close) for stage in reversed(opened)]
         for what, close in [*closers, ("what the nodes shared", self._context.resources.close)]:
+            half_open = what == closers[0][0] and len(opened) < len(self._stages)
+            level = logging.DEBUG if half_open else logging.WARNING
             if not self._stopper.abandoned.is_set():
-                half_open = what == closers[0][0] and len(opened) < len(self._stages)
-                level = logging.DEBUG if half_open else logging.WARNING
                 or_else(f"{what} cannot be closed", partial(self._close_in_time, what, close), None, level)
         if self._stopper.abandoned.is_set():
             self._context.resources.leave_open()

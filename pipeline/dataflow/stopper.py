@@ -12,6 +12,8 @@ from pipeline.api.user_code import or_else
 
 GRACE_S = 2.0
 """Seconds that a stopped run has to finish its step before calls of the model are aborted."""
+ABORT_S = 15.0
+"""Seconds that aborting has, before all that it may use is left open."""
 log = logging.getLogger(__name__)
 
 
@@ -39,8 +41,9 @@ class Stopper:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._told.set()
-        if not self.abandoned.is_set():  # a call that aborts may hang, too
-            self._thread.join()
+        self._thread.join(ABORT_S)
+        if self._thread.is_alive():
+            self.abandoned.set()
 
     def stop(self, why: PipelineError | None) -> None:
         """Stop the run because of `why`, None if enough is committed. Returns at once. The first call counts."""

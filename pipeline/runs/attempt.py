@@ -12,7 +12,7 @@ from functools import partial
 from pipeline.api.errors import ExitCode, GraphError, Interrupted, PipelineError
 from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
-from pipeline.api.user_code import or_else
+from pipeline.api.user_code import or_else, told
 from pipeline.cluster.identity import check_here
 from pipeline.cluster.start import driver_graph
 from pipeline.config.build import Job
@@ -211,6 +211,7 @@ class Attempt:
     def _prepare(self) -> None:
         # If the state replaces a damaged one, files that it does not list may be all that is left of the results: keep
         # each until it is written again.
+        told.clear()
         self._clear(temporary_only=self._state.salvaged)
         remove_concluded(self._graph, self._directory)
         text = to_yaml(self._settings)

@@ -15,8 +15,9 @@ from typing import Any
 
 from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, StorageError
 from pipeline.api.meter import RowCounts
+from pipeline.api.user_code import user_code
 from pipeline.dataflow.graph import Graph
-from pipeline.dataflow.node_failure import running
+from pipeline.dataflow.node_failure import node_failed
 from pipeline.dataflow.target import NODE as TARGET
 from pipeline.monitor.run_log import FILE_ONLY
 from pipeline.monitor.snapshot import Snapshot
@@ -115,7 +116,7 @@ def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
     """Have the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted if a signal has
     cut it off."""
     try:
-        with running(name, directory):
+        with user_code(partial(node_failed, name, directory=directory), StorageError):
             within(limit_s, f"conclude of node '{name}'", partial(graph.nodes[name].op.conclude, directory))
     except NodeFailed as error:
         if isinstance(error.__cause__, Overran) and stopping():

@@ -58,7 +58,10 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
             failures.append(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), name=what, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads: without a limit, rather than not at all
+        return do()
     thread.join(POLL_S)
     since, seen, hurried = time.monotonic(), moved(), None
     while thread.is_alive():
