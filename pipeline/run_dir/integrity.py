@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipeline.api.errors import ConfigError
+from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
@@ -233,12 +234,18 @@ def _examine_store(path: Path, name: str, kind: Kind, found: Findings) -> None:
 
 
 def _examine_metrics(directory: Path, found: Findings) -> None:
-    whole = 0
-    for path in sorted((directory / METRICS).glob("*.parquet")):
+    whole, older = 0, 0
+    for path in [*sorted((directory / METRICS).glob("*.parquet")), *sorted((directory / METRICS).glob("*/part-*"))]:
+        name = path.relative_to(directory).as_posix()
         try:
-            pq.read_metadata(path)
+            older += not metrics_files.check(path)
             whole += 1
-        except (pa.ArrowException, OSError) as error:
-            found.damaged.append(Damage(f"{METRICS}/{path.name}", f"cannot be read: {error}", Kind.METRICS))
+        except metrics_files.UNREADABLE as error:
+            if path.suffix == ".arrows" and not isinstance(error, metrics_files.ChangedError):
+                found.remarks.append(f"{name} ends early, as that of a killed attempt may: {error}")
+            else:
+                found.damaged.append(Damage(name, f"cannot be read: {error}", Kind.METRICS))
     if whole:
         found.whole.append(f"{METRICS}/: {whole} tables")
+    if older:
+        found.remarks.append(f"{METRICS}/ has {older} tables of an earlier version, whose values cannot be checked")

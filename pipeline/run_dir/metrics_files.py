@@ -6,8 +6,11 @@ changed the newest one counts; values that cannot be converted are null.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +20,12 @@ from polars.io.plugins import register_io_source
 
 MERGED = b"merged_parts"
 """Metadata key of a Parquet file: JSON list of the streams that it was made of and that may still be there."""
+COLUMNS = b"columns"
+"""Metadata key of a Parquet file: JSON object of its types by column. Earlier versions wrote none, and no checksums."""
+DIGEST = b"digest"
+"""Metadata key of a batch of a stream: digest of its rows; none in earlier versions."""
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, pl.exceptions.PolarsError)
+"""What a damaged file raises."""
 GROUP_ROWS = 1 << 16
 """Rows that are read, and written as one row group, at once."""
 
@@ -81,7 +90,7 @@ def read(
                 if rows >= GROUP_ROWS:
                     yield pa.Table.from_batches(held)
                     held, rows = [], 0
-        except (pa.ArrowException, OSError) as error:
+        except UNREADABLE as error:
             ends_early(file, error)
     if held:
         yield pa.Table.from_batches(held)
@@ -89,18 +98,81 @@ def read(
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
     with pa.OSFile(str(file)) as source:
-        is_stream = file.suffix != ".parquet"
-        for batch in pa.ipc.open_stream(source) if is_stream else pq.ParquetFile(source).iter_batches(GROUP_ROWS):
+        if file.suffix != ".parquet":
+            yield from (batch for batch, _ in _of_stream(source))
+            return
+        for batch in pq.ParquetFile(source).iter_batches(GROUP_ROWS):
             batch.validate(full=True)
             yield batch
+
+
+class ChangedError(pa.ArrowInvalid):
+    """Rows that are not those that were written."""
+
+
+def _of_stream(source: pa.NativeFile) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield the batches of a stream, and whether each has a digest."""
+    reader = pa.ipc.open_stream(source)
+    with suppress(StopIteration):
+        while True:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+            batch.validate(full=True)
+            written = None if metadata is None else metadata.get(DIGEST)
+            if written is not None and written != digest(batch):
+                raise ChangedError("a batch has other rows than were written")
+            yield batch, written is not None
+    if source.tell() != source.size():
+        raise ChangedError("it has an end that was not written")
+
+
+def digest(batch: pa.RecordBatch) -> bytes:
+    """Return a digest of the columns of `batch`, and of its buffers as a stream has them."""
+    columns = str([(field.name, str(field.type)) for field in batch.schema])
+    return hashlib.blake2b(columns.encode() + batch.serialize(), digest_size=16).hexdigest().encode()
+
+
+def columns_of(schema: pa.Schema) -> str:
+    """Return the types of `schema` by column, as JSON, as a Parquet file has them: not all types come back from it."""
+    file = io.BytesIO()
+    pq.ParquetWriter(file, schema.remove_metadata()).close()
+    schema = pq.read_schema(file)
+    return json.dumps({field.name: str(field.type) for field in schema})
+
+
+def check(file: Path) -> bool:
+    """Read all of a file of a metrics table. Returns False if an earlier version wrote it, so that values can have
+    changed unseen.
+
+    Raises:
+        ChangedError: it is damaged.
+        UNREADABLE: it is damaged or, a stream, may end within a batch, as a killed attempt leaves it.
+    """
+    with pa.OSFile(str(file)) as source:
+        if file.suffix == ".arrows":
+            return all(sealed for _, sealed in _of_stream(source))
+        pl.read_parquet_schema(file)  # it takes other things amiss than pyarrow
+        found = pq.ParquetFile(source, page_checksum_verification=True)
+        rows = 0
+        for batch in found.iter_batches(GROUP_ROWS):
+            batch.validate(full=True)
+            rows += len(batch)
+        groups = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
+        if not rows == sum(groups) == found.metadata.num_rows:
+            raise ChangedError(f"it has {rows:,} rows, and others were written")
+        written = (found.schema_arrow.metadata or {}).get(COLUMNS)
+        if written is not None and written.decode() != columns_of(found.schema_arrow):
+            raise ChangedError("its columns are not those that were written")
+        return written is not None
 
 
 def _schema(file: Path) -> pa.Schema | None:
     """Return the schema of a file; None if it cannot be read, or if a merge has just removed the file."""
     try:
         with pa.OSFile(str(file)) as source:
-            return pq.read_schema(source) if file.suffix == ".parquet" else pa.ipc.open_stream(source).schema
-    except (pa.ArrowException, OSError):
+            found = pq.read_schema(source) if file.suffix == ".parquet" else pa.ipc.open_stream(source).schema
+            str(found.names)  # a damaged one has names that are no texts
+            return found
+    except UNREADABLE:
         return None
 
 

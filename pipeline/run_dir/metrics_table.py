@@ -129,7 +129,8 @@ class MetricsTable:
         if rows:
             batches.append(self._batch(list(zip(*rows, strict=True))))
         if batches:
-            self._encoder.write_table(pa.Table.from_batches(batches).combine_chunks())
+            for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+                self._encoder.write_batch(batch, {metrics_files.DIGEST: metrics_files.digest(batch)})
         if content := self._unwritten.getvalue():
             with writing(self._stream):
                 self._write(content)
@@ -162,9 +163,11 @@ class MetricsTable:
         merged = self._directory / f"{self.name}.parquet"
         with writing(merged):
             if set(streams) & set(files):
-                names = {metrics_files.MERGED: json.dumps([stream.name for stream in streams])}
-                schema = metrics_files.union(files, self._schema).with_metadata(names)
-                with replacing(merged) as file, pq.ParquetWriter(file, schema) as writer:
+                schema = metrics_files.union(files, self._schema)
+                names = json.dumps([stream.name for stream in streams])
+                told = {metrics_files.MERGED: names, metrics_files.COLUMNS: metrics_files.columns_of(schema)}
+                schema = schema.with_metadata(told)
+                with replacing(merged) as file, pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
                     for table in metrics_files.read(files, schema, self._warn):
                         writer.write_table(table)
                 sync_directory(self._directory)
