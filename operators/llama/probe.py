@@ -22,7 +22,7 @@ from pathlib import Path
 import llama_cpp
 
 from operators.llama.gguf_check import ARCHITECTURE, check_gguf
-from operators.llama.header import REFUSED, parts_of
+from operators.llama.header import HEAD_TENSORS, REFUSED, parts_of
 from operators.llama.probe_child import REFUSED as IS_REFUSED
 from operators.llama.stand_in import write_stand_in
 from operators.llama.trial import build_record
@@ -99,7 +99,8 @@ def _tried(model: Path, path: Path) -> str | None:
     """
     architecture = check_gguf(model).values.get(ARCHITECTURE)
     is_refused = architecture is not None and architecture.scalar in {name.encode() for name in REFUSED}
-    what = "vocabulary" if is_refused else "model"
+    has_head = any(HEAD_TENSORS & check_gguf(part).tensors.keys() for part in parts_of(model))
+    what = "vocabulary" if is_refused else "head" if has_head else "model"
     command = [sys.executable, str(_CHILD), str(Path(llama_cpp.__file__).parent), str(path), what, str(free_memory())]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     try:
@@ -122,6 +123,6 @@ def _tried(model: Path, path: Path) -> str | None:
 
 def _ends(model: Path, how: str) -> InputError:
     return InputError(
-        f"{model} ends llama.cpp ({how}): it is damaged, or made for another version; fetch or convert it again"
-        " (model.probe=false loads it without this trial)"
+        f"{model} ends llama.cpp ({how}): it is damaged, made for another version, or too large for the free memory; fetch"
+        " or convert it again (model.probe=false loads it without this trial)"
     )

@@ -1,6 +1,6 @@
 """The process of probe.py that may die: loads the vocabulary of a model file, then the model, and decodes two tokens.
 
-    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model BYTES_OF_MEMORY
+    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model|head BYTES_OF_MEMORY
 
 Imports the binding and nothing around it, which would take five times as long as a small model. Ends with 0; with
 REFUSED where llama.cpp refuses the file, and says why on stderr; or as llama.cpp lets it end.
@@ -46,7 +46,10 @@ class Probe:
     def read(self, vocab: Any) -> None:
         """Read all tokens, and tokenize every byte and a text."""
         llama = self._llama
-        for text in (*(bytes([value]) for value in range(256)), _TEXT):
+        texts = [*(bytes([value]) for value in range(256)), _TEXT]
+        if llama.llama_vocab_type(vocab) == llama.LLAMA_VOCAB_TYPE_UGM:  # a table in the file says how each is read
+            texts.append("".join(map(chr, range(0x20, 0xD800))).encode())
+        for text in texts:
             room = (ctypes.c_int32 * (8 * len(text) + 8))()
             for special in (False, True):
                 llama.llama_tokenize(vocab, text, len(text), room, len(room), False, special)
@@ -55,36 +58,52 @@ class Probe:
             llama.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
             llama.llama_vocab_get_attr(vocab, token)
 
-    def compute(self, model: Any) -> None:
-        """Compute with each kind of attention and of output: two tokens of two rows, then one more of each."""
-        for flash, embeddings in ((-1, False), (0, False), (-1, True)):
-            self._compute(model, flash, embeddings, self._llama.LLAMA_POOLING_TYPE_NONE)
-        if self._llama.llama_model_n_cls_out(model):
-            self._compute(model, -1, True, self._llama.LLAMA_POOLING_TYPE_RANK)
-
-    def _compute(self, model: Any, flash: int, embeddings: bool, pooling: int) -> None:
+    def compute(self, model: Any, *, head: bool) -> None:
+        """Compute two tokens of two rows, then one more of each, with and without flash attention; of an encoder all of
+        two texts, and what its head says of them."""
         llama = self._llama
-        params = llama.llama_context_default_params()
+        for flash in (-1, 0):
+            context = self._context(model, flash)
+            memory = llama.llama_get_memory(context) if context else None
+            if memory and llama.llama_get_causal_attn(context) and not llama.llama_model_has_encoder(model):
+                self._decode(context, memory)
+            else:
+                self._encode(model, flash, llama.LLAMA_POOLING_TYPE_NONE)
+            if context:  # without one a run says why
+                llama.llama_free(context)
+        if head:
+            self._encode(model, -1, llama.LLAMA_POOLING_TYPE_RANK)
+
+    def _context(self, model: Any, flash: int, pooling: int | None = None) -> Any:
+        """Return a context, for vectors if `pooling` is given; None if llama.cpp makes none."""
+        params = self._llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = 2 * _CELLS, 2, 1, 1
         params.n_batch = params.n_ubatch = params.n_outputs_max = 64
-        params.flash_attn_type, params.embeddings, params.pooling_type = flash, embeddings, pooling
+        params.flash_attn_type = flash
         params.offload_kqv = params.op_offload = False
         params.swa_full = True
-        context = llama.llama_init_from_model(model, params)
-        if not context:
-            return  # without a context a run says why
-        memory = llama.llama_get_memory(context)
-        encodes = not memory or llama.llama_model_has_encoder(model)
-        step = llama.llama_encode if encodes else llama.llama_decode
-        if step(context, self._batch(0, _TOKENS)) == 0 and memory and not encodes:
-            llama.llama_memory_seq_rm(memory, 1, -1, -1)
-            llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
-            step(context, self._batch(_TOKENS, 1))
-            size = llama.llama_state_seq_get_size(context, 0)
-            saved = (ctypes.c_uint8 * size)()
-            llama.llama_state_seq_get_data(context, saved, size, 0)
-            llama.llama_state_seq_set_data(context, saved, size, 1)
-        llama.llama_free(context)
+        if pooling is not None:
+            params.embeddings, params.pooling_type, params.kv_unified = True, pooling, True
+        return self._llama.llama_init_from_model(model, params)
+
+    def _decode(self, context: Any, memory: Any) -> None:
+        llama = self._llama
+        if llama.llama_decode(context, self._batch(0, _TOKENS)):
+            return
+        llama.llama_memory_seq_rm(memory, 1, -1, -1)
+        llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+        llama.llama_decode(context, self._batch(_TOKENS, 1))
+        size = llama.llama_state_seq_get_size(context, 0)
+        saved = (ctypes.c_uint8 * size)()
+        llama.llama_state_seq_get_data(context, saved, size, 0)
+        llama.llama_state_seq_set_data(context, saved, size, 1)
+
+    def _encode(self, model: Any, flash: int, pooling: int) -> None:
+        llama = self._llama
+        if context := self._context(model, flash, pooling):
+            encodes = not llama.llama_get_memory(context) or llama.llama_model_has_encoder(model)
+            (llama.llama_encode if encodes else llama.llama_decode)(context, self._batch(0, _TOKENS))
+            llama.llama_free(context)
 
     def _batch(self, start: int, count: int) -> Any:
         """Return a batch of `count` tokens behind the first `start` ones in each of two rows."""
@@ -122,9 +141,9 @@ def main(arguments: Sequence[str]) -> None:
     probe = Probe(llama, path)
     model = probe.load(vocab_only=True)
     probe.read(llama.llama_model_get_vocab(model))
-    if what == "model":
+    if what != "vocabulary":
         llama.llama_model_free(model)
-        probe.compute(probe.load(vocab_only=False))
+        probe.compute(probe.load(vocab_only=False), head=what == "head")
 
 
 if __name__ == "__main__":

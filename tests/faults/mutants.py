@@ -32,6 +32,8 @@ JOBS = {"reranker": "rerank", "classifier": "classify_head"} | dict.fromkeys(
     ("bert", "modernbert", "nomic-bert", "xlm-roberta"), "embed"
 )
 """Of the encoders; `generate` of all others."""
+WORDS = (b"gpt2", b"llama", b"bert", b"t5", b"rwkv", b"no_vocab", b"default", b"yarn", b"qwen3", b"mamba", b"gemma3")
+"""Kinds of tokenizers, architectures and others that llama.cpp knows."""
 CODES = frozenset((0, 2, 3))
 LIMIT_S = 200
 _COUNTS = struct.Struct("<4sIQQ")
@@ -136,7 +138,7 @@ def _other(kind: int, value: bytes, random: Random) -> bytes:
     """Another value of the same type."""
     if kind == STRING:
         old = value[8:]
-        return text(random.choice((b"", b"x", old[:-1], old * 2, old[::-1], b"\xff\xfe", b"<0x0", b"linear", b"gpt2")))
+        return text(random.choice((b"", b"x", old[:-1], old * 2, old[::-1], b"\xff\xfe", b"<0x0", b"linear", *WORDS)))
     form = FORMS.get(kind, FORMS[4])
     if kind in (FLOAT32, 12):
         (old,) = form.unpack(value)
@@ -197,7 +199,7 @@ def sweep(first: int, count: int, changes: int = 1) -> Iterator[tuple[str, int, 
 
 def _settings(job: str, folder: Path) -> JobSettings:
     rows = folder / "rows.jsonl"
-    rows.write_text('{"prompt": "The quick brown"}\n{"prompt": "12"}\n')
+    rows.write_text('{"prompt": "The quick brown"}\n{"prompt": "\\u00e9 12 \\u4e16"}\n')
     values: dict[str, Any] = {"model.path": str(folder / "model.gguf"), "output_dir": str(folder / "out")}
     values |= {"runtime.threads": 1, "runtime.slots": 4, "runtime.max_sequence_tokens": 64}
     values |= {"progress": "none", "report": False}
