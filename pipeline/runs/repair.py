@@ -38,13 +38,8 @@ def repair(directory: Path, found: Findings) -> ExitCode:
     """Restore the damaged files in `found`. The caller holds the lock, and examines the directory again afterwards.
 
     Returns:
-<<<<<<< ours
-        The exit code of the run if the state was lost and it had to run again, or on, or of publishing restored files;
-        else DONE.
-=======
         The exit code of the run if the state was lost and it had to run again, or to go on, or of publishing restored
         files; else DONE.
->>>>>>> theirs
 
     Raises:
         ConfigError: repair is impossible: the settings are lost, or the input or model has changed.
