@@ -7,7 +7,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -38,10 +37,9 @@ HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 
 
 def load(settings: ModelSettings) -> LlamaModel:
-    """Load the model of `model=gguf` or `model=tiny`. Its file was tried when the run was planned, see `inspect`; a
-    worker does not try it again."""
+    """Load the model of `model=gguf` or `model=tiny`."""
     require_sound_build()
-    return LlamaModel(replace(settings, probe=False))
+    return LlamaModel(settings)
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:

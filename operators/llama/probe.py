@@ -123,6 +123,6 @@ def _tried(model: Path, path: Path) -> str | None:
 
 def _ends(model: Path, how: str) -> InputError:
     return InputError(
-        f"{model} ends llama.cpp ({how}): it is damaged, made for another version, or too large for the free memory; fetch"
-        " or convert it again (model.probe=false loads it without this trial)"
+        f"{model} ends llama.cpp ({how}): it is damaged, made for another version, or too large for the free memory;"
+        " fetch or convert it again (model.probe=false loads it without this trial)"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from operators.llama import probe as probes
 from operators.llama.gguf_check import check_gguf
-from operators.llama.model import inspect
+from operators.llama.model import inspect, load
 from operators.llama.stand_in import write_stand_in
 from operators.settings import ModelSettings
 from pipeline.api.errors import InputError
@@ -92,11 +92,11 @@ def test_no_mutant_ends_the_process():
     assert not broken
 
 
-def test_a_file_is_tried_once_and_not_by_those_who_load_it(tmp_path, started):
+def test_a_file_is_tried_once_and_no_more_by_the_workers_of_its_machine(tmp_path, started):
     settings = changed(tmp_path, "llama", lambda file: None)
     inspect(settings)
     probes._probe.cache_clear()  # another process
-    inspect(settings)
+    load(settings).close()
     assert started == [Path(str(settings.path))]
     bad = changed(tmp_path, "jamba", KNOWN["a size"][1])
     for _ in range(2):
