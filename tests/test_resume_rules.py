@@ -28,6 +28,7 @@ MAY_CHANGE = [
     "store.enabled=false",
     "max_open_chunks=2",
     "max_error_rate=0.5",
+    "model.probe=false",
     "other_bits=allow",
     "metrics_interval_s=0.2",
     "progress=json",

@@ -66,8 +66,8 @@ class EndpointSettings(ModelSettings):
         for key in _LOCAL:
             if (given := getattr(self, key)) is not None:
                 raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
-        for key in ("gpu_layers", "options", "weights"):
-            if (given := getattr(self, key)) and given != AS_IS:
+        for key, usual in (("gpu_layers", 0), ("options", {}), ("weights", AS_IS), ("probe", True)):
+            if (given := getattr(self, key)) != usual:
                 raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
         urls = self.url if isinstance(self.url, list) else [self.url]
         for url in urls or [None]:
