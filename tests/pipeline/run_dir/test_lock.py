@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
+from pipeline.run_dir.state import RunState
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
@@ -88,9 +88,8 @@ def test_a_clock_that_was_set_back_changes_nothing(tmp_path):
     assert run_job(squares(tmp_path / "whole"), Resources()) is ExitCode.DONE
     broken.touch()
     assert run_job(squares(out), Resources()) is ExitCode.FAILED
-    with closing(sqlite3.connect(out / "state.sqlite")) as db:
-        db.execute("UPDATE attempts SET started_at = '2999-01-01T00:00:00+00:00'")
-        db.commit()
+    with closing(RunState(out / "state.sqlite")) as state, state._transaction():
+        state._db.execute("UPDATE attempts SET started_at = '2999-01-01T00:00:00+00:00'")
     (out / ".lock").write_text('{"pid": 1, "host": "here", "since": "2999-01-01T00:00:00"}')
     for path in out.rglob("*"):
         os.utime(path, (32_472_144_000, 32_472_144_000))
