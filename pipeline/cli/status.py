@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
 from pipeline.run_dir.state import STATE_FILE, RunStatus
+from pipeline.run_dir.state_reading import reading
+from pipeline.runs.ending import settled
 from pipeline.system.terminal import say
 
 BAR = 30
@@ -67,6 +69,8 @@ def _lines(
     if values is None:
         return _without_status(directory, who is not None)
     snapshot = _snapshot(values)
+    if who is None:
+        snapshot, values = _committed(directory, snapshot, values)
     return [
         f"{values['job']}  {_state_text(values, who, now)}",
         *_progress(snapshot, values, who is not None),
@@ -75,6 +79,15 @@ def _lines(
         *_table(snapshot.nodes, values["accounts"], {} if all_nodes else values["steps"]),
         f"results   {directory}",
     ]
+
+
+def _committed(directory: Path, snapshot: Snapshot, values: Mapping[str, Any]) -> tuple[Snapshot, Mapping[str, Any]]:
+    """Return both with what state.sqlite has: a killed run has committed more than it has told, and less than it has
+    worked on."""
+    with reading(directory) as state:
+        accounts = {node: asdict(counts) for node, counts in state.accounts().items()}
+        told = {"committed_rows": state.committed_rows, "committed_chunks": state.committed_chunks}
+        return settled(snapshot, state, state.status), {**values, **told, "accounts": accounts}
 
 
 def _without_status(directory: Path, alive: bool) -> list[str]:
@@ -96,16 +109,16 @@ def _without_status(directory: Path, alive: bool) -> list[str]:
 
 def _state_text(values: Mapping[str, Any], who: Holder | None, now: datetime) -> str:
     state, attempt = values["state"], values["attempt"]
+    age_s = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
     if who is not None:
-        silent = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
         named = "running" if state == RunStatus.RUNNING else f"{state}, and a process still works in it"
-        quiet = f", silent for {duration(silent)}: see run.log" if silent > QUIET_S else ""
+        quiet = f", silent for {duration(age_s)}: see run.log" if age_s > QUIET_S else ""
         return f"{named}: pid {who.pid} on {who.host}, attempt {attempt}{quiet}"
     if state == RunStatus.DONE:
         return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
     goes_on, how = _ENDED[state]
     code = "" if values["exit_code"] is None else f", exit code {values['exit_code']}"
-    return f"not running; {goes_on} ({how.format(code)}; last heartbeat {values['updated_at']}, attempt {attempt})"
+    return f"not running; {goes_on} ({how.format(code)}; last heartbeat {duration(age_s)} ago, attempt {attempt})"
 
 
 def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:

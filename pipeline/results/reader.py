@@ -1,12 +1,11 @@
 """Read a run directory: manifest, settings, rows, rejects and metrics.
 
-Writes nothing and takes no lock, so a running run can be read too.
+Writes nothing, so a running run can be read too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from pipeline.api.meter import RowCounts
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest, read_manifest
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
-from pipeline.run_dir.state import STATE_FILE, RunState
+from pipeline.run_dir.state import STATE_FILE
+from pipeline.run_dir.state_reading import reading
 from pipeline.system.result_files import scan
 
 
@@ -88,7 +88,7 @@ def read_results(directory: Path) -> Results:
     accounts: Mapping[str, RowCounts] = {}
     if (directory / STATE_FILE).is_file():
         try:
-            with closing(RunState(directory / STATE_FILE)) as state:
+            with reading(directory) as state:
                 found, accounts = manifest(state, state.status), state.accounts()
         except PipelineError as error:
             if not found:

@@ -77,12 +77,21 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
 
 def holder(directory: Path) -> Holder | None:
     """Return the process that holds the lock of `directory`; None if none does. Does not keep a run from starting."""
+    with beside(directory) as who:
+        return who
+
+
+@contextmanager
+def beside(directory: Path) -> Iterator[Holder | None]:
+    """Give the process that holds the lock of `directory` or, if none does, None; a run that begins waits then until
+    the block has ended."""
     try:
         file = (directory / LOCK_FILE).open("rb", buffering=0)
     except OSError:  # no run was ever here, or it may not be looked at
-        return None
+        yield None
+        return
     with file:
-        return None if _try_lock(file, fcntl.LOCK_SH) else _read(file) or Holder()
+        yield None if _try_lock(file, fcntl.LOCK_SH) else _read(file) or Holder()
 
 
 def _try_lock(file: IO[bytes], kind: int) -> bool:

@@ -18,7 +18,7 @@ from pipeline.api.errors import ConfigError, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
-from pipeline.run_dir.state_schema import set_up
+from pipeline.run_dir.state_schema import check, set_up
 from pipeline.run_dir.state_seal import is_sealed
 from pipeline.system.disk_errors import using_database
 from pipeline.system.failpoints import Failpoint, reached
@@ -72,6 +72,7 @@ class RunState:
 
     Args:
         path: of state.sqlite; created if it does not exist.
+        source: URI that a reader opens in its place (see `reading`): all that it reads is of one moment.
 
     Raises:
         ConfigError: the file belongs to another program or version, or is not writable.
@@ -79,15 +80,21 @@ class RunState:
         StorageError: the disk is full.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, source: str = "") -> None:
         self._lock = threading.Lock()
         self._path = path
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db = _connect(source or f"{path.absolute().as_uri()}?mode=rwc")
         except sqlite3.Error as error:
             raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
         try:
             with using_database(path):
+                if source:
+                    self._db.execute("BEGIN")
+                    if check(self._db, path):
+                        return
+                    self._db.close()
+                    self._db = _connect(":memory:")
                 self._seal = set_up(self._db, path)
         except BaseException as error:
             self._db.close()
@@ -332,3 +339,7 @@ class RunState:
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock, using_database(self._path):
             return self._db.execute(query, values).fetchall()
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -20,6 +17,7 @@ from pipeline.run_dir.integrity import missing_or_cut
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.names import parts, refuse_foreign
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
+from pipeline.run_dir.state_reading import reading
 
 MAX_NAMED = 8
 
@@ -66,7 +64,7 @@ class Standing:
 
 
 def standing(job: Job) -> Standing:
-    """Return the progress of the run of `job`. Reads a copy of state.sqlite, since opening a database may write to it.
+    """Return the progress of the run of `job`. Writes nothing.
 
     Raises:
         ConfigError: as `admit`, or the directory is not writable.
@@ -81,20 +79,11 @@ def standing(job: Job) -> Standing:
             " make it writable or give another output_dir="
         )
     at_work = holder(directory)
-    with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
-        copy = Path(folder) / STATE_FILE
-        for end in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(directory / f"{STATE_FILE}{end}", f"{copy}{end}")
-        try:
-            state = RunState(copy)
-        except ConfigError as error:
-            raise type(error)(str(error).replace(str(copy), str(directory / STATE_FILE))) from error
-        with closing(state):
-            admission = admit(job, state)
-            kept = admission in (Admission.RESUME, Admission.DONE)
-            chunks, rows = (state.committed_chunks, state.committed_rows) if kept else (0, 0)
-            return Standing(admission, chunks, rows, at_work)
+    with reading(directory) as state:
+        admission = admit(job, state)
+        kept = admission in (Admission.RESUME, Admission.DONE)
+        chunks, rows = (state.committed_chunks, state.committed_rows) if kept else (0, 0)
+        return Standing(admission, chunks, rows, at_work)
 
 
 def standing_lines(standing: Standing) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
+from pipeline.results.reader import read_results
 from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
 from pipeline.runs.job import run_job
@@ -210,3 +212,33 @@ def test_of_a_run_of_another_version(tmp_path, capsys, status, code, says):
     assert f"squares  {says}; status.json is lost or of another version" in shown
     assert "committed 45 rows in 5 chunks" in shown
     assert "rejects   1 errors, 0 filtered" in shown
+
+
+def test_of_a_killed_run_what_is_committed_is_read_from_its_state(tmp_path, capsys):
+    """status.json is as old as its last heartbeat, and a killed run leaves a log beside state.sqlite."""
+    out, killed = tmp_path / "out", tmp_path / "killed"
+    flag = tmp_path / "flag"
+    flag.touch()
+    run = threading.Thread(target=lambda: run_job(waiting(out, flag), Resources()))
+    run.start()
+    try:
+        while not Path(f"{flag}.reached").exists() or values(out)["committed_rows"] < 20:
+            assert run.is_alive()
+        shutil.copytree(out, killed)
+    finally:
+        flag.unlink()
+        run.join()
+    old = {**values(killed), "committed_rows": 0, "committed_chunks": 0, "accounts": {}}
+    (killed / "status.json").write_text(json.dumps(old))
+    assert (killed / "state.sqlite-wal").exists()
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["status", str(killed)]) == ExitCode.INTERRUPTED
+    shown = capsys.readouterr().out
+    assert "committed 20 rows in 2 chunks" in shown
+    assert re.search(r"it was killed; last heartbeat \d+s ago, attempt 1", shown)
+    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
+    for directory in (killed, out):
+        names = sorted(path.name for path in directory.iterdir())
+        read_results(directory)
+        assert sorted(path.name for path in directory.iterdir()) == names

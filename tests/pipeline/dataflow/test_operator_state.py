@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
+from pipeline.run_dir.state import RunState
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
@@ -101,8 +102,7 @@ def test_an_operator_whose_state_was_never_kept_cannot_go_on(tmp_path, op):
     broken, out = tmp_path / "broken", tmp_path / "out"
     broken.touch()
     run(job(out, op, broken))
-    with closing(sqlite3.connect(out / "state.sqlite")) as db:
-        db.execute("DELETE FROM operator_state")
-        db.commit()
+    with closing(RunState(out / "state.sqlite")) as state, state._transaction():
+        state._db.execute("DELETE FROM operator_state")
     with pytest.raises(ConfigError, match=r"node 'remembers': keeps state between chunks, but none is in .*overwrite="):
         run(job(out, op, broken))

@@ -88,7 +88,7 @@ def test_a_clock_that_was_set_back_changes_nothing(tmp_path):
     assert run_job(squares(tmp_path / "whole"), Resources()) is ExitCode.DONE
     broken.touch()
     assert run_job(squares(out), Resources()) is ExitCode.FAILED
-    with closing(RunState(out / "state.sqlite")) as state, state._sealed():
+    with closing(RunState(out / "state.sqlite")) as state, state._transaction():
         state._db.execute("UPDATE attempts SET started_at = '2999-01-01T00:00:00+00:00'")
     (out / ".lock").write_text('{"pid": 1, "host": "here", "since": "2999-01-01T00:00:00"}')
     for path in out.rglob("*"):
