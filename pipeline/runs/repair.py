@@ -22,6 +22,7 @@ from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
+from pipeline.run_dir.replacing import replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.runs.job import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
@@ -67,7 +68,8 @@ def _begin_anew(directory: Path) -> ExitCode:
         set_aside(directory / STATE_FILE)
         with closing(RunState(directory / STATE_FILE)) as state:
             state.begin(job.fingerprint, job.settings.name, salvaged=True)
-        return run_locked(job, process)
+        with replacing(directory) as results:
+            return run_locked(job, process, lambda outcome: None, results)
 
 
 @contextmanager
