@@ -11,6 +11,7 @@ from pipeline.cli.commands import parser_of, usage_of
 from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, named_store, state_damage
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.names import COMPLETIONS, MANIFEST, is_headless, near_run, parts
+from pipeline.run_dir.replacing import put_back
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.repair import repair
 from pipeline.system.terminal import say
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
     directory = given.directory
     _refuse_others(directory)
     with locked(directory):
+        put_back(directory)
         found = _print_findings(directory)
         if not found.damaged:
             return ExitCode.DONE

@@ -24,6 +24,7 @@ from pipeline.dataflow.executor import Executor
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
+from pipeline.monitor.summary import Outcome
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, HistogramRecorder, MetricsTables, StageRecorder
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
@@ -205,6 +206,23 @@ class Recorder:
     def _take(self, now: float, *, ending: bool) -> Snapshot:
         snapshot = self._observer.take(now)
         return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
+
+
+def write_refusal(path: Path, outcome: Outcome) -> None:
+    """Write into the Prometheus file at `path` that a run was refused: its exit code, now, beside what the run in the
+    directory has counted before. A failure is logged."""
+    values: dict[str, Any] = {"counters": {}, "caches": {}, "histograms": {}, "nodes": [], "rows_total": None}
+    values |= dict.fromkeys(("errors", "filtered", "rows", "committed_rows", "attempt"), 0)
+    before = read_status(outcome.directory) or {}
+    if before.get("job") == outcome.job:
+        values |= before
+    values |= {"job": outcome.job, "state": outcome.status.value, "exit_code": int(outcome.exit_code), "eta_s": None}
+    values["updated_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        if path.absolute().parent.is_dir():  # else this is what was refused
+            write_atomically(path, exposition(values))
+    except StorageError as error:
+        log.warning("prometheus_file is not kept up to date: %s", error)
 
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.monitor.wording import duration, one_line
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.names import DATA, REJECTS, RUN_LOG
 from pipeline.run_dir.state import RunStatus
+from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
 
 TOP_REASONS = 3
@@ -69,6 +71,33 @@ class Outcome:
     target: TargetProgress | None
     unwritten: tuple[Path, ...] = ()
     warnings: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def refused(cls, settings: JobSettings, error: BaseException) -> Outcome:
+        """Return the outcome of a run that was refused: attempt 0, without rows."""
+        refused = cls(
+            job=settings.name,
+            run_id="",
+            status=RunStatus.FAILED,
+            exit_code=ExitCode.FAILED,
+            error=None,
+            attempt=0,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            directory=settings.directory.absolute(),
+            rows=0,
+            new_rows=0,
+            uncommitted=0,
+            data_rows=0,
+            rejects=RejectCounts(),
+            new_rejects=RejectCounts(),
+            tokens_in=0,
+            tokens_out=0,
+            wall_s=0.0,
+            totals={},
+            max_error_rate=settings.max_error_rate,
+            target=None,
+        )
+        return refused.failed(error)
 
     @property
     def stores(self) -> bool:

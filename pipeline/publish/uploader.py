@@ -92,6 +92,11 @@ class Publisher:
         except PublishError:
             return True
 
+    def begin(self, *, overwrite: bool) -> None:
+        """Claim the destination and start the thread; see `claim`."""
+        self.claim(overwrite=overwrite)
+        self.start()
+
     def start(self) -> None:
         """Start the thread. It uploads missing files now and after each call of `committed`."""
         self._thread.start()
@@ -204,16 +209,17 @@ class Publisher:
 
 @contextmanager
 def publishing(
-    settings: JobSettings, directory: Path, state: RunState, place: Destination | None
+    settings: JobSettings, directory: Path, state: RunState, place: Destination | None, *, later: bool = False
 ) -> Iterator[Publisher | None]:
-    """Upload committed files to `place` during the block; yields None if `place` is None."""
+    """Upload committed files to `place` during the block; yields None if `place` is None. `later`: the block calls
+    `begin`, once nothing can be refused any more."""
     if place is None:
         yield None
         return
     publisher = Publisher(directory, state, place)
     try:
-        publisher.claim(overwrite=settings.overwrite)
-        publisher.start()
+        if not later:
+            publisher.begin(overwrite=settings.overwrite)
         yield publisher
     finally:
         publisher.stop()

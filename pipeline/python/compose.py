@@ -13,6 +13,7 @@ from pipeline.python.job import Job
 from pipeline.python.rows import write_rows
 from pipeline.python.values import options_and_values, plain_value
 from pipeline.run_dir.names import INPUT
+from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.settings import JobSettings
 
@@ -22,7 +23,8 @@ def settings_from(
     settings: Mapping[str, Any],
     rows: Any,
     fallback: Callable[[str], str],
-    folder: Path | None = None,
+    folder: Path,
+    results: Replacing | None = None,
 ) -> JobSettings:
     """Return the settings of a job, and write its rows into a file.
 
@@ -32,7 +34,8 @@ def settings_from(
             may be the name of an option, and that of `model` the path of a GGUF file.
         rows: the input, instead of the job's; see write_rows. None: the job's own.
         fallback: makes a directory for the results of the job of this name, if neither `settings` nor the job name one.
-        folder: for the file of `rows`; None: the directory of the results.
+        folder: for the file of `rows`.
+        results: what a run replaces in `folder`, whose lock the caller holds; None for a temporary folder.
 
     Raises:
         ConfigError: the job or a setting cannot work, or `rows` are none.
@@ -44,10 +47,10 @@ def settings_from(
     if found.output_dir is None:
         values["output_dir"] = fallback(found.name)
     if rows is not None:
-        path = (folder or Path(values.get("output_dir") or found.directory)) / INPUT
+        path = folder / INPUT
         named = [name for node in found.nodes.values() for name in node.op.get("json_columns", ())]
         keep = not found.overwrite and (path.parent / STATE_FILE).is_file()
-        write_rows(rows, path, keep=keep, as_json={*named, *getattr(found.data, "free_form", ())})
+        write_rows(rows, path, results, keep=keep, as_json={*named, *getattr(found.data, "free_form", ())})
         values |= {"data.path": str(path), "data.format": "parquet", "data.dataset": None}
     return _composed(job, options, values)
 

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError
+from pipeline.run_dir.names import INPUT
+from pipeline.run_dir.replacing import Replacing
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX
 from pipeline.system.disk_errors import writing
 
@@ -36,10 +38,13 @@ _EXACT: Mapping[type, pa.DataType] = {
 """The types of Arrow that hold all values of a Python type that they accept."""
 
 
-def write_rows(rows: Any, path: Path, *, keep: bool = False, as_json: Collection[str] = ()) -> None:
+def write_rows(
+    rows: Any, path: Path, results: Replacing | None = None, *, keep: bool = False, as_json: Collection[str] = ()
+) -> None:
     """Write `rows` as a Parquet file, unless it holds just these already: a resumed run is to find its input unchanged.
 
     Args:
+        results: what the run of these rows replaces in the file's directory; it is set aside with the rows before.
         keep: refuse to replace a file with other rows.
         as_json: keys of dicts whose values are kept as JSON text, as such columns of JSONL are.
 
@@ -58,7 +63,12 @@ def write_rows(rows: Any, path: Path, *, keep: bool = False, as_json: Collection
                         f"{path.parent} has a run with other rows; name another directory, or give overwrite=True to"
                         " begin anew with these"
                     )
-                temporary.replace(path)
+                if results is None:
+                    temporary.replace(path)
+                else:
+                    if path.is_file():
+                        results.set_aside([INPUT])
+                    results.place(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from pipeline.monitor.summary import Outcome
 from pipeline.python.compose import settings_from
 from pipeline.python.job import Job
 from pipeline.python.result import Result
+from pipeline.run_dir.replacing import Replacing
 from pipeline.runs.job import run_job
-from pipeline.settings import PLAN
+from pipeline.settings import PLAN, JobSettings
 from pipeline.system.signals import staying
 from pipeline.system.terminal import complain, silent
 
@@ -127,20 +129,28 @@ def run(
     given = _given(settings, groups, directory)
     if asked := [key for key in ("dry_run", "show") if given.get(key)]:
         raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
-    composed = settings_from(job, given, rows, make)
     seen: list[Outcome] = []
     with _one_at_a_time, staying(), ExitStack() as quiet:
+        composed = settings_from(job, given, None, make, Path())
+        place = {**given, "output_dir": str(composed.directory)}
+        compose = partial(_with_rows, job, place, rows, composed.directory) if rows is not None else None
         if composed.progress == QUIET:
             quiet.enter_context(silent())
         elif temporary:
             complain(f"the results go to {composed.directory}; name a directory to keep them")
         try:
-            code = run_job(composed, _models, seen.append)
+            code = run_job(composed, _models, seen.append, compose)
         finally:
             _models.close_unused()
     if seen and seen[-1].error is not None:
         raise seen[-1].error
     return Result(composed.directory.absolute(), ExitCode(code))
+
+
+def _with_rows(
+    job: str | Path | Job, given: Mapping[str, Any], rows: Any, directory: Path, results: Replacing
+) -> JobSettings:
+    return settings_from(job, given, rows, str, directory, results)
 
 
 def plan(

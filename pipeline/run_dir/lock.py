@@ -25,6 +25,10 @@ LOOK_S = 0.005
 log = logging.getLogger(__name__)
 
 
+class OccupiedError(ConfigError):
+    """Another run works in the directory."""
+
+
 @dataclass(frozen=True)
 class Holder:
     """Process that holds the lock, as recorded in the lock file; all None until it has written its entry."""
@@ -45,7 +49,8 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
     calls `holder` has a shared lock for a moment: `wait` between the tries until it is gone.
 
     Raises:
-        ConfigError: another run holds the lock (named in the message), or the directory cannot be created or written.
+        OccupiedError: another run holds the lock (named in the message).
+        ConfigError: the directory cannot be created or written.
         StorageError: the disk is full.
     """
     path = directory / LOCK_FILE
@@ -53,7 +58,7 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
         try:
             while not _try_lock(file, fcntl.LOCK_EX):
                 if not _try_lock(file, fcntl.LOCK_SH):
-                    raise ConfigError(
+                    raise OccupiedError(
                         f"another run ({_read(file) or Holder()}) works in {directory}; wait for it, stop it, or give"
                         " another output_dir="
                     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError
@@ -31,12 +31,15 @@ INPUT = "input.parquet"
 COMPLETIONS = "completions.sqlite"
 """The completion store, unless the job keeps it elsewhere. Overwriting a run keeps it."""
 
+GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
+"""Folders of results that are being replaced; pipeline.run_dir.replacing says what they tell."""
+
 _PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
-_OUTLIVES = {LOCK_FILE, CARD, INPUT, *(COMPLETIONS + end for end in _WITH_DATABASE)}
+_OUTLIVES = {LOCK_FILE, CARD, INPUT, GATHERED, SET_ASIDE, GONE, *(COMPLETIONS + end for end in _WITH_DATABASE)}
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -101,6 +104,11 @@ def set_aside(path: Path) -> None:
             aside.unlink(missing_ok=True)
             if part.exists():
                 part.replace(aside)
+
+
+def files_of_run(directory: Path, others: Iterable[str] = ()) -> list[Path]:
+    """Return the files and folders that `wipe` removes, and `others` by name, whether they exist or not."""
+    return [*parts(directory), *(directory / name for name in (METRICS, *others, *_OURS))]
 
 
 def wipe(directory: Path) -> None:

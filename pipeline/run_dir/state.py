@@ -186,6 +186,11 @@ class RunState:
         row = self._one("SELECT status FROM attempts ORDER BY attempt DESC LIMIT 1")
         return RunStatus(row[0]) if row else RunStatus.NEW
 
+    @property
+    def attempts(self) -> int:
+        """Number of the last attempt; 0 without one."""
+        return int(self._one("SELECT COALESCE(MAX(attempt), 0) FROM attempts")[0])
+
     def start_attempt(self, started_at: str) -> int:
         """Record a new attempt as running. Returns its number, from 1."""
         with self._transaction():

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Set
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 
@@ -60,14 +61,23 @@ class Attempt:
         state: of the run.
         process: resources shared with other jobs of this process.
         committed: called after every commit.
+        begun: called when all operators are open, before the first row.
 
     Raises:
+        ConfigError: the cluster or the graph cannot work so. As for all that is raised here, nothing is recorded.
         GraphError: an operator cannot resume after the committed chunks.
         StorageError: the attempt cannot be recorded.
     """
 
-    def __init__(self, job: Job, state: RunState, process: Resources, committed: Callable[[], None]) -> None:
-        self._job = job
+    def __init__(
+        self,
+        job: Job,
+        state: RunState,
+        process: Resources,
+        committed: Callable[[], None],
+        begun: Callable[[], None],
+    ) -> None:
+        self._job, self._begun = job, begun
         self._settings, self._graph, self._directory = job.settings, job.graph, job.directory
         self._state = state
         self._committed = committed
@@ -76,13 +86,15 @@ class Attempt:
             self._check_resumable(states.keys())
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._rows_before, self._rejects_before = state.committed_rows, state.rejects()
-        attempt = state.start_attempt(self._started_at)
+        attempt = state.attempts + 1
         self._tables = MetricsTables(job.directory, attempt)
         self._context = context = RunContext(job.directory, process, self._tables.get, attempt, state.run_id)
-        reached(Failpoint.ATTEMPT_STARTED)
         graph, open_chunks = job.graph, job.settings.max_open_chunks
         if job.settings.cluster is not None:
-            graph, open_chunks = driver_graph(job.settings, graph, context, self._tables, state)
+            with ExitStack() as refused:
+                refused.callback(context.resources.close)  # the pool, if workers were begun
+                graph, open_chunks = driver_graph(job.settings, graph, context, self._tables, state)
+                refused.pop_all()
         self._executor = Executor(
             graph,
             context,
@@ -98,6 +110,8 @@ class Attempt:
         stall_timeout_s = getattr(job.settings.runtime, "stall_timeout_s", None)
         self._watchdog = Watchdog(stall_timeout_s, self._executor, self._note_failure, context.clock)
         self._ending_s = ending_s(job.settings)
+        state.start_attempt(self._started_at)
+        reached(Failpoint.ATTEMPT_STARTED)
 
     def run(self) -> Outcome:
         """Execute the graph, record the outcome, and print the summary."""
@@ -241,6 +255,7 @@ class Attempt:
             here = check_here(self._graph, kept)
             if here and not kept:
                 self._state.note_identity(here)
+        self._begun()
 
     def _check_resumable(self, kept: Set[str]) -> None:
         """Check that all operators can resume. `kept`: names of the nodes with a committed state."""

@@ -19,13 +19,14 @@ from pipeline.publish.dataset_card import keep_card, remove_card
 from pipeline.publish.uploader import Publisher, destination_of, publishing
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.manifest import manifest
-from pipeline.run_dir.names import DATA, refuse_foreign, refuse_unremovable, wipe
+from pipeline.run_dir.names import DATA, parts, refuse_foreign, refuse_unremovable
+from pipeline.run_dir.replacing import Replacing, replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.admission import Admission, admit
 from pipeline.runs.attempt import Attempt
-from pipeline.runs.ending import conclude_missing, ending_s, exit_code_of, remove_concluded
+from pipeline.runs.ending import conclude_missing, ending_s, exit_code_of
 from pipeline.runs.memory_check import check_memory, memory_warning
-from pipeline.runs.on_finish import tell
+from pipeline.runs.on_finish import tell, tell_refusal
 from pipeline.settings import JobSettings
 from pipeline.system.deadlines import GRACE_S, within
 from pipeline.system.signals import RECORDS, stopped_by_signals
@@ -37,40 +38,67 @@ log = logging.getLogger(__name__)
 Note = Callable[[Outcome], None]
 
 
-def run_job(settings: JobSettings, process: Resources, note: Note = lambda outcome: None) -> ExitCode:
+def run_job(
+    settings: JobSettings,
+    process: Resources,
+    note: Note = lambda outcome: None,
+    compose: Callable[[Replacing], JobSettings] | None = None,
+) -> ExitCode:
     """Run or resume a job, or find it finished. Prints a summary.
+
+    All that can be refused is refused, and operators are open, before results are replaced, an attempt is recorded or a
+    destination is claimed: what is refused leaves the directory as it was. `on_finish` and the Prometheus file tell of
+    it.
 
     Args:
         settings: the job.
         process: resources shared with other jobs of this process (models, contexts).
         note: called with the outcome of the attempt, if there was one.
+        compose: places the input in the directory, under its lock, and returns the settings with it.
 
     Raises:
         ConfigError: the graph, the output directory or the settings are invalid. No model was loaded.
         StorageError: the output directory cannot be written.
         PublishError: with `overwrite`, `output.publish` cannot be reached; nothing was removed.
     """
+    seen: list[Outcome] = []
+    directory = settings.directory.absolute()
+
+    def ended(outcome: Outcome) -> None:
+        seen.append(outcome)
+        note(outcome)
+
+    try:
+        check_prometheus_file(settings.prometheus_file)
+        job = None if compose else _checked(settings)
+        refuse_foreign(directory)
+        if settings.overwrite:
+            refuse_unremovable(directory)
+        with locked(directory), replacing(directory) as results:
+            job = _checked(compose(results)) if compose else job or _checked(settings)
+            return run_locked(job, process, ended, results)
+    except Exception as error:
+        if not seen:
+            tell_refusal(settings, error)
+        raise
+
+
+def _checked(settings: JobSettings) -> Job:
     graph = build_graph(settings)
     check_memory(settings, graph)
-    job = Job.of(settings, graph)
-    refuse_foreign(job.directory)
-    if settings.overwrite:
-        refuse_unremovable(job.directory)
-    check_prometheus_file(settings.prometheus_file)
-    with locked(job.directory):
-        return run_locked(job, process, note)
+    return Job.of(settings, graph)
 
 
-def run_locked(job: Job, process: Resources, note: Note = lambda outcome: None) -> ExitCode:
+def run_locked(job: Job, process: Resources, note: Note, results: Replacing) -> ExitCode:
     """Like `run_job`, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
     if place is not None and settings.overwrite:
         place.sizes()  # fail before results are removed if the destination cannot be reached
     with (
-        _admitted(job) as (state, admission),
+        _admitted(job, results) as (state, admission),
         run_log(directory, settings.progress),
-        publishing(settings, directory, state, place) as publisher,
+        publishing(settings, directory, state, place, later=results.keeps) as publisher,
     ):
         if admission is Admission.DONE:
             return _completed(job, state, publisher, _already_done(job, state))
@@ -81,7 +109,17 @@ def run_locked(job: Job, process: Resources, note: Note = lambda outcome: None) 
             log.warning("%s", warning)
         needs = (need for node in job.graph.nodes.values() for need in node.op.memory_needs())
         process.make_room({need.key for need in needs if need.shared})
-        attempt = Attempt(job, state, process, publisher.committed if publisher else lambda: None)
+
+        def begun() -> None:
+            if publisher is not None and results.keeps:
+                publisher.begin(overwrite=settings.overwrite)
+            if results.keeps:
+                remove_card(directory)
+            results.begun()
+
+        attempt = Attempt(job, state, process, publisher.committed if publisher else lambda: None, begun)
+        if not results.keeps:
+            results.begun()  # a failure to open is an attempt, and recorded
         with stopped_by_signals(lambda: None, RECORDS):
             outcome = attempt.run()
         return _after(job, state, publisher, outcome, note)
@@ -118,20 +156,18 @@ def _completed(job: Job, state: RunState, publisher: Publisher | None, code: Exi
 
 
 @contextlib.contextmanager
-def _admitted(job: Job) -> Iterator[tuple[RunState, Admission]]:
+def _admitted(job: Job, results: Replacing) -> Iterator[tuple[RunState, Admission]]:
     """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision."""
     path = job.directory / STATE_FILE
     state = RunState(path)
     try:
         admission = admit(job, state)
-        if admission is Admission.REPLACE:
-            state.close()
-            # Final files and card first: without a state they would look like files of something else.
-            remove_concluded(job.graph, job.directory)
-            remove_card(job.directory)
-            wipe(job.directory)
-            state = RunState(path)
         if admission in (Admission.BEGIN, Admission.REPLACE):
+            if admission is Admission.REPLACE or parts(job.directory):
+                state.close()
+                results.set_aside(name for node in job.graph.nodes.values() for name in node.op.concluded)
+                state = RunState(path)
+            results.undo = True  # what is made from now on
             state.begin(job.fingerprint, job.settings.name)
         yield state, admission
     finally:

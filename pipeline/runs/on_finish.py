@@ -9,10 +9,13 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from pipeline.monitor.recorder import write_refusal
 from pipeline.monitor.summary import Outcome
-from pipeline.settings import HookSettings
+from pipeline.run_dir.lock import OccupiedError
+from pipeline.settings import HookSettings, JobSettings
 from pipeline.system.known_secrets import hidden
 
 SAID = 2000
@@ -56,6 +59,15 @@ def tell(settings: HookSettings, outcome: Outcome) -> None:
         fault = f"it cannot be run: {getattr(error, 'strerror', None) or error}"
     if fault:
         log.warning("on_finish command %s: %s. The results are not affected", settings.command[0], fault)
+
+
+def tell_refusal(settings: JobSettings, error: BaseException) -> None:
+    """Tell the command and the Prometheus file that a run was refused, or failed before its attempt was recorded. While
+    another run works in the directory the file is that one's."""
+    outcome = Outcome.refused(settings, error)
+    if settings.prometheus_file is not None and not isinstance(error, OccupiedError):
+        write_refusal(Path(settings.prometheus_file), outcome)
+    tell(settings.on_finish, outcome)
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:

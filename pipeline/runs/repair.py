@@ -22,6 +22,7 @@ from pipeline.run_dir.integrity import Findings, Kind
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
+from pipeline.run_dir.replacing import replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.store_check import remove_damaged
 from pipeline.runs.ending import ending_s
@@ -66,7 +67,7 @@ def repair(directory: Path, found: Findings) -> ExitCode:
             write_manifest(directory, state, state.status)
         if found.of(Kind.UNFINISHED):
             with _original_job(directory, state) as (job, process):
-                ended = run_locked(job, process)
+                ended = _run(job, process)
     return ended
 
 
@@ -76,7 +77,12 @@ def _begin_anew(directory: Path) -> ExitCode:
         set_aside(directory / STATE_FILE)
         with closing(RunState(directory / STATE_FILE)) as state:
             state.begin(job.fingerprint, job.settings.name, salvaged=True)
-        return run_locked(job, process)
+        return _run(job, process)
+
+
+def _run(job: Job, process: Resources) -> ExitCode:
+    with replacing(job.directory) as results:
+        return run_locked(job, process, lambda outcome: None, results)
 
 
 @contextmanager

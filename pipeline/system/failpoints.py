@@ -35,6 +35,8 @@ class Failpoint(StrEnum):
     STATE_COMMITTING = "state-committing"
     """Before the COMMIT of a transaction: the first one of a run, of an attempt, or of a chunk."""
     STATE_COMMITTED = "state-committed"
+    RESULTS_MOVED = "results-moved"
+    """A file of the results that this run replaces has another place, or all of them have."""
     ATTEMPT_STARTED = "attempt-started"
     LEFTOVER_REMOVED = "leftover-removed"
     """A file that an earlier attempt did not commit is removed."""

@@ -38,7 +38,7 @@ PUBLISHING = (
     Failpoint.MANIFEST_UPLOADED,
 )
 """Points that only a run with a card and a place to publish to comes to: tests/faults/test_publish.py."""
-POINTS = [point for point in Failpoint if point not in (*COMMAND_LINE, *PUBLISHING)]
+POINTS = [p for p in Failpoint if p not in (*COMMAND_LINE, *PUBLISHING, Failpoint.RESULTS_MOVED)]
 BRIEF = {
     Failpoint.SHARD_WRITTEN,
     Failpoint.SHARD_RENAMED,

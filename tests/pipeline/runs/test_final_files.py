@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.runtime import Resources
-from pipeline.run_dir.names import wipe
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
@@ -80,18 +79,3 @@ def test_a_finished_run_makes_one_again_that_is_lost_and_says_so(tmp_path, capsy
     assert "total.txt had gone" in capsys.readouterr().out
     run(out)
     assert "had gone" not in capsys.readouterr().out
-
-
-def test_those_of_replaced_results_go_while_there_is_a_state_to_know_them_by(tmp_path, monkeypatch):
-    """Without one the directory would be taken for somebody else's."""
-    out = tmp_path / "out"
-    run(out)
-    seen: list[bool] = []
-
-    def watched(directory: Path) -> None:
-        seen.append((directory / TOTAL).exists())
-        wipe(directory)
-
-    monkeypatch.setattr("pipeline.runs.job.wipe", watched)
-    assert run(out, rows=25, overwrite=True) is ExitCode.DONE
-    assert seen == [False]

@@ -76,12 +76,8 @@ def test_a_command_is_told_how_it_ended(tmp_path, how, state, code, error):
     assert "said: noted" in (tmp_path / "out/run.log").read_text()
 
 
-def test_a_refusal_is_no_end_of_a_run(tmp_path):
+def test_a_run_that_is_finished_already_is_told_once(tmp_path):
     run(job(tmp_path / "out"))
-    other = job(tmp_path / "out", square={"add": 1})
-    other.on_finish = noting(tmp_path / "note")
-    with pytest.raises(ConfigError):
-        run(other)
     again = job(tmp_path / "out")
     again.on_finish = noting(tmp_path / "note")
     assert run(again) is ExitCode.DONE
