@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.api.errors import ConfigError
+from pipeline.system.atomic_files import make_directory
 from pipeline.system.disk_errors import storage_error, writing
 from pipeline.system.failpoints import Failpoint, reached
 
@@ -110,7 +111,7 @@ def _try_lock(file: IO[bytes], kind: int) -> bool:
 def _open(path: Path) -> IO[bytes]:
     """Open the lock file unbuffered: with a buffer, closing it would retry a write that failed on a full disk."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         # Neither truncated nor ever deleted: it may be the lock of a run that lives.
         return path.open("a+b", buffering=0)
     except OSError as error:

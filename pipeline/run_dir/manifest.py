@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.run_dir.names import DATA, MANIFEST
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.system.atomic_files import write_atomically
+from pipeline.system.atomic_files import sync_directory, write_atomically
 from pipeline.system.failpoints import Failpoint, reached
 
 
@@ -53,6 +53,7 @@ def as_text(manifest: Mapping[str, Any]) -> str:
 def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
     """Replace manifest.json."""
     write_atomically(directory / MANIFEST, as_text(manifest(state, status)))
+    sync_directory(directory)  # it is there when the state says that the attempt has ended
     reached(Failpoint.MANIFEST_WRITTEN)
 
 

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pipeline.api.meter import CLOCKS, StageMeter
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.names import METRICS, set_aside
-from pipeline.system.atomic_files import replacing, sync_directory
+from pipeline.system.atomic_files import make_directory, replacing, sync_directory
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 
@@ -138,7 +138,7 @@ class MetricsTable:
             self._unwritten.truncate()
 
     def _write(self, content: bytes) -> None:
-        self._stream.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._stream.parent)
         try:
             with self._stream.open("ab") as file:
                 file.truncate(self._written)

@@ -64,7 +64,7 @@ def write_table_shard(table: pa.Table, path: Path, chunk: int, write: Callable[[
     StorageError."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with writing(path), removed_on_failure(temporary):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         with temporary.open("wb") as file:
             reached(Failpoint.SHARD_OPENED)
             write(table, file)
@@ -88,6 +88,14 @@ def rename_shards(shards: Sequence[Shard]) -> None:
         with writing(directory):
             sync_directory(directory)
         reached(Failpoint.DIRECTORY_FSYNCED)
+
+
+def make_directory(directory: Path) -> None:
+    """Make `directory` and its missing parents, and make their names durable."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def sync_directory(directory: Path) -> None:
