@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from pipeline.api.meter import Clock
@@ -111,7 +111,21 @@ class TargetProgress:
         began = clock()
         self._seconds, self._tokens, self._cost = lambda: clock() - began, tokens, cost
 
+    @property
+    def sums(self) -> dict[str, float]:
+        """Tokens, seconds and cost, earlier attempts included."""
+        return {"tokens": self.tokens, "seconds": self.seconds, "cost": self.cost}
+
+    def spent_before(self, sums: Mapping[str, float]) -> None:
+        """Start from what earlier attempts have spent, committed or not."""
+        tokens, seconds, cost = self._before
+        self._before = (
+            max(tokens, int(sums.get("tokens", 0))),
+            max(seconds, sums.get("seconds", 0.0)),
+            max(cost, sums.get("cost", 0.0)),
+        )
+
     def resume(self, accepted: int, tokens: int, seconds: float, cost: float) -> None:
         """Start from the counts of earlier attempts."""
-        self._before = tokens, seconds, cost
+        self.spent_before({"tokens": tokens, "seconds": seconds, "cost": cost})
         self.accepted = self.arrived = accepted

@@ -11,6 +11,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +77,9 @@ class Recorder:
         self._accounts_before = state.accounts()
         self._prometheus_file = job.settings.prometheus_file
         self._warned = False
+        self._target, self._cost_noted = job.graph.target, 0.0
+        if self._target is not None:
+            self._target.spent_before(state.spent)
 
     def start(self) -> None:
         """Write the first status.json, before models are loaded, which may take minutes."""
@@ -91,8 +95,12 @@ class Recorder:
             for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
+        paid = self._target is not None and self._target.cost > self._cost_noted
         if self._is_due("status", now):
+            self._note_spent()
             self.write_status(snapshot, RunStatus.RUNNING)
+        elif paid:
+            self._note_spent()
         self._display.show(snapshot)
 
     def finish(self) -> Snapshot:
@@ -102,8 +110,16 @@ class Recorder:
         self._histograms.record(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
+        with suppress(StorageError):  # of the last second; what cannot be written is told with the outcome
+            self._note_spent()
         self._display.close()
         return snapshot
+
+    def _note_spent(self) -> None:
+        """Keep what the budgets have spent: a killed attempt counts, though none of its rows is committed."""
+        if self._target is not None:
+            self._cost_noted = self._target.cost
+            self._state.note_spent(self._target.sums)
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of

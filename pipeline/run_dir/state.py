@@ -171,6 +171,16 @@ class RunState:
             self._set("identity", identity)
 
     @property
+    def spent(self) -> dict[str, float]:
+        """Tokens, seconds and cost of all attempts, of rows that are not committed too; empty without a target."""
+        return self._get("spent", {})
+
+    def note_spent(self, spent: Mapping[str, float]) -> None:
+        """Record what all attempts have spent."""
+        with self._transaction():
+            self._set("spent", spent)
+
+    @property
     def run_id(self) -> str:
         """Identifies the run; the same for all its attempts."""
         return self._get("run_id", "")

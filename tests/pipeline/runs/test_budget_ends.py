@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from operators.settings import OutputSettings
 from pipeline.api.errors import ExitCode
+from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.records import Batch, Output
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
+from pipeline.monitor.recorder import Recorder
 from pipeline.run_dir.names import CARD
-from pipeline.settings import HookSettings, JobSettings, NodeSettings
+from pipeline.run_dir.state import STATE_FILE
+from pipeline.runs.job import run_job
+from pipeline.settings import HookSettings, JobSettings, NodeSettings, TargetSettings
 from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run
 from tests.pipeline.faulty import URL, Faulty, register
 from tests.pipeline.runs.test_final_files import TOTAL
+from tests.pipeline.runs.test_job import job as squares
 
 COMPLETE = {CARD, "manifest.json"}
 
@@ -108,3 +119,53 @@ def test_where_a_node_takes_no_more_rows_the_source_does_not_go_on_for_the_other
         assert "exit code 5: a node took no more rows before the target was reached" in capsys.readouterr().out
         assert rows(tmp_path) == first_passing(10)
         assert [row["row"] for row in rows(tmp_path, "data/aside")] == list(range(32))
+
+
+class Spends(BaseOperator):
+    """Makes 10 tokens, at a price, and dies while the file `broken` is there."""
+
+    twice = False
+
+    def __init__(self, broken: str) -> None:
+        self.broken = Path(broken)
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def open(self, runtime: Runtime) -> None:
+        self.meter = runtime.meter
+        self.state = runtime.output_dir / STATE_FILE
+        self.before = self.noted()
+
+    def noted(self) -> float:
+        with closing(sqlite3.connect(self.state)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'spent'").fetchone()
+        return json.loads(row[0])["cost"] if row else 0.0
+
+    def process(self, batch: Batch) -> list[Output]:
+        self.meter.tokens_out += 10
+        self.meter.cost += 0.5
+        if self.broken.exists():
+            while self.noted() <= self.before:
+                time.sleep(0.01)
+            raise RuntimeError("dies before a chunk is committed")
+        return [batch]
+
+
+@pytest.mark.parametrize("budget", [{"max_tokens": 25}, {"max_cost": 1.2}])
+def test_a_budget_holds_over_attempts_that_commit_nothing(tmp_path, budget):
+    broken = tmp_path / "broken"
+    broken.touch()
+    settings = squares(tmp_path / "out", target=TargetSettings(accepted_rows=1000, **budget))
+    settings.nodes["square"] = NodeSettings({"_target_": f"{__name__}.Spends", "broken": str(broken)}, "numbers")
+    for _ in range(3):
+        assert run_job(settings, Resources()) is ExitCode.FAILED
+    broken.unlink()
+    assert run_job(settings, Resources()) is ExitCode.BUDGET
+    assert not list((tmp_path / "out/data").glob("*"))
+
+
+def test_what_is_spent_is_recorded_while_a_run_works(tmp_path, monkeypatch):
+    """A killed attempt has no end at which it could be."""
+    monkeypatch.setattr(Recorder, "finish", lambda recorder: recorder._observer.take(0.0))
+    test_a_budget_holds_over_attempts_that_commit_nothing(tmp_path, {"max_cost": 1.2})
