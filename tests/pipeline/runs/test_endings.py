@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[3]
 MAIN = "from tests.pipeline.misbehaving import main; main()"
 HOOKS = ("process", "close", "conclude", "report", "on_finish", "publish")
 EACH = [(hook, how) for hook in HOOKS for how in (*STAYS, "error", "exit 7")]
-OFTEN = [("process", "pool"), ("close", "sleeps")]
+OFTEN = [("process", "pool")]
 LIMIT_S = 120
 """Of a process that hangs; the test is red then."""
 
 
 def begin(folder: Path, *arguments: str, misbehave: str = "", **streams: object) -> subprocess.Popen[str]:
     (folder / "job.yaml").write_text(JOB, encoding="utf-8")
-    given = [f"job={folder}/job.yaml", f"output_dir={folder}/out", "runtime.stall_timeout_s=12", *arguments]
+    given = [f"job={folder}/job.yaml", f"output_dir={folder}/out", "runtime.stall_timeout_s=20", *arguments]
     return subprocess.Popen(
         [sys.executable, "-c", MAIN, *given],
         cwd=ROOT,
