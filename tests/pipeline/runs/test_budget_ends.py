@@ -134,11 +134,11 @@ class Spends(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         self.meter = runtime.meter
-        self.state = runtime.output_dir / STATE_FILE
+        self.database = runtime.output_dir / STATE_FILE
         self.before = self.noted()
 
     def noted(self) -> float:
-        with closing(sqlite3.connect(self.state)) as db:
+        with closing(sqlite3.connect(self.database)) as db:
             row = db.execute("SELECT value FROM meta WHERE key = 'spent'").fetchone()
         return json.loads(row[0])["cost"] if row else 0.0
 
