@@ -104,7 +104,7 @@ def test_a_repair_that_a_budget_ends_keeps_the_files_that_it_has_not_made_again(
     config = out / "config.yaml"
     config.write_text(config.read_text().replace("max_tokens: 300", "max_tokens: 1"))
     (out / "state.sqlite").write_bytes(b"no database" * 500)
-    assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
+    assert main(["verify", str(out), "repair=true"]) == ExitCode.FAILED  # until the job's command has ended it
     assert files(out) == before
     assert run(job(out)) is ExitCode.DONE
     assert rows(out) == first_passing(60)
