@@ -21,7 +21,7 @@ from pipeline.run_dir.names import CARD, MANIFEST, is_part
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import JobSettings
 from pipeline.system.atomic_files import sha256_of
-from pipeline.system.deadlines import Overran, within
+from pipeline.system.deadlines import ENDING_S, Overran, within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.signals import stopped_by_signals
 from pipeline.system.terminal import say
@@ -106,7 +106,7 @@ class Publisher:
         """Wake the thread after a commit."""
         self._wake.set()
 
-    def finish(self, limit_s: float) -> ExitCode:
+    def finish(self, limit_s: float = ENDING_S) -> ExitCode:
         """Upload the rest of a finished run and then the manifest. Prints the result. Returns FAILED if an upload
         failed or nothing was moved for `limit_s` seconds, INTERRUPTED after a signal."""
         log.debug("uploading the rest to %s", self._place.url)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -116,7 +115,6 @@ def test_a_signal_while_the_results_are_recorded_lets_them_be_recorded(stopped_a
     assert attempts == [("done",)]  # so the second command found everything there
 
 
-@pytest.mark.skipif(not hasattr(threading, "_maintain_shutdown_locks"), reason="Python 3.13 has no such lock")
 def test_a_signal_while_the_main_thread_holds_a_lock_of_the_interpreter(forks, settings, whole, tmp_path):
     command = (*settings, f"output_dir={tmp_path / 'out'}")
     assert forks.run(f"{MAIN}_in_a_lock", *command).code == 4
