@@ -22,7 +22,7 @@ def test_names_are_durable_before_the_state_speaks_of_them(tmp_path, monkeypatch
     said: list[str] = []
 
     def of(handle: int) -> Path:
-        return Path(os.readlink(f"/proc/self/fd/{handle}"))
+        return Path(f"/proc/self/fd/{handle}").readlink()
 
     def fsync(handle: int) -> None:
         path = of(handle)
