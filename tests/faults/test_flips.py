@@ -1,4 +1,4 @@
-"""A bit that flips at random in any file of a finished run: `verify` finds it, or the docs name the file."""
+"""A bit that flips in any file of a finished run: `verify` finds it, or the file is one that the docs name."""
 
 from __future__ import annotations
 
