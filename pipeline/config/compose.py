@@ -7,9 +7,9 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf, StringNode
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
@@ -50,8 +51,12 @@ _FORMS = {"steps": "{name: {prompt: ...}}", "nodes": "{name: {inputs: ..., op: .
 OF_MODEL = "operators.generation.model_sampling:of_model"
 MOST_VALUES = 20_000
 """Values that a job file may have: Hydra copies each, some 3,000 in a second."""
-_composing = threading.Lock()
+_one_at_a_time = threading.Lock()
 """Hydra keeps what it composes in globals."""
+_OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")
+"""Groups of ConfigStore that Hydra and its plugins fill, once for a process."""
+_ours: dict[str, Any] = {}
+"""The other groups, as `composed` has filled them."""
 NO_TARGET = "target.accepted_rows=null"
 _START = datetime.now()
 _as_omegaconf_has_it = StringNode._validate_and_convert_impl
@@ -69,9 +74,30 @@ def register() -> None:
         sys.path.append(str(PROJECT))  # jobs name operators in models/, which is no package that is installed
 
 
-@cache
+@contextmanager
+def _composing() -> Iterator[None]:
+    """Have Hydra and OmegaConf know this project during the block, and be the host program's after it."""
+    store, resolvers = ConfigStore.instance().repo, BaseContainer._resolvers
+    with _one_at_a_time:
+        of_host = {name: store.pop(name) for name in list(store) if name not in _OF_HYDRA}
+        known, text = dict(resolvers), StringNode._validate_and_convert_impl
+        store.update(_ours)
+        try:
+            register()
+            yield
+        finally:
+            _ours.update({name: store.pop(name) for name in list(store) if name not in _OF_HYDRA})
+            _ours.pop("job", None)
+            store.update(of_host)
+            resolvers.clear()
+            resolvers.update(known)
+            StringNode._validate_and_convert_impl = text  # type: ignore[method-assign]
+
+
 def _store_schemas() -> None:
     store = ConfigStore.instance()
+    if f"{SCHEMA}.yaml" in store.repo:
+        return
     schema = OmegaConf.structured(JobSettings)
     schema.steps._set_flag("struct", False)  # `steps.answer.n=3` needs no +; `expand` knows the keys of a step
     store.store(name=SCHEMA, node=schema)
@@ -121,8 +147,7 @@ def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]
     Raises:
         ConfigError: an option, a key or a value cannot work.
     """
-    with _composing:
-        register()
+    with _composing():
         register_job(job)
         try:
             with initialize_config_dir(str(CONF), version_base="1.3"):

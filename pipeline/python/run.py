@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import tempfile
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,9 @@ QUIET = "none"
 _models = Resources()
 """Models and contexts, kept from run to run."""
 _one_at_a_time = threading.RLock()
+_counting = threading.Lock()
+_calls, _path = 0, list[str]()
+"""Calls that are under way, and sys.path before the first of them."""
 atexit.register(_models.close)
 
 
@@ -130,7 +134,7 @@ def run(
     if asked := [key for key in ("dry_run", "show") if given.get(key)]:
         raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
     seen: list[Outcome] = []
-    with _one_at_a_time, staying(), ExitStack() as quiet:
+    with _one_at_a_time, staying(), _path_kept(), ExitStack() as quiet:
         composed = settings_from(job, given, None, make, Path())
         place = {**given, "output_dir": str(composed.directory)}
         compose = partial(_with_rows, job, place, rows, composed.directory) if rows is not None else None
@@ -172,7 +176,7 @@ def plan(
         >>> print(str(plan("quickstart")).splitlines()[0])
         job quickstart: 7 nodes, chunks of 4096 rows, seed 0
     """
-    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+    with _path_kept(), tempfile.TemporaryDirectory(prefix="plan-") as folder:
         given = {**_given(settings, groups, directory), "dry_run": PLAN}
         composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
         graph = build_graph(composed)
@@ -203,7 +207,7 @@ def estimate(
         8
     """
     lines: list[str] = []
-    with _one_at_a_time, staying(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
+    with _one_at_a_time, staying(), _path_kept(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
         given = {**_given(settings, groups, directory), "dry_run": True}
         composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
         steps = dry_run_lines(composed, build_graph(composed), _models)
@@ -215,6 +219,22 @@ def estimate(
         finally:
             _models.close_unused()
     return Estimate("\n".join(lines), *found)
+
+
+@contextmanager
+def _path_kept() -> Iterator[None]:
+    """Have sys.path be as it was once no call is left that may import modules beside its job."""
+    global _calls, _path
+    with _counting:
+        _calls += 1
+        _path = list(sys.path) if _calls == 1 else _path
+    try:
+        yield
+    finally:
+        with _counting:
+            _calls -= 1
+            if not _calls:
+                sys.path[:] = _path
 
 
 def _given(
