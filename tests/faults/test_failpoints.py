@@ -166,7 +166,7 @@ def test_so_is_one_that_dies_at_every_point_in_turn(dies, resumes):
 @pytest.mark.parametrize(
     "at",
     [
-        Failpoint.LEFTOVER_REMOVED,
+        Failpoint.RESULTS_MOVED,
         UNCOMMITTED,
         pytest.param(f"{Failpoint.STATE_OPENED}:2", marks=pytest.mark.faults),
         pytest.param(Failpoint.STATE_COMMITTING, marks=pytest.mark.faults),

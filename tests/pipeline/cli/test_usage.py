@@ -35,7 +35,7 @@ def test_a_text_that_cannot_be_read_is_shown_with_quotes_with_which_it_can(capsy
         (["sampling.stop=x"], "sampling.stop takes a list; write sampling.stop=[...]"),
         (["sampling.temperature=hot"], "sampling.temperature=hot cannot work: it takes a number"),
         (["overwrite=perhaps"], "overwrite=perhaps cannot work: it takes true or false"),
-        (["--seed=3"], "--seed=3: settings have no dashes; write seed=3"),
+        (["--seed=3"], "--seed: settings have no dashes; write seed=3"),
         (["-seed", "3"], "write seed=VALUE"),
         (["--dry-run"], "write dry_run=VALUE"),
         (["--sampling.max-tokens=5"], "write sampling.max_tokens=5"),
