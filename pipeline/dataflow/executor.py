@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from pipeline.api.errors import Cancelled, ExitCode, Interrupted, PipelineError, Released
+from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
@@ -96,6 +96,8 @@ class Executor:
         self._opening = False
         self._stay: Callable[[], None] = lambda: None
         self._stopper = Stopper(context, self._release)
+        self.left_in_close: NodeFailed | None = None
+        """The failure of a node that left the process in `close`, when all was done."""
         self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
         self.tally = RejectTally()
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
@@ -207,8 +209,8 @@ class Executor:
             raise self._stopper.failure
 
     def _close(self, opened: list[Stage]) -> None:
-        """Close operators, the last one first, and then what they shared. A failure is logged and changes nothing: what
-        is committed is there. After a hang nothing more is closed, since it may be in use."""
+        """Close operators, the last one first, and then what they shared. A failure is logged: what is committed is
+        there. After a hang nothing more is closed, since it may be in use."""
         closers = [(f"node '{stage.name}'", stage.node.op.close) for stage in reversed(opened)]
         for what, close in [*closers, ("what the nodes shared", self._context.resources.close)]:
             half_open = what == closers[0][0] and len(opened) < len(self._stages)
@@ -224,6 +226,9 @@ class Executor:
             within(self._ending_s, f"close of {what}", close)
         except Overran:
             self.abandon()
+            raise
+        except SystemExit as error:
+            self.left_in_close = self.left_in_close or NodeFailed(what.removeprefix("node ").strip("'"), error)
             raise
 
     def _start_and_wait(self, tick: Callable[[], None]) -> None:

@@ -152,7 +152,7 @@ class Attempt:
             return RunStatus.FAILED, error
         finally:
             sys.setswitchinterval(interval)
-        return ended, None
+        return ended, self._executor.left_in_close
 
     def _record(self, status: RunStatus, error: BaseException | None) -> Outcome:
         """Write metrics, manifest and status.json; last, when all of these exist, the status of the attempt."""

@@ -41,9 +41,10 @@ def test_it_is_the_failure_of_the_node(tmp_path, monkeypatch, capsys, case):
     node = "numbers" if hook == "seek" else "square"
     shown = capsys.readouterr()
     if hook in SHOWN:
-        assert code == ExitCode.DONE
+        assert code == (ExitCode.FAILED if hook == "close" and how.startswith("exit") else ExitCode.DONE)
         assert (tmp_path / "out/final.txt").exists()
         assert type(RAISES[how]()).__name__ in (tmp_path / "out/run.log").read_text(encoding="utf-8")
+        assert main(run) == ExitCode.DONE  # finished already
         return
     assert code == (ExitCode.CONFIG if hook in PLANNING else ExitCode.FAILED)
     assert f"node '{node}'" in shown.err
