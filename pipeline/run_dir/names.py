@@ -53,12 +53,13 @@ def refuse_foreign(directory: Path) -> None:
             return
         if not directory.is_dir():
             raise ConfigError(f"output_dir={directory} is a file; give a directory")
-        found = {entry.name for entry in directory.iterdir() if not _is_hollow(entry)} - _OUTLIVES
+        names = {entry.name for entry in directory.iterdir() if not _is_hollow(entry)}
     except OSError as error:
         raise ConfigError(
             f"output directory {directory} cannot be read: {error.strerror}; give another output_dir="
         ) from error
-    if not found or STATE_FILE in found:
+    found = names - _OUTLIVES
+    if not found or names & {STATE_FILE, GATHERED, SET_ASIDE}:
         return
     if is_headless(found):
         raise ConfigError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output
 from pipeline.api.runtime import Resources
+from pipeline.cli import verify
 from pipeline.cluster.start import POOLS
 from pipeline.run_dir.names import INPUT, RUN_LOG
 from pipeline.runs.job import run_job
@@ -187,6 +190,38 @@ def test_a_live_run_is_left_alone_with_its_prometheus_file(tmp_path):
     assert told(tmp_path / "note")[1] == "squares failed 2"
     assert not (tmp_path / "run.prom").exists()
     assert snapshot(tmp_path / "out") == there
+
+
+@pytest.mark.parametrize(("error", "heals"), [(OSError(errno.ENOSPC, "full"), True), (KeyboardInterrupt(), False)])
+def test_a_move_that_fails_loses_nothing(tmp_path, monkeypatch, error, heals):
+    """Neither does the way back if that fails too: the next run, or `verify`, goes on with it."""
+    there = prepared(tmp_path, "finished")
+    (tmp_path / "out/notes.txt").write_text("mine")
+    (tmp_path / "out/data/notes.txt").write_text("mine")
+    there |= {"notes.txt": b"mine", "data/notes.txt": b"mine"}
+    settings = job_of(tmp_path)
+    settings.overwrite = True
+    rename = Path.rename
+    for nth in itertools.count(1):
+        calls = itertools.count(1)
+
+        def fails(path: Path, target: Path, calls=calls, nth=nth) -> Path:
+            if ".replaced" in f"{path}{target}" and (next(calls) == nth if heals else next(calls) >= nth):
+                raise error
+            return rename(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", fails)
+            try:
+                ended = run_job(settings, Resources())
+            except (PipelineError, KeyboardInterrupt):
+                ended = ExitCode.FAILED
+        if ended is ExitCode.DONE:
+            break
+        if not heals:
+            assert verify.main([str(tmp_path / "out")]) == 0
+        assert snapshot(tmp_path / "out") == there, nth
+    assert nth > 10
 
 
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
