@@ -28,6 +28,9 @@ CHOICES = "autotune.json"
 INPUT = "input.parquet"
 """The rows that a run from Python was given."""
 
+INPUT_PARTS = (f"{INPUT}{TEMPORARY_SUFFIX}", f"{INPUT}{TEMPORARY_SUFFIX}.before")
+"""Files that INPUT is made of; a process that is killed while it writes rows leaves them."""
+
 COMPLETIONS = "completions.sqlite"
 """The completion store, unless the job keeps it elsewhere. Overwriting a run keeps it."""
 
@@ -39,7 +42,16 @@ _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
-_OUTLIVES = {LOCK_FILE, CARD, INPUT, GATHERED, SET_ASIDE, GONE, *(COMPLETIONS + end for end in _WITH_DATABASE)}
+_OUTLIVES = {
+    LOCK_FILE,
+    CARD,
+    INPUT,
+    *INPUT_PARTS,
+    GATHERED,
+    SET_ASIDE,
+    GONE,
+    *(COMPLETIONS + end for end in _WITH_DATABASE),
+}
 
 
 def refuse_foreign(directory: Path) -> None:

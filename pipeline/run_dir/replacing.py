@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.lock import holder
-from pipeline.run_dir.names import GATHERED, GONE, SET_ASIDE, files_of_run, wipe
+from pipeline.run_dir.names import GATHERED, GONE, INPUT_PARTS, SET_ASIDE, files_of_run, wipe
 from pipeline.system.atomic_files import sync_directory
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
@@ -105,9 +105,12 @@ def refuse_half_moved(directory: Path) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """Put back what a killed process has set aside, and remove what it was removing. The caller holds the lock."""
+    """Put back what a killed process has set aside, and remove what it was removing or writing. The caller holds the
+    lock."""
     gathered, aside, gone = (directory / name for name in (GATHERED, SET_ASIDE, GONE))
     with writing(directory):
+        for name in INPUT_PARTS:
+            (directory / name).unlink(missing_ok=True)
         if gone.exists():
             shutil.rmtree(gone)
         if aside.exists():

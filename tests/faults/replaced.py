@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pipeline
@@ -14,12 +15,12 @@ from pipeline.runs.job import run_job
 from tests.faults import toy
 from tests.pipeline.job_ops import Square
 
-DIES_AT_OPEN = "TESTS_DIE_AT_OPEN"
+DIES_AT_OPEN, DIES_IN_ROWS = "TESTS_DIE_AT_OPEN", "TESTS_DIE_IN_ROWS"
 ROWS = 12
 
 
-def _may_die() -> None:
-    if os.environ.get(DIES_AT_OPEN):
+def _may_die(variable: str = DIES_AT_OPEN) -> None:
+    if os.environ.get(variable):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,7 +51,12 @@ def job(directory: str, which: str, *overwrite: str) -> int:
 
 def rows(directory: str, which: str, *overwrite: str) -> int:
     """The same from Python, with rows of its own."""
-    given = [f"{which} {row}" for row in range(ROWS)]
+
+    def given() -> Iterator[str]:
+        for row in range(ROWS):
+            yield f"{which} {row}"
+        _may_die(DIES_IN_ROWS)
+
     keys = {"model.loader": f"{__name__}:load", "chunk_rows": 6, "sampling.max_tokens": 2}
     groups = {"model": "fake", "progress": "none", "report": False, "overwrite": bool(overwrite)}
-    return int(pipeline.run("generate", keys, rows=given, directory=directory, **groups).outcome or 0)
+    return int(pipeline.run("generate", keys, rows=given(), directory=directory, **groups).outcome or 0)

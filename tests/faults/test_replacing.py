@@ -15,7 +15,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.cli import status, verify
 from pipeline.run_dir.names import GATHERED, SET_ASIDE
 from pipeline.system.failpoints import VARIABLE, Failpoint
-from tests.faults.replaced import DIES_AT_OPEN
+from tests.faults.replaced import DIES_AT_OPEN, DIES_IN_ROWS
 from tests.faults.results import files, nothing_is_left_over, query
 
 pytestmark = pytest.mark.slow("kills runs that replace others, and what puts back the results")
@@ -156,6 +156,8 @@ def test_results_are_all_of_the_old_run_or_the_new_one_goes_on(runs):
     assert runs.dies(**{VARIABLE: f"{Failpoint.RESULTS_MOVED}:3"})
     assert half(runs.out)
     runs.check()
+    if runs.dies(**{DIES_IN_ROWS: "1"}):
+        runs.check()
 
 
 @pytest.mark.faults
