@@ -21,6 +21,7 @@ from pipeline.monitor.wording import CACHES, duration, share
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
+from pipeline.run_dir.replacing import HALF_MOVED, half_moved
 from pipeline.run_dir.state import STATE_FILE, RunStatus
 from pipeline.run_dir.state_reading import reading
 from pipeline.runs.ending import settled
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("--json", action="store_true", help="print status.json as it is")
     given = parser.parse_args(arguments)
     directory = given.directory
+    if half_moved(directory):
+        say(["{}" if given.json else f"{directory}: not running; {HALF_MOVED.format(directory)}"])
+        return ExitCode.INTERRUPTED
     if not (directory / STATE_FILE).is_file():
         remedy = near_run(directory) or f"; write {usage_of('status')}"
         raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")

@@ -10,7 +10,7 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
 from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, named_store, state_damage
 from pipeline.run_dir.lock import locked
-from pipeline.run_dir.names import COMPLETIONS, MANIFEST, is_headless, near_run, parts
+from pipeline.run_dir.names import COMPLETIONS, GATHERED, MANIFEST, SET_ASIDE, is_headless, near_run, parts
 from pipeline.run_dir.replacing import put_back
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.runs.repair import repair
@@ -49,7 +49,7 @@ def _refuse_others(directory: Path) -> None:
     except OSError as error:
         remedy = near_run(directory) or f"; write {usage_of('verify')}"
         raise ConfigError(f"{directory} cannot be read: {error.strerror}{remedy}") from error
-    if STATE_FILE not in names and not is_headless(names):
+    if not names & {STATE_FILE, GATHERED, SET_ASIDE} and not is_headless(names):
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}); write {usage_of('verify')}")
 
 

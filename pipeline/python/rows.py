@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 
 from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError
-from pipeline.run_dir.names import INPUT
+from pipeline.run_dir.names import INPUT, INPUT_PARTS
 from pipeline.run_dir.replacing import Replacing
-from pipeline.system.atomic_files import TEMPORARY_SUFFIX
 from pipeline.system.disk_errors import writing
 
 BATCH_ROWS = 8192
@@ -52,11 +51,11 @@ def write_rows(
         ConfigError: they are no rows, a value would become another one in its column, or there are other rows.
         StorageError: the file cannot be written.
     """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    temporary = path.with_name(INPUT_PARTS[0])
     with writing(temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write(batches_of(rows, as_json), temporary)
+            _write(batches_of(rows, as_json), temporary, path.with_name(INPUT_PARTS[1]))
             if not path.is_file() or _digest(path) != _digest(temporary):
                 if keep and path.is_file():
                     raise ConfigError(
@@ -198,11 +197,10 @@ def _as_json(name: str, value: Any) -> str | None:
         raise ConfigError(f"a value of '{name}' in rows does not become JSON text: {error}") from error
 
 
-def _write(tables: Iterator[pa.Table], path: Path) -> None:
+def _write(tables: Iterator[pa.Table], path: Path, before: Path) -> None:
     """Write `tables` one after the other; where one has other columns than those before it, write these again under
-    the columns of all."""
+    the columns of all. `before`: the place of these meanwhile."""
     schema, writer = pa.schema([]), None
-    before = path.with_name(f"{path.name}.before")
     try:
         for table in tables:
             wider = _united(schema, table.schema)

@@ -18,6 +18,7 @@ from pipeline.api.meter import RowCounts
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest, read_manifest
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
+from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.run_dir.state_reading import reading
 from pipeline.system.result_files import scan
@@ -84,6 +85,7 @@ def read_results(directory: Path) -> Results:
     Raises:
         ConfigError: it is not a run directory, or its state cannot be read and there is no manifest.
     """
+    refuse_half_moved(directory)
     found: Mapping[str, Any] = read_manifest(directory)
     accounts: Mapping[str, RowCounts] = {}
     if (directory / STATE_FILE).is_file():

@@ -28,6 +28,9 @@ CHOICES = "autotune.json"
 INPUT = "input.parquet"
 """The rows that a run from Python was given."""
 
+INPUT_PARTS = (f"{INPUT}{TEMPORARY_SUFFIX}", f"{INPUT}{TEMPORARY_SUFFIX}.before")
+"""Files that INPUT is made of; a process that is killed while it writes rows leaves them."""
+
 COMPLETIONS = "completions.sqlite"
 """The completion store, unless the job keeps it elsewhere. Overwriting a run keeps it."""
 
@@ -39,7 +42,16 @@ _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
-_OUTLIVES = {LOCK_FILE, CARD, INPUT, GATHERED, SET_ASIDE, GONE, *(COMPLETIONS + end for end in _WITH_DATABASE)}
+_OUTLIVES = {
+    LOCK_FILE,
+    CARD,
+    INPUT,
+    *INPUT_PARTS,
+    GATHERED,
+    SET_ASIDE,
+    GONE,
+    *(COMPLETIONS + end for end in _WITH_DATABASE),
+}
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -53,12 +65,13 @@ def refuse_foreign(directory: Path) -> None:
             return
         if not directory.is_dir():
             raise ConfigError(f"output_dir={directory} is a file; give a directory")
-        found = {entry.name for entry in directory.iterdir() if not _is_hollow(entry)} - _OUTLIVES
+        names = {entry.name for entry in directory.iterdir() if not _is_hollow(entry)}
     except OSError as error:
         raise ConfigError(
             f"output directory {directory} cannot be read: {error.strerror}; give another output_dir="
         ) from error
-    if not found or STATE_FILE in found:
+    found = names - _OUTLIVES
+    if not found or names & {STATE_FILE, GATHERED, SET_ASIDE}:
         return
     if is_headless(found):
         raise ConfigError(

@@ -11,10 +11,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.run_dir.names import GATHERED, GONE, SET_ASIDE, files_of_run, wipe
+from pipeline.api.errors import ConfigError
+from pipeline.run_dir.lock import holder
+from pipeline.run_dir.names import GATHERED, GONE, INPUT_PARTS, SET_ASIDE, files_of_run, wipe
 from pipeline.system.atomic_files import sync_directory
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
+
+HALF_MOVED = (
+    "a run that was to replace these results was killed before it worked, and they are set aside;"
+    " python -m pipeline verify {} puts them back, and so does the next run"
+)
 
 
 class Replacing:
@@ -29,18 +36,20 @@ class Replacing:
         """True for a directory that is to be as it was, also if nothing is put back."""
 
     def set_aside(self, others: Iterable[str] = ()) -> None:
-        """Move the files of the run, and `others` by name, out of the way."""
-        self.undo = True
-        if (self._directory / SET_ASIDE).exists():
+        """Move the files of the run, and `others` by name, out of the way; only `others` if the files are already."""
+        aside = self._directory / SET_ASIDE
+        if aside.exists():
+            for path in filter(Path.exists, (self._directory / name for name in others)):
+                _move(path, aside / path.name)
             return
         found = [path for path in files_of_run(self._directory, others) if path.exists()]
-        self.keeps = bool(found)
-        if not found:
-            return
         for path in found:
             _move(path, self._directory / GATHERED / path.relative_to(self._directory))
-        with writing(self._directory):
-            _rename(self._directory / GATHERED, self._directory / SET_ASIDE)
+        if found:
+            with writing(self._directory):
+                _rename(self._directory / GATHERED, aside)
+        self.keeps = bool(found)
+        self.undo = True  # not before: until then what is in the directory is of the run before
 
     def place(self, new: Path, path: Path) -> None:
         """Give the file `new` its name `path`."""
@@ -50,12 +59,14 @@ class Replacing:
 
     def begun(self) -> None:
         """Remove what was set aside: the new run works."""
-        self._placed.clear()
-        self.undo = self.keeps = False
+        aside, gone = self._directory / SET_ASIDE, self._directory / GONE
         with writing(self._directory):
-            if (self._directory / SET_ASIDE).exists():
-                _rename(self._directory / SET_ASIDE, self._directory / GONE)
-                shutil.rmtree(self._directory / GONE)
+            if aside.exists():
+                _rename(aside, gone)
+            self._placed.clear()
+            self.undo = self.keeps = False
+            if gone.exists():
+                shutil.rmtree(gone)
 
     def put_back(self) -> None:
         """Make the directory what it was."""
@@ -81,10 +92,25 @@ def replacing(directory: Path) -> Iterator[Replacing]:
         made.put_back()
 
 
+def half_moved(directory: Path) -> bool:
+    """Return True if results in `directory` are set aside, by a run that was killed before it worked."""
+    there = any((directory / name).exists() for name in (GATHERED, SET_ASIDE))
+    return there and holder(directory) is None
+
+
+def refuse_half_moved(directory: Path) -> None:
+    """Refuse to read results that are not in their place; raises ConfigError."""
+    if half_moved(directory):
+        raise ConfigError(f"{directory}: {HALF_MOVED.format(directory)}")
+
+
 def put_back(directory: Path) -> None:
-    """Put back what a killed process has set aside, and remove what it was removing. The caller holds the lock."""
+    """Put back what a killed process has set aside, and remove what it was removing or writing. The caller holds the
+    lock."""
     gathered, aside, gone = (directory / name for name in (GATHERED, SET_ASIDE, GONE))
     with writing(directory):
+        for name in INPUT_PARTS:
+            (directory / name).unlink(missing_ok=True)
         if gone.exists():
             shutil.rmtree(gone)
         if aside.exists():

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pipeline.run_dir.lock import beside
+from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE, RunState
 
 
@@ -21,8 +22,9 @@ def reading(directory: Path) -> Iterator[RunState]:
     left a log, which the first to open it would write into the file, a copy is read.
 
     Raises:
-        ConfigError, DamagedError: as RunState.
+        ConfigError, DamagedError: as RunState; or the results are set aside.
     """
+    refuse_half_moved(directory)
     path = directory / STATE_FILE
     log = path.with_name(f"{STATE_FILE}-wal")
     with beside(directory) as who, tempfile.TemporaryDirectory(prefix="state-") as folder:

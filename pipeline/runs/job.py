@@ -163,7 +163,7 @@ def _admitted(job: Job, results: Replacing) -> Iterator[tuple[RunState, Admissio
     try:
         admission = admit(job, state)
         if admission in (Admission.BEGIN, Admission.REPLACE):
-            if admission is Admission.REPLACE or parts(job.directory):
+            if admission is Admission.REPLACE or results.keeps or parts(job.directory):
                 state.close()
                 results.set_aside(name for node in job.graph.nodes.values() for name in node.op.concluded)
                 state = RunState(path)

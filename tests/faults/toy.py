@@ -54,12 +54,12 @@ class Prompts(BaseOperator):
 
 def run(directory: str, *overwrite: str) -> int:
     """Run the job, or resume it, or with a second argument begin it anew; returns the exit code."""
-    return run_job(_settings(directory, overwrite=bool(overwrite)), Resources())
+    return run_job(settings_of(directory, overwrite=bool(overwrite)), Resources())
 
 
 def run_published(directory: str) -> int:
     """The same, published to a folder beside `directory`, with a card."""
-    settings = _settings(directory, overwrite=False)
+    settings = settings_of(directory, overwrite=False)
     settings.output = OutputSettings(publish=f"file://{directory}.published", retries=0)
     return run_job(settings, Resources())
 
@@ -69,7 +69,8 @@ def repair(directory: str) -> int:
     return verify([directory, "repair=true"])
 
 
-def _settings(directory: str, *, overwrite: bool) -> JobSettings:
+def settings_of(directory: str, *, overwrite: bool) -> JobSettings:
+    """Return the job."""
     nodes = {name: NodeSettings(**node) for name, node in yaml.safe_load(NODES).items()}
     settings = JobSettings(name="toy", nodes=nodes, output_dir=directory, overwrite=overwrite)
     settings.max_open_chunks, settings.max_error_rate, settings.progress = 2, 1.0, "none"

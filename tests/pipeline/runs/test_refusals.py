@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +18,12 @@ import pytest
 
 import pipeline
 from operators.engine.backend import fake
+from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output
 from pipeline.api.runtime import Resources
+from pipeline.cli import verify
 from pipeline.cluster.start import POOLS
 from pipeline.run_dir.names import INPUT, RUN_LOG
 from pipeline.runs.job import run_job
@@ -26,6 +31,8 @@ from pipeline.settings import ClusterSettings, JobSettings, NodeSettings
 from tests.pipeline.monitor.test_prometheus import parsed
 from tests.pipeline.runs.test_job import job
 from tests.pipeline.runs.test_on_finish import noting, told
+
+pytestmark = pytest.mark.slow("refuses runs over the results of others at each place, also from Python")
 
 HERE = __name__
 
@@ -189,6 +196,38 @@ def test_a_live_run_is_left_alone_with_its_prometheus_file(tmp_path):
     assert snapshot(tmp_path / "out") == there
 
 
+@pytest.mark.parametrize(("error", "heals"), [(OSError(errno.ENOSPC, "full"), True), (KeyboardInterrupt(), False)])
+def test_a_move_that_fails_loses_nothing(tmp_path, monkeypatch, error, heals):
+    """Neither does the way back if that fails too: the next run, or `verify`, goes on with it."""
+    there = prepared(tmp_path, "finished")
+    (tmp_path / "out/notes.txt").write_text("mine")
+    (tmp_path / "out/data/notes.txt").write_text("mine")
+    there |= {"notes.txt": b"mine", "data/notes.txt": b"mine"}
+    settings = job_of(tmp_path)
+    settings.overwrite = True
+    rename = Path.rename
+    for nth in itertools.count(1):
+        calls = itertools.count(1)
+
+        def fails(path: Path, target: Path, calls=calls, nth=nth) -> Path:
+            if ".replaced" in f"{path}{target}" and (next(calls) == nth if heals else next(calls) >= nth):
+                raise error
+            return rename(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", fails)
+            try:
+                ended = run_job(settings, Resources())
+            except (PipelineError, KeyboardInterrupt):
+                ended = ExitCode.FAILED
+        if ended is ExitCode.DONE:
+            break
+        if not heals:
+            assert verify.main([str(tmp_path / "out")]) == 0
+        assert snapshot(tmp_path / "out") == there, nth
+    assert nth > 10
+
+
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "no rows": (7, {}),
     "empty": ([], {}),
@@ -198,6 +237,7 @@ ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a bad key": (["b"], {"sampling": {"max_tokens": -1}}),
     "a model that does not load": (["b"], {"model.loader": f"{HERE}:does_not_load"}),
 }
+QUIET: dict[str, Any] = {"progress": "none", "report": False, "model": "fake"}
 inspect = fake.inspect
 
 
@@ -206,12 +246,17 @@ def does_not_load(settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_rows_replace_the_input_of_a_run_only_when_they_can_be_run(tmp_path, live):
+def test_rows_replace_the_input_of_a_run_only_when_they_can_be_run(tmp_path, live, monkeypatch):
     out = tmp_path / "out"
-    settings: dict[str, Any] = {"sampling": {"max_tokens": 2}, "progress": "none", "report": False, "model": "fake"}
+    out.mkdir()
+    (out / f"{INPUT}.tmp").touch()  # of a process that was killed while it wrote rows
+    settings: dict[str, Any] = {"sampling": {"max_tokens": 2}, **QUIET}
     pipeline.run(rows=["a"], directory=out, **settings)
+    (out / "final.jsonl").touch()
+    monkeypatch.setattr(WriteRows, "concluded", ("final.jsonl",))
     there = snapshot(out)
-    assert INPUT in there
+    assert there.keys() >= {INPUT, "final.jsonl"}
+    assert f"{INPUT}.tmp" not in there
     with (out / ".lock").open("w") as file:
         if live:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -221,7 +266,33 @@ def test_rows_replace_the_input_of_a_run_only_when_they_can_be_run(tmp_path, liv
             with pytest.raises(PipelineError, match="another run" if live and name != "a bad key" else "."):
                 pipeline.run("generate", keys, rows=rows, directory=out, overwrite=True, **groups)
             assert snapshot(out) == there, name
+    monkeypatch.undo()
     again = pipeline.run(rows=["b"], directory=out, overwrite=True, **settings)
     assert again.rows().collect()["prompt"].to_list() == ["b"]
     assert not [path for path in out.iterdir() if path.name.startswith(".replaced")]
     assert json.loads((out / "status.json").read_text())["state"] == "done"
+
+
+def test_of_two_threads_with_rows_for_one_directory_one_waits(tmp_path):
+    """The second goes on with the same rows, and is refused with others."""
+    ended: dict[str, Any] = {}
+    start = threading.Barrier(3)
+
+    def run(name: str, rows: list[str]) -> None:
+        start.wait()
+        try:
+            made = pipeline.run(rows=rows, directory=tmp_path / "out", sampling={"max_tokens": 2}, **QUIET)
+            ended[name] = made.rows().collect()["prompt"].to_list()
+        except ConfigError as error:
+            ended[name] = str(error)
+
+    given = {"a": ["a"] * 9, "also a": ["a"] * 9, "b": ["b"] * 9}
+    threads = [threading.Thread(target=run, args=item) for item in given.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [name for name, found in ended.items() if isinstance(found, str)]
+    assert refused in (["b"], ["a", "also a"], ["also a", "a"])
+    assert all("a run with other rows" in ended[name] for name in refused)
+    assert all(ended[name] == given[name] for name in given.keys() - set(refused))
