@@ -38,7 +38,9 @@ PUBLISHING = (
     Failpoint.MANIFEST_UPLOADED,
 )
 """Points that only a run with a card and a place to publish to comes to: tests/faults/test_publish.py."""
-POINTS = [p for p in Failpoint if p not in (*COMMAND_LINE, *PUBLISHING, Failpoint.RESULTS_MOVED)]
+REPLACING = (Failpoint.RESULTS_MOVED,)
+"""Points that only a run that replaces results comes to: tests/faults/test_replacing.py."""
+POINTS = [p for p in Failpoint if p not in (*COMMAND_LINE, *PUBLISHING, *REPLACING)]
 BRIEF = {
     Failpoint.SHARD_WRITTEN,
     Failpoint.SHARD_RENAMED,
