@@ -1,0 +1,106 @@
+"""StateFile: a connection to state.sqlite whose transactions are sealed, for all threads."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.api.errors import ConfigError, StorageError
+from pipeline.run_dir.state_schema import check, set_up
+from pipeline.system.disk_errors import using_database
+from pipeline.system.failpoints import Failpoint, reached
+
+T = TypeVar("T")
+CLOSE_S = 5.0
+"""Seconds that closing the database waits for a thread that uses it."""
+
+
+class StateFile:
+    """Base of RunState: opens the database, and reads and writes it. Methods may be called from any thread.
+
+    Every method may raise StorageError (the disk is full or cannot be written) and DamagedError.
+
+    Args:
+        path: of state.sqlite; created if it does not exist.
+        source: URI that a reader opens in its place (see `reading`): all that it reads is of one moment.
+
+    Raises:
+        ConfigError: the file belongs to another program or version, or is not writable.
+        DamagedError: the file is corrupt.
+        StorageError: the disk is full.
+    """
+
+    def __init__(self, path: Path, source: str = "") -> None:
+        self._lock = threading.Lock()
+        self._path = path
+        try:
+            self._db = _connect(source or f"{path.absolute().as_uri()}?mode=rwc")
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} cannot be used: {error}; give another output_dir=") from error
+        try:
+            with using_database(path):
+                if source:
+                    self._db.execute("BEGIN")
+                    if check(self._db, path):
+                        return
+                    self._db.close()
+                    self._db = _connect(":memory:")
+                self._seal = set_up(self._db, path)
+        except BaseException as error:
+            self._db.close()
+            if isinstance(error, StorageError) and not error.full:
+                raise ConfigError(f"{error}, or give another output_dir=") from error
+            raise
+
+    def close(self) -> None:
+        """Close the database, unless a thread that was left behind hangs in it."""
+        if self._lock.acquire(timeout=CLOSE_S):
+            self._db.close()
+            self._lock.release()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._sealed():
+            yield
+            reached(Failpoint.STATE_COMMITTING)
+        reached(Failpoint.STATE_COMMITTED)
+
+    @contextmanager
+    def _sealed(self) -> Iterator[None]:
+        with self._lock, using_database(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._seal.begin()
+                yield
+                self._seal.write()
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite has ended it itself when the disk was full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _set(self, key: str, value: object) -> None:
+        text = json.dumps(value, ensure_ascii=False, sort_keys=not key.startswith("schema:"))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, text))
+
+    def _get(self, key: str, default: T) -> T:
+        row = self._one("SELECT value FROM meta WHERE key = ?", key)
+        value: T = default if row is None else json.loads(row[0])
+        return value
+
+    def _one(self, query: str, *values: object) -> Any:
+        with self._lock, using_database(self._path):
+            return self._db.execute(query, values).fetchone()
+
+    def _all(self, query: str, *values: object) -> list[Any]:
+        with self._lock, using_database(self._path):
+            return self._db.execute(query, values).fetchall()
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
