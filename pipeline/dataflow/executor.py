@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
-from pipeline.api.user_code import or_else
+from pipeline.dataflow.closing import close_all
 from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, Inbox
@@ -24,7 +22,7 @@ from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
-from pipeline.system.deadlines import ENDING_S, GRACE_S, Overran, leave_after, within
+from pipeline.system.deadlines import ENDING_S, GRACE_S, leave_after
 
 REJECT_CAPACITY_ROWS = 4096
 OPENS = "left at once: an operator is being opened, and does not end. The same command begins or resumes the run"
@@ -209,27 +207,14 @@ class Executor:
             raise self._stopper.failure
 
     def _close(self, opened: list[Stage]) -> None:
-        """Close operators, the last one first, and then what they shared. A failure is logged: what is committed is
-        there. After a hang nothing more is closed, since it may be in use."""
-        closers = [(f"node '{stage.name}'", stage.node.op.close) for stage in reversed(opened)]
-        for what, close in [*closers, ("what the nodes shared", self._context.resources.close)]:
-            half_open = what == closers[0][0] and len(opened) < len(self._stages)
-            level = logging.DEBUG if half_open else logging.WARNING
-            if not self._stopper.abandoned.is_set():
-                or_else(f"{what} cannot be closed", partial(self._close_in_time, what, close), None, level)
-        if self._stopper.abandoned.is_set():
+        """Close operators, the last one first, unless a thread that was left behind may use them."""
+        operators = [(stage.name, stage.node.op.close) for stage in reversed(opened)]
+        half_open = operators[0][0] if operators and len(opened) < len(self._stages) else None
+        shared, abandoned = self._context.resources.close, self._stopper.abandoned
+        self.left_in_close = close_all(operators, shared, self._ending_s, abandoned, half_open)
+        if abandoned.is_set():
             self._context.resources.leave_open()
             self._context.process.leave_open()
-
-    def _close_in_time(self, what: str, close: Callable[[], None]) -> None:
-        try:
-            within(self._ending_s, f"close of {what}", close)
-        except Overran:
-            self.abandon()
-            raise
-        except SystemExit as error:
-            self.left_in_close = self.left_in_close or NodeFailed(what.removeprefix("node ").strip("'"), error)
-            raise
 
     def _start_and_wait(self, tick: Callable[[], None]) -> None:
         threads = [

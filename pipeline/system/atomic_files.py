@@ -92,10 +92,10 @@ def rename_shards(shards: Sequence[Shard]) -> None:
 
 def make_directory(directory: Path) -> None:
     """Make `directory` and its missing parents, and make their names durable."""
-    if not directory.is_dir():
-        make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

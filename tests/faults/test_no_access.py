@@ -50,7 +50,7 @@ def test_an_output_directory_below_a_file(tmp_path, data, capsys):
     (tmp_path / "file").touch()
     assert main([*JOB, f"data.path={data}", f"output_dir={tmp_path / 'file' / 'out'}"]) == ExitCode.CONFIG
     shown = capsys.readouterr().err
-    assert f"output directory {tmp_path / 'file' / 'out'} cannot be used: File exists" in shown
+    assert f"output directory {tmp_path / 'file' / 'out'} cannot be used: Not a directory" in shown
     assert "give another output_dir=" in shown
 
 

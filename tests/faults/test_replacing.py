@@ -172,11 +172,14 @@ def test_so_are_they_after_a_kill_at_any_move(runs):
 
 @pytest.mark.faults
 def test_so_are_they_after_a_kill_elsewhere(runs):
+    died = []
     for point in POINTS:
         if runs.dies(**{VARIABLE: point}):
+            died.append(point)
             runs.check()
         else:
             runs.restore()
+    assert {Failpoint.ATTEMPT_STARTED, Failpoint.STATE_COMMITTED, Failpoint.ATTEMPT_ENDED} <= set(died)
 
 
 @pytest.mark.faults
