@@ -21,7 +21,7 @@ def close_all(
     abandoned: threading.Event,
     half_open: str | None = None,
 ) -> NodeFailed | None:
-    """Close operators in this order, and then what they `shared`. Failures are logged, since what is committed is there.
+    """Close operators in this order, then what they `shared`. Failures are logged, since what is committed is there.
     After a hang nothing more is closed: it may be in use.
 
     Args:
