@@ -96,6 +96,8 @@ def test_the_host_program_is_as_it_was(use):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BaseContainer, "_resolvers", {**BaseContainer._resolvers, "now": lambda config, *_: "the host's"})
         patch.setattr(StringNode, "_validate_and_convert_impl", compose._as_omegaconf_has_it)
+        patch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
+        ConfigStore.instance().store(group="model", name="mine", node=Hosts)
         mine = OmegaConf.structured(Hosts)
         before = host()
         USES[use]()
