@@ -33,7 +33,7 @@ class Replacing:
         self.keeps = False
         """True once there are results of a run before that will be put back."""
         self.undo = False
-        """True for a directory that is to be as it was, also if nothing is put back."""
+        """True once the files of a run are the new one's, which go if it is refused though nothing is put back."""
 
     def set_aside(self, others: Iterable[str] = ()) -> None:
         """Move the files of the run, and `others` by name, out of the way; only `others` if the files are already."""
@@ -49,7 +49,6 @@ class Replacing:
             with writing(self._directory):
                 _rename(self._directory / GATHERED, aside)
         self.keeps = bool(found)
-        self.undo = True  # not before: until then what is in the directory is of the run before
 
     def place(self, new: Path, path: Path) -> None:
         """Give the file `new` its name `path`."""
