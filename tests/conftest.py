@@ -4,10 +4,12 @@ deadline: a busy machine is no defect."""
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 from hypothesis import settings
 
+from pipeline.system.file_cache import PLACE
 from tests import seconds, template_processes
 from tests.composing import keep
 from tests.reports import write_again, write_none
@@ -18,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("no deadline")
     config.pluginmanager.register(seconds)
     _take_own_cores()
+    _take_own_cache(config)
     keep()
     template_processes.keep()
     write_none()
@@ -27,6 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process write their reports."""
     write_again(monkeypatch)
+
+
+def _take_own_cache(config: pytest.Config) -> None:
+    """Tests find nothing in the cache that others left, such as a model's trial that passed; all processes share it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="llama-pipeline-cache-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ[PLACE] = folder.name
 
 
 def _take_own_cores() -> None:

@@ -24,7 +24,7 @@ from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import MemoryNeed, Runtime
 
 
@@ -43,6 +43,8 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
             f"{model.path or model.file}: {facts.encoder}; take one that continues texts (docs/models.md has a list),"
             " or give it to Embed, Rerank or Classify"
         )
+    if facts.refusal is not None:
+        raise InputError(facts.refusal)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.header import part_names, parts_of
-from operators.llama.model import LlamaModel, check_gpu, facts_of, weights_path
+from operators.llama.model import LlamaModel, check_gpu, facts_of, refusal_of, weights_path
 from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError, install
@@ -35,8 +35,9 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     check_gpu(settings)
     path = fetch(settings)
     fetched = " ".join(["sha256", *map(_verified, parts_of(path))])
-    used = weights_path(replace(settings, path=str(path)))
-    return facts_of(used, fetched if used == path else None)
+    settings = replace(settings, path=str(path))
+    used = weights_path(settings)
+    return facts_of(used, fetched if used == path else None, refusal_of(settings))
 
 
 def fetch(settings: ModelSettings) -> Path:

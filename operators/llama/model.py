@@ -52,7 +52,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """
     check_options(settings, ())
     check_gpu(settings)
-    return facts_of(weights_path(settings))
+    return facts_of(weights_path(settings), refusal=refusal_of(settings))
 
 
 def check_gpu(settings: ModelSettings) -> None:
@@ -92,15 +92,15 @@ def gguf_path(settings: ModelSettings) -> Path:
 
 
 def weights_path(settings: ModelSettings) -> Path:
-    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`.
-
-    Raises:
-        InputError: llama.cpp refuses the model file.
-    """
+    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`."""
     path, wanted = gguf_path(settings), settings.converts_to
-    if settings.probe and (refusal := probe(path)) is not None:
-        raise InputError(f"{path} could not be loaded: {refusal}")
     return path if wanted is None else converted(path, wanted)
+
+
+def refusal_of(settings: ModelSettings) -> str | None:
+    """Return why llama.cpp does not load the model file, as its trial tells; None if it does, or was not tried."""
+    refusal = probe(path := gguf_path(settings)) if settings.probe else None
+    return None if refusal is None else f"{path} could not be loaded: {refusal}"
 
 
 class LlamaModel:
@@ -284,8 +284,9 @@ class LlamaModel:
             self._scratch = (ctypes.c_int * (2 * -count))()
 
 
-def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
-    """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content."""
+def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = None) -> ModelFacts:
+    """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content.
+    `refusal`: see `refusal_of`."""
     header = read_header(path)
     fingerprint = content_of(path) if fingerprint is None else fingerprint
     size = sum(part.stat().st_size for part in parts_of(path))
@@ -294,5 +295,6 @@ def facts_of(path: Path, fingerprint: str | None = None) -> ModelFacts:
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         tool_template=header.tool_template,
         sampling=header.sampling,
+        refusal=refusal,
         tokens=functools.partial(tokens_of, parts_of(path)[0]),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import Runtime
 
 
@@ -53,6 +53,7 @@ class ModelFacts:
         encoder: why it cannot continue texts, though it reads them; None: it can.
         outputs: of its classifier head; 0: it has none.
         sampling: the values that its file asks for, by llama.cpp's names (general.sampling.*).
+        refusal: why it will not load. What an encoder is asked for is told before that, see `check_room`.
         tokens: reads the texts of its tokens.
     """
 
@@ -65,6 +66,7 @@ class ModelFacts:
     chat_template: str | None = None
     tool_template: str | None = None
     sampling: Mapping[str, str] = field(default_factory=dict)
+    refusal: str | None = None
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 
@@ -84,7 +86,10 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
         raise ConfigError(
             f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
         )
-    return inspect(settings)
+    facts = inspect(settings)
+    if facts.refusal is not None and facts.encoder is None:
+        raise InputError(facts.refusal)
+    return facts
 
 
 def template_of(settings: ModelSettings, *, tools: bool = False) -> str | None:
