@@ -40,8 +40,13 @@ GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 _PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
+_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
+"""Files that are written under a temporary name, which a killed process leaves."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
-_OURS = (RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT, CHOICES, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE)
+_OURS = (
+    *(RUN_LOG, *_REPLACED, *(f"{name}{TEMPORARY_SUFFIX}" for name in _REPLACED)),
+    *(f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE),
+)
 _OUTLIVES = {
     LOCK_FILE,
     CARD,
