@@ -189,11 +189,13 @@ class AsksByBatch(BaseOperator):
 
         def done(request: Request) -> None:
             """Take an answer, in the endpoint's thread: it is kept also if the run ends before it is looked at."""
-            if request.error is None:
-                answers, usage = request.result
-                self._stored.keep(dict(zip(keys, answers, strict=True)))
-                self._count(usage)
-            answered.put((keys, request))
+            try:
+                if request.error is None:
+                    answers, usage = request.result
+                    self._stored.keep(dict(zip(keys, answers, strict=True)))
+                    self._count(usage)
+            finally:
+                answered.put((keys, request))
 
         return Request(
             self,
@@ -214,6 +216,7 @@ class AsksByBatch(BaseOperator):
             try:
                 found = answered.get(timeout=_TICK_S)
             except queue.Empty:
+                self._endpoint.check()
                 if self._runtime.cancelled:
                     raise Cancelled from None
                 continue

@@ -198,8 +198,11 @@ class EndpointGenerate(BaseOperator):
 
     def _take(self, row: EndpointRow) -> None:
         """Take an answer, in the endpoint's thread."""
-        if self._lookup is not None:
-            self._lookup.keep(row)
+        try:
+            if self._lookup is not None:
+                self._lookup.keep(row)
+        except Exception as failed:  # of the store: what is not kept would be paid for again
+            self._endpoint.fail(failed)
         self._finished.append(row)
         if len(self._finished) == TAKEN_ROWS:
             self._wake()

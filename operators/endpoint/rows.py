@@ -22,6 +22,9 @@ from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.records import ROW, Batch, Rejects, python_values
 
 PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
+STREAM = "stream"
+NOT_STREAMED = b', "stream": false}'
+"""Ends a body: some servers stream unless they are asked not to. It is no part of a row's key."""
 CHARACTERS_PER_TOKEN = 3
 """An estimate, for limits of tokens per minute; what an answer says it used takes its place."""
 
@@ -143,7 +146,7 @@ class Requests:
         row.request = Request(
             self,
             PATHS[self._api],
-            sent,
+            sent if self._bodies.names(STREAM) else sent[:-1] + NOT_STREAMED,
             lambda answer: read_answer(answer, self._api),
             lambda request: self._answered(row, request),
             tokens=len(sent) // CHARACTERS_PER_TOKEN + most,

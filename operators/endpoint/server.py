@@ -17,6 +17,8 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 from pipeline.system.redaction import clean_url
 
+_BEYOND_S = 60.0
+"""What the longest wait for a server may take beyond patience and timeout, before the run counts as stalled."""
 _OF_MODEL = ("id", "owned_by", "root", "parent", "max_model_len", "meta")
 """Keys of a model's card that stay as they are when the server is started again."""
 
@@ -49,7 +51,7 @@ def server_of(runtime: Runtime, settings: EndpointSettings) -> Server:
 
 def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
     endpoint = Endpoint(settings, runtime.log)
-    runtime.when_stuck(endpoint.cut_off)
+    runtime.when_stuck(endpoint.cut_off, settings.patience_s + settings.timeout_s + _BEYOND_S)
     runtime.status(endpoint.status)
     try:
         card = _card(endpoint, settings, runtime)

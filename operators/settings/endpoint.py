@@ -41,6 +41,8 @@ class EndpointSettings(ModelSettings):
         timeout_s: of one request, the time in the server's queue included.
         retries: how often a request is sent again that failed on its own account, before its row is a reject.
         patience_s: how long to wait for a server that does not answer at all or refuses everything for now.
+        refusals_in_a_row: so many requests that were given up, without an answer in between, end the run, and none of
+            their rows is written; null: each costs its row, however many there are.
         extra_body: further keys of the body; null takes a key out.
         price_per_million: what a million tokens cost: {input: ..., output: ..., cached: ...}.
     """
@@ -58,6 +60,7 @@ class EndpointSettings(ModelSettings):
     timeout_s: float = field(default=600.0, metadata=NOT_IN_DATA)
     retries: int = field(default=5, metadata=NOT_IN_DATA)
     patience_s: float = field(default=600.0, metadata=NOT_IN_DATA)
+    refusals_in_a_row: int | None = field(default=16, metadata=NOT_IN_DATA)
     extra_body: Any = field(default=None, metadata=WHEN_GIVEN)
     price_per_million: Any = field(default=None, metadata=NOT_IN_DATA)
 
@@ -87,6 +90,8 @@ class EndpointSettings(ModelSettings):
         check(self.timeout_s > 0, "model.timeout_s", self.timeout_s, "seconds above 0")
         check(self.patience_s >= 0, "model.patience_s", self.patience_s, "0 seconds or more")
         check(self.retries >= 0, "model.retries", self.retries, "0 (none) or more")
+        most = self.refusals_in_a_row
+        check(most is None or most >= 1, "model.refusals_in_a_row", most, "1 or more, or null for any number")
         fits = self.extra_body is None or isinstance(self.extra_body, dict)
         check(fits, "model.extra_body", self.extra_body, "it maps keys of the request's body to values, or is null")
         allowed = f"it maps {', '.join(PRICES)} to numbers, input and output at least, or is null"

@@ -121,6 +121,7 @@ class RunContext:
     totals: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     statuses: list[Callable[[], str]] = field(default_factory=list)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
+    patience_s: float = 0.0
     stop_after_chunk: Callable[[int], None] = lambda chunk: None
     round_rows: Callable[[], int | None] = lambda: None
 
@@ -191,9 +192,14 @@ class Runtime:
         """Register `text`, which is shown in the progress line (for example the active slots)."""
         self.context.statuses.append(text)
 
-    def when_stuck(self, cut_off: Callable[[], None]) -> None:
-        """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon."""
+    def when_stuck(self, cut_off: Callable[[], None], patience_s: float = 0.0) -> None:
+        """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon.
+
+        Args:
+            patience_s: how long a call may wait before a run in which nothing moves is stopped.
+        """
         self.context.when_stuck.append(cut_off)
+        self.context.patience_s = max(self.context.patience_s, patience_s)
 
     def stop_after_chunk(self, chunk: int) -> None:
         """End the run once `chunk` is committed (-1: without another commit) and discard work on later chunks. To be

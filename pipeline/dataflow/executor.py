@@ -111,6 +111,11 @@ class Executor:
             context.round_rows = lambda: target.round_rows
 
     @property
+    def patience_s(self) -> float:
+        """Seconds for which nothing may move, whatever else is set: something waits for a server."""
+        return self._context.patience_s
+
+    @property
     def meters(self) -> list[StageMeter]:
         """Meters of all nodes in topological order, then of the parts that operators have declared."""
         stages = [stage for name, stage in self._stages.items() if name != REJECT_WRITER]

@@ -68,10 +68,12 @@ class Watchdog:
             return False
         if seen != self._seen:
             self._seen, self._since = seen, now
-        elif self._timeout_s is not None and now - self._since >= self._timeout_s:
+            return True
+        most_s = max(self._timeout_s or 0.0, self._executor.patience_s)
+        if self._timeout_s is not None and now - self._since >= most_s:
             self._stopped_at = now
             why = (
-                f"nothing has moved for {self._timeout_s:g} s; run.log says where every thread and every channel stood."
+                f"nothing has moved for {most_s:g} s; run.log says where every thread and every channel stood."
                 " Run the same command again to resume; if steps do take that long, raise runtime.stall_timeout_s"
             )
             self._executor.stop(PipelineError(why))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from operators.endpoint.api.dialects import CHAT
 from operators.endpoint.api.json_shape import (
+    Failed,
     Unusable,
     clean,
     count,
@@ -18,13 +20,17 @@ from operators.endpoint.api.json_shape import (
     member,
     real,
     refuse_error,
+    shown,
     text,
 )
+from operators.rows.json_values import noun
 
-__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "read_answer", "read_usage", "to_json"]
+__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "odd_usage", "read_answer", "read_usage", "to_json"]
 
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
+COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
+"""Numbers of tokens in an Answer."""
 _REASONS: Mapping[str, str] = {
     "stop": STOP,
     "tool_calls": STOP,
@@ -37,11 +43,13 @@ _REASONS: Mapping[str, str] = {
     "model_length": LENGTH,
 }
 """Finish reasons of servers; text-generation-inference and Mistral have their own words."""
+_FILTERED = "content_filter"
 _UNFINISHED: Mapping[str, str] = {
-    "content_filter": "the server's content filter cut the answer",
     "abort": "the server gave up the answer",
     "error": "the server failed on the answer",
 }
+LEAST_LOGPROB = -9999.0
+"""What vLLM and OpenAI write for a log-probability of minus infinity."""
 _STOPS = ("stop_reason", "matched_stop")
 """Where vLLM and SGLang say what ended the text: a stop string as text, a token as its id."""
 _REASONING = ("reasoning_content", "reasoning")
@@ -110,13 +118,14 @@ def read_answer(body: object, api: str) -> Answer:
     """Read the body of a response to /v1/chat/completions (`api` is chat) or /v1/completions.
 
     Raises:
-        Unusable: it is no such body, it is an error, or the answer was cut by anything but its length.
+        Failed: it is an error, it has no choice, or the server gave the answer up: the next may be one.
+        Unusable: it is no such body, or the answer was cut by anything but its length.
     """
     whole = member(body, "the answer")
     refuse_error(whole)
-    choices = listed(whole.get("choices"), "choices")
-    if not choices:
-        raise Unusable("the answer has no choices")
+    if not (found := whole.get("choices", 0)) and found in (None, []):
+        raise Failed("the answer has no choices")
+    choices = listed(found or whole.get("choices"), "choices")
     choice = member(choices[0], "choices[0]")
     refuse_error(choice)
     said = (
@@ -125,28 +134,39 @@ def read_answer(body: object, api: str) -> Answer:
         else {"text": text(choice.get("text"), "text")}
     )
     reason, detail = _finish(choice)
+    usage = read_usage(whole)
+    if api == CHAT and _is_lost(choice["message"], said, reason) and usage["completion_tokens"]:
+        raise Failed(f"the answer has no text, though it counts {usage['completion_tokens']} tokens")
     logprobs, top = _logprobs(choice.get("logprobs"))
     return Answer(
         **said,
         finish_reason=reason,
         finish_detail=detail,
-        **read_usage(whole),
+        **usage,
         logprobs=logprobs,
         top_logprobs=top,
-        model=maybe_text(whole.get("model"), "model") or "",
+        model=clean(model) if isinstance(model := whole.get("model"), str) else "",
     )
 
 
 def _finish(choice: Mapping[str, Any]) -> tuple[str, str]:
     detail = text(choice.get("finish_reason"), "finish_reason")
     if detail in _UNFINISHED:
-        raise Unusable(_UNFINISHED[detail])
+        raise Failed(_UNFINISHED[detail])
+    if detail == _FILTERED:
+        raise Unusable("the server's content filter cut the answer")
     if detail not in _REASONS:
         raise Unusable(f"finish_reason is {detail[:40]!r}, which is not known")
     reason = _REASONS[detail]
     if reason == STOP and any(isinstance(choice.get(key), str) for key in _STOPS):
         return STOP_STRING, detail
     return reason, detail
+
+
+def _is_lost(message: Mapping[str, Any], said: Mapping[str, Any], reason: str) -> bool:
+    """Return whether a message that came to its end has nothing in it: not even an empty text."""
+    rest = (said["reasoning"], said["refusal"], said["calls"])
+    return reason == STOP and message.get("content") is None and not any(rest)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,16 +229,10 @@ def _arguments(given: object) -> str:
         raise Unusable("the arguments of a call cannot be written as JSON") from error
 
 
-def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say.
-
-    Raises:
-        Unusable: one is no number of tokens.
-    """
-    usage = maybe_object(body.get("usage"), "usage")
-    prompt = maybe_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
-    completion = maybe_object(usage.get("completion_tokens_details"), "completion_tokens_details")
-    timings = body.get("timings")
+def _given_counts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an answer says of the tokens it used, by the names that Answer has for them, where it says that."""
+    usage = _maybe(body.get("usage"))
+    prompt, completion = _maybe(usage.get("prompt_tokens_details")), _maybe(usage.get("completion_tokens_details"))
     places: Mapping[str, list[object]] = {
         # rerankers of Jina say the total alone
         "prompt_tokens": [usage.get("prompt_tokens"), usage.get("total_tokens")],
@@ -226,12 +240,33 @@ def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
         "cached_tokens": [
             prompt.get("cached_tokens"),
             usage.get("prompt_cache_hit_tokens"),  # DeepSeek
-            timings.get("cache_n") if isinstance(timings, dict) else None,  # llama-server, older
+            _maybe(body.get("timings")).get("cache_n"),  # llama-server, older
         ],
         "reasoning_tokens": [completion.get("reasoning_tokens"), usage.get("reasoning_tokens")],  # SGLang the second
     }
     found = {name: [value for value in values if value is not None] for name, values in places.items()}
-    return {name: count(values[0], name) if values else None for name, values in found.items()}
+    return {name: values[0] for name, values in found.items() if values}
+
+
+def _maybe(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say,
+    or what it says is no number of tokens: an answer is good and paid for, whatever is counted."""
+    given = _given_counts(body)
+    return {name: count(given.get(name)) for name in COUNTS}
+
+
+def odd_usage(body: object) -> str | None:
+    """Return what an answer says of its tokens that cannot be; None if nothing is wrong with it."""
+    if not isinstance(body, dict):
+        return None
+    if not isinstance(body.get("usage"), dict | None):
+        return f"that usage is {noun(body['usage'])}, not an object"
+    odd = {name: value for name, value in _given_counts(body).items() if count(value) is None}
+    return next((f"that {name} is {shown(value)}, no number of tokens" for name, value in odd.items()), None)
 
 
 def _logprobs(given: object) -> tuple[tuple[float, ...] | None, tuple[tuple[Likely, ...], ...] | None]:
@@ -239,16 +274,20 @@ def _logprobs(given: object) -> tuple[tuple[float, ...] | None, tuple[tuple[Like
     found = maybe_object(given, "logprobs")
     if (content := found.get("content")) is not None:
         entries = [member(entry, "an entry of logprobs") for entry in listed(content, "logprobs.content")]
-        own = tuple(real(entry.get("logprob"), "a log-probability") for entry in entries)
+        own = tuple(_logprob(entry.get("logprob")) for entry in entries)
         return own, tuple(tuple(_likely(entry.get("top_logprobs"))) for entry in entries)
     if found.get("token_logprobs") is None:
         return None, None
-    own = tuple(real(one, "a log-probability") for one in listed(found["token_logprobs"], "token_logprobs"))
+    own = tuple(_logprob(one) for one in listed(found["token_logprobs"], "token_logprobs"))
     top = found.get("top_logprobs")
     tops = tuple(tuple(_likely(one)) for one in ([None] * len(own) if top is None else listed(top, "top_logprobs")))
     if len(tops) != len(own):
         raise Unusable(f"logprobs has {len(own)} tokens and {len(tops)} lists of likeliest ones")
     return own, tops
+
+
+def _logprob(given: object) -> float:
+    return LEAST_LOGPROB if given == -math.inf else real(given, "a log-probability")
 
 
 def _likely(given: object) -> list[Likely]:
@@ -259,7 +298,7 @@ def _likely(given: object) -> list[Likely]:
         entries = [member(one, "a likeliest token") for one in ([] if given is None else listed(given, "top_logprobs"))]
         pairs = [(text(one.get("token"), "a token"), one.get("logprob"), one.get("id")) for one in entries]
     found = [
-        Likely(clean(token), real(logprob, "a log-probability"), _id(token, given_id))
+        Likely(clean(token), _logprob(logprob), _id(token, given_id))
         for token, logprob, given_id in pairs
         if logprob is not None
     ]

@@ -131,22 +131,24 @@ class Bodies:
         check_structured(structured)
         if structured.kind == "json_schema_column":
             structured_body("json_schema", {}, self._dialect, self._api)
-        elif self._constraint is not None and not self._names(f"structured.{self._constraint[0]}"):
+        elif self._constraint is not None and not self.names(f"structured.{self._constraint[0]}"):
             structured_body(*self._constraint, self._dialect, self._api)
         has_tools = data is not None and data.has_tools
         if choice not in (None, NONE) and not has_tools:
             raise Unsent(f"sampling.tools={choice} needs tools; give data.tools or data.tools_column")
-        if has_tools and not self._names("tools"):
+        if has_tools and not self.names("tools"):
             of_any = {"type": "function", "function": {"name": choice}}
             tools_body(choice, [of_any], self._dialect, self._api)
         self._template({})
 
     def _has_no_key(self, name: str) -> bool:
-        return name != CHOICE and not self._names(name) and DIALECTS[name][self._dialect].of(self._api) is None
+        return name != CHOICE and not self.names(name) and DIALECTS[name][self._dialect].of(self._api) is None
 
-    def _names(self, setting: str) -> bool:
+    def names(self, setting: str) -> bool:
         """Return True if `model.extra_body` has the setting, or the key under which it is sent."""
-        return setting in self._extra or DIALECTS[setting][self._dialect].of(self._api) in self._extra
+        if setting in self._extra:
+            return True
+        return setting in DIALECTS and DIALECTS[setting][self._dialect].of(self._api) in self._extra
 
     def _drawing(self, overrides: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the sampling values of a row, and their keys of the body."""
@@ -174,7 +176,7 @@ class Bodies:
             constraint = None if parsed is None else ("json_schema", parsed)
             if parsed is not None:
                 text_check(parsed, f"the schema in column '{column}'")
-        if constraint is None or self._names(f"structured.{constraint[0]}"):
+        if constraint is None or self.names(f"structured.{constraint[0]}"):
             return {}
         if tools and values["tools"] not in (None, AUTO, NONE):
             raise Unsent(f"sampling.structured and sampling.tools={values['tools']} cannot both be; keep one")

@@ -20,6 +20,18 @@ class Unusable(Exception):
     """A body cannot be used. The message says why."""
 
 
+class Failed(Unusable):
+    """The server has failed on a request that it took; the same request may be answered.
+
+    Args:
+        status: the HTTP status that it would have had, as the server says; None: it does not.
+    """
+
+    def __init__(self, reason: str, status: int | None = None):
+        super().__init__(reason)
+        self.status = status
+
+
 def clean(text: str) -> str:
     """Return `text` with U+FFFD for halves of characters, which JSON can hold and UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -56,12 +68,10 @@ def maybe_object(found: object, what: str) -> Mapping[str, Any]:
     return {} if found is None else member(found, what)
 
 
-def count(found: object, what: str) -> int | None:
-    """Return a number of tokens; None for null."""
-    if found is None:
-        return None
+def count(found: object) -> int | None:
+    """Return a number of tokens; None for what is none."""
     if type(found) not in (int, float) or not 0 <= found <= MOST_TOKENS or found != int(found):  # type: ignore[operator, call-overload]
-        raise Unusable(f"{what} is {_shown(found)}, no number of tokens")
+        return None
     return int(found)  # type: ignore[call-overload,no-any-return]
 
 
@@ -71,21 +81,27 @@ def real(found: object, what: str) -> float:
         return float(found)
     if type(found) is float and math.isfinite(found) and abs(found) <= _LARGEST:
         return found
-    raise Unusable(f"{what} is {_shown(found)}, no number that float32 holds")
+    raise Unusable(f"{what} is {shown(found)}, no number that float32 holds")
 
 
 def refuse_error(body: Mapping[str, Any]) -> None:
-    """Raise Unusable with the server's own message if it answers with an error."""
+    """Raise Failed with the server's own message if it answers with an error."""
     error = body.get("error")
     if error is None and body.get("object") == "error":  # SGLang, and vLLM before 0.11
         error = body
     if not error:
         return
-    said = error.get("message") if isinstance(error, dict) else error
-    raise Unusable(f"the server says: {clean(said)[:_SHOWN]}" if isinstance(said, str) else "the server says: error")
+    of = error if isinstance(error, dict) else {"message": error}
+    said, code = of.get("message"), of.get("code")
+    code = int(code) if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3 else code
+    status = code if type(code) is int and 300 <= code < 600 else None
+    raise Failed(
+        f"the server says: {clean(said)[:_SHOWN]}" if isinstance(said, str) else "the server says: error", status
+    )
 
 
-def _shown(found: object) -> str:
+def shown(found: object) -> str:
+    """Return a value of JSON for a message: a number itself, of others the kind."""
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, float) or (isinstance(found, int) and abs(found) < 10**20):

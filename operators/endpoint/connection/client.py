@@ -1,15 +1,15 @@
 """Endpoint: sends the requests of all nodes to the servers of a model, from a thread with an event loop of its own.
 
-A request that fails on its own account is sent again `model.retries` times, and its row is a reject then. What is the
-fault of the server (nobody answers, too many requests) does not count: the run waits, and ends after
-`model.patience_s` without a single answer.
+A request that fails on its own account is sent again `model.retries` times, to another URL where there is one, and is
+given up then: its row is a reject, unless nothing is answered after it (refusals.py). What is the fault of the server
+(nobody answers, too many requests) does not count: the run waits, and ends after `model.patience_s` without a single
+answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -18,21 +18,22 @@ from concurrent.futures import Future, wait
 from logging import Logger
 from typing import Any, TypeVar
 
-from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.answers import Unusable, odd_usage
+from operators.endpoint.api.json_shape import Failed
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.connection.http import Http, NoAnswer, Unreachable, require_client
+from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable, require_client
+from operators.endpoint.connection.patience import Patience
+from operators.endpoint.connection.refusals import PASSES_S, GivenUp, Refusals
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.retrying import retrying
-from operators.endpoint.connection.routes import Routes
-from operators.endpoint.connection.verdict import Again, EndpointError, NoSuchApi, Refused, judge, without
+from operators.endpoint.connection.routes import Route, Routes
+from operators.endpoint.connection.verdict import Again, EndpointError, Refused, judge, quoted, without
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
 T = TypeVar("T")
-_SAID_AFTER_S = 2.0
 _TICK_S = 0.1
 STOPPED = "the run was stopped"
-_TOO_LONG = "it asks for %g s (Retry-After), more than model.patience_s=%g leaves"
 _GRACE_S = 1.0
 """How long requests under way may still be answered when the run is stopped."""
 
@@ -53,18 +54,15 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls)
-        self._limit = (
-            Adaptive(longest_s=settings.timeout_s) if settings.concurrency == AUTO else Fixed(settings.concurrency)
-        )
+        self._routes = Routes(settings.urls, self._limit_of_url)
+        self._refusals = Refusals(settings.refusals_in_a_row, min(PASSES_S, settings.patience_s))
+        self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute)
         self._waiting: deque[Request] = deque()
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._later: asyncio.TimerHandle | None = None
-        self._hold_until = 0.0
-        self._down_since: float | None = None
-        self._answers = 0
-        self._said_down = self._said_model = False
+        self._probe: asyncio.TimerHandle | None = None
+        self._said: set[str] = set()
         self._failure: PipelineError | None = None
         self._leaving = False
         self.model: str | None = None
@@ -96,6 +94,7 @@ class Endpoint:
             if is_stopped():
                 raise Cancelled
             wait([answered], timeout=_TICK_S)
+            self.check()
         self.check()
         if request.error is not None:
             raise Unusable(request.error)
@@ -106,6 +105,12 @@ class Endpoint:
         if self._failure is not None:
             raise self._failure
 
+    def fail(self, error: Exception) -> None:
+        """End the run by `error`: nothing more is sent. May be called from any thread."""
+        if self._failure is None:
+            is_known = isinstance(error, PipelineError)
+            self._failure = error if is_known else EndpointError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+
     @property
     def active(self) -> int:
         """Requests in flight."""
@@ -113,8 +118,9 @@ class Endpoint:
 
     def status(self) -> str:
         """Return requests in flight and their limit, for the progress line."""
-        down = ", waiting for the server" if self._said_down else ""
-        return f"{self.active}/{self._limit.limit} requests{down}"
+        held_s = self._routes.held_s
+        down = f", waiting {held_s:.0f} s as the server asks" if held_s >= 1 else ", waiting for the server"
+        return f"{self.active}/{self._routes.limit} requests{down if held_s >= 1 or self._patience.is_short else ''}"
 
     def leave(self, owner: object) -> None:
         """Drop the requests of `owner` that were not sent, and end those under way after a moment."""
@@ -148,7 +154,7 @@ class Endpoint:
     async def _end(self, is_meant: Callable[[Request], bool], grace_s: float) -> None:
         dropped = [request for request in self._waiting if is_meant(request)]
         self._waiting = deque(request for request in self._waiting if not is_meant(request))
-        for request in dropped:
+        for request in [*dropped, *(each.request for each in self._refusals.drop(is_meant))]:
             self._finish(request, STOPPED)
         tasks = [task for task, request in self._tasks.items() if is_meant(request)]
         if tasks:
@@ -163,100 +169,104 @@ class Endpoint:
 
     def _send(self) -> None:
         """Begin as many requests as may be in flight."""
-        while self._waiting and len(self._tasks) < self._limit.limit:
+        while self._waiting and len(self._tasks) < self._routes.limit:
             if self._failure is not None or self._leaving:
                 self._finish(self._waiting.popleft(), STOPPED)
                 continue
-            wait_s = self._hold_until - time.monotonic()
-            wait_s = wait_s if wait_s > 0 else self._pace.delay(self._waiting[0].tokens)
+            if self._refusals.is_wall:
+                break
+            wait_s = self._routes.held_s or self._pace.delay(self._waiting[0].tokens)
             if wait_s > 0:
                 if self._later is None:
                     self._later = self._loop.call_later(wait_s, self._send_later)
-                return
-            request = self._waiting.popleft()
-            task = self._loop.create_task(self._serve(request))
-            self._tasks[task] = request
-            task.add_done_callback(self._ended)
+                break
+            self._begin(self._waiting.popleft())
+        if self._refusals and not self._tasks and self._probe is None:
+            self._settle()
 
     def _send_later(self) -> None:
         self._later = None
         self._send()
 
+    def _begin(self, request: Request) -> None:
+        task = self._loop.create_task(self._serve(request))
+        self._tasks[task] = request
+        task.add_done_callback(self._ended)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         self._send()
 
+    def _settle(self) -> None:
+        """Decide on the requests that were given up, where none is under way."""
+        if self._refusals.is_wall and self._failure is None and not self._leaving:
+            wait_s = self._refusals.next_try_s()
+            if wait_s is not None:
+                self._patience.say(self._refusals.last_error)
+                self._probe = self._loop.call_later(wait_s, self._try_again)
+                return
+        elif self._waiting:
+            return
+        if self._failure is None:
+            self._failure = self._refusals.ending()
+        for each in self._refusals.take():
+            self._finish(each.request, each.error)
+        self._send()
+
+    def _try_again(self) -> None:
+        """Send a request that was given up once more, to see whether the server answers again."""
+        self._probe = None
+        if (request := self._refusals.pop()) is not None:
+            request.failures = self._settings.retries
+            self._begin(request)
+        self._send()
+
     def _finish(self, request: Request, error: str | None) -> None:
         request.error, request.ended_s = error, time.perf_counter()
-        request.done(request)
+        try:
+            request.done(request)
+        except Exception as failed:  # it must not be lost in a task that nobody looks at
+            self._log.debug("an answer cannot be taken", exc_info=True)
+            self.fail(failed)
 
     async def _serve(self, request: Request) -> None:
         """Send `request` until it is answered or given up."""
+        hidden = self._hidden(request)
         error: str | None = None
+        given_up: GivenUp | None = None
+        is_believed = request.optional
         try:
-            await retrying(lambda: self._try(request), self._time_left(request))
+            rule = self._patience.rule(request, hidden, lambda: self._failure is not None or self._leaving)
+            await retrying(lambda: self._try(request), rule)
         except (Refused, Unusable) as refused:
-            error = without(str(refused), self._hidden(request))
+            given_up = GivenUp(request, without(str(refused), hidden))
+            if isinstance(refused, Refused) and refused.is_of_row:
+                is_believed = True
+                self._believe(self._refusals.answered())
         except Again as failed:
-            error = without(f"{failed.reason}, in {request.tries} tries", self._hidden(request))
+            tries = f"{failed.reason}, in {request.tries} {'try' if request.tries == 1 else 'tries'}"
+            given_up = GivenUp(request, without(tries, hidden), _clean(failed.ends, hidden), failed.ends is None)
         except asyncio.CancelledError:
             error = STOPPED
-        except PipelineError as failure:
-            failure.args = (without(str(failure), self._hidden(request)), *failure.args[1:])
-            error = str(failure)
-            if not (isinstance(failure, NoSuchApi) and request.optional):
-                self._failure = self._failure or failure
-        except Exception as unexpected:  # it must not be lost in a task that nobody looks at
-            self._failure = self._failure or EndpointError(f"{type(unexpected).__name__}: {unexpected}")
+        except Exception as failure:
+            if not isinstance(failure, PipelineError):
+                self._log.debug("a request failed", exc_info=True)
+            self.fail(_clean(failure, hidden))
             error = str(self._failure)
-            self._log.debug("a request failed", exc_info=True)
+        if given_up is not None:
+            stops = self._failure is not None or self._leaving
+            if not (is_believed or stops) and self._refusals.add(given_up):
+                return
+            error = given_up.error
         self._finish(request, error)
 
-    def _time_left(self, request: Request) -> Callable[[Again], float]:
-        """Return the rule that says, after a failure of `request`, in how many seconds its next try must have begun.
-
-        The rule raises Again where the request has no try left, and EndpointError where the server has no time left.
-        """
-        answers = self._answers
-
-        def rule(failed: Again) -> float:
-            nonlocal answers
-            now, patience = time.monotonic(), self._settings.patience_s
-            request.failing_since = request.failing_since or now
-            if self._failure is not None or self._leaving:
-                raise failed
-            if failed.of_server and (failed.busy or answers == self._answers):
-                left_s = self._patience_left(failed, now, self._hidden(request))
-                if now - request.failing_since > max(patience, self._settings.timeout_s):
-                    raise failed
-                return left_s
-            if failed.of_server:  # others are answered, so this request may be at fault
-                answers = self._answers
-            request.failures += 1
-            if request.failures > self._settings.retries:
-                raise failed
-            if failed.asks_longer_than(request.failing_since + patience - now):
-                raise Again(f"{failed.reason}; {_TOO_LONG % (failed.after_s, patience)}")
-            return math.inf
-
-        return rule
-
-    def _patience_left(self, failed: Again, now: float, hidden: list[str]) -> float:
-        """Return the seconds that the servers have until one of them must have answered.
-
-        Raises:
-            EndpointError: they have passed, or are fewer than the server asks for.
-        """
-        patience = self._settings.patience_s
-        self._down_since = self._down_since or now
-        self._say_waiting(now - self._down_since, without(failed.reason, hidden))
-        left_s = self._down_since + patience - now
-        why = f"no request was answered for model.patience_s={patience:g} s" if left_s < 0 else None
-        if why is None and failed.asks_longer_than(left_s):
-            why = _TOO_LONG % (failed.after_s, patience)
-        if why is not None:
-            raise EndpointError(f"{failed.reason}; {why}. What is answered is kept, and the same command goes on")
-        return left_s
+    def _believe(self, given_up: Sequence[GivenUp]) -> None:
+        """Make rejects of requests that were given up, or give them what is left of their tries."""
+        for each in given_up:
+            if each.request.failures <= self._settings.retries and each.request.may_be_taken(self._routes.all):
+                self._waiting.appendleft(each.request)
+            else:
+                self._finish(each.request, each.error)
 
     def _hidden(self, request: Request) -> list[str]:
         """Return the texts that no message about `request` may quote."""
@@ -264,62 +274,87 @@ class Endpoint:
 
     async def _try(self, request: Request) -> None:
         """Send `request` once, and set its result."""
-        route, wait_s = self._routes.choose()
-        while wait_s > 0:
-            await asyncio.sleep(wait_s)
-            route, wait_s = self._routes.choose()
-        route.active += 1
+        route = await self._routes.enter(request.failed_at)
         request.tries += 1
         self.requests += 1
         self.retries += request.tries > 1
         request.sent_s = time.perf_counter()
-        where = f"the server {route.name}"
         try:
-            url = route.url + request.path
-            reply = await self._http.ask(url, request.body, where)
-            self._routes.answered(route)
-            judge(reply.status, reply.headers, reply.body, where, url)
-            body = _json(reply.body, where)
-            request.result = request.read(body)
-            self._compare(body)
+            reply = await self._http.ask(route.url + request.path, request.body, f"the server {route.name}")
+            self._read(request, reply, route)
         except Again as failed:
-            if isinstance(failed, Unreachable):
-                self._routes.failed(route)
-            if failed.busy or isinstance(failed, NoAnswer) or not self._routes.has_one:
-                self._limit.refused()
-            if failed.busy:
-                hold_s = min(failed.after_s or 0.0, self._settings.patience_s)
-                self._hold_until = max(self._hold_until, time.monotonic() + hold_s)
+            self._note_failure(failed, route)
+            request.failed_at.add(route)
+            raise
+        except (Refused, Unusable) as refused:
+            self._routes.failed(route, takes_none=False)
+            request.failed_at.add(route)
+            request.refused_by.add(route)
+            if request.may_be_taken(self._routes.all):  # another server may know better
+                raise Again(str(refused)) from None
             raise
         finally:
-            route.active -= 1
-        self._answered(request)
+            self._routes.leave(route)
+        self._routes.answered(route)
+        self._answered(request, route)
 
-    def _answered(self, request: Request) -> None:
+    def _read(self, request: Request, reply: Reply, route: Route) -> None:
+        """Set the result of `request`, or raise what the response means instead."""
+        where, url = f"the server {route.name}", route.url + request.path
+        judge(reply.status, reply.headers, reply.body, where, url)
+        try:
+            body = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            kind = reply.headers.get("Content-Type", "").partition(";")[0]
+            said = f"{len(reply.body):,} bytes{f' of {kind}' if kind else ''} that are no JSON: {quoted(reply.body)}"
+            raise Again(f"{where} answers with {said}") from None
+        try:
+            request.result = request.read(body)
+        except Failed as failed:
+            if failed.status is not None:
+                judge(failed.status, reply.headers, str(failed).encode(), where, url)
+            raise Again(f"{where} fails on it: {failed}") from None
+        self._compare(body)
+
+    def _note_failure(self, failed: Again, route: Route) -> None:
+        hold_s = (failed.after_s or 0.0) if failed.busy else 0.0
+        route.is_shut = failed.of_server and failed.ends is not None
+        if len(self._routes.all) == 1 and hold_s > self._settings.patience_s:  # the next request shows whether for all
+            self._routes.failed(route, takes_none=False)
+            return
+        if failed.busy or isinstance(failed, NoAnswer | Unreachable):
+            route.limit.refused()
+        self._routes.failed(route, takes_none=failed.of_server, hold_s=hold_s)
+
+    def _answered(self, request: Request, route: Route) -> None:
         used, made = request.tokens_of(request.result)
         self._pace.correct(request.tokens, used)
-        self._limit.answered(time.perf_counter() - request.sent_s, made)
-        self._answers += 1
-        self._down_since = None
-        if self._said_down:
-            self._said_down = False
-            self._log.info("the server answers again")
+        route.limit.answered(time.perf_counter() - request.sent_s, made)
+        self._patience.answered()
+        if not request.optional:
+            self._believe(self._refusals.answered())
+
+    def _limit_of_url(self) -> Adaptive | Fixed:
+        many = self._settings.concurrency
+        return Adaptive(longest_s=self._settings.timeout_s) if many == AUTO else Fixed(many)
 
     def _compare(self, body: Any) -> None:
-        """Say once if an answer is of another model than the one that was asked for."""
+        """Say once if an answer is of another model than the one that was asked for, or counts tokens in an odd way."""
         told = body.get("model") if isinstance(body, dict) else None
-        if self.model is not None and told != self.model and isinstance(told, str) and told and not self._said_model:
-            self._said_model = True
-            self._log.warning("%r was asked for, and the server says that %r answers: an alias?", self.model, told)
+        if self.model is not None and told != self.model and isinstance(told, str) and told:
+            self._say_once(f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?")
+        if (odd := odd_usage(body)) is not None:
+            self._say_once(f"the server says {odd}; such counts are null in the results")
 
-    def _say_waiting(self, seconds: float, reason: str) -> None:
-        if seconds >= _SAID_AFTER_S and not self._said_down:
-            self._said_down = True
-            self._log.warning("%s; waiting for up to model.patience_s=%g s", reason, self._settings.patience_s)
+    def _say_once(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._said:
+            self._said.add(kind)
+            self._log.warning(text)
 
 
-def _json(body: bytes, where: str) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise Again(f"{where} answers with {len(body):,} bytes that are no JSON") from None
+def _clean(failure: Any, hidden: list[str]) -> Any:
+    """Return an error without what no message may quote."""
+    if failure is not None:
+        failure.args = (without(str(failure), hidden), *failure.args[1:])
+    return failure

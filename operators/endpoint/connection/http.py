@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 10.0
 _MOST_BYTES = 256 << 20
+_PIECE_BYTES = 1 << 16
+_WORDS = 160
+"""Characters of an error's own words."""
+_CERTIFICATE = (
+    "if it is yours, name the file of its authority in the environment variable SSL_CERT_FILE, or model.url of a proxy"
+    " that has a valid one"
+)
+_NO_TLS = "it may speak http:// there, and model.url has https://"
+_SPEAKS_NO_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "UNSUPPORTED_PROTOCOL",
+    "TLSV1_ALERT_PROTOCOL_VERSION",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +43,10 @@ class Reply:
 
 
 class Unreachable(Again):
-    """No connection can be made: nobody listens, or the network is down."""
+    """No connection can be made: nobody listens, or the network is down. With a remedy if that will not change."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, of_server=True)
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason, of_server=True, ends=None if remedy is None else ConfigError(f"{reason}; {remedy}"))
 
 
 class NoAnswer(Again):
@@ -80,8 +94,7 @@ class Http:
         Raises:
             Again: the connection broke.
             NoAnswer: there was none in time.
-            Unreachable: there is nobody to ask.
-            ConfigError: the certificate is not valid.
+            Unreachable: there is nobody to ask; with `ends` where the certificate is not valid or TLS is not spoken.
         """
         http = self._aiohttp
         method = "GET" if body is None else "POST"
@@ -91,10 +104,10 @@ class Http:
                 content = await self._read(response, where)
                 return Reply(response.status, response.headers, content)
         except http.ClientConnectorCertificateError as error:
-            raise ConfigError(
-                f"{where} has a certificate that is not valid ({_brief(error)}); if it is yours, name the file of its"
-                " authority in the environment variable SSL_CERT_FILE, or model.url of a proxy that has a valid one"
-            ) from None
+            raise Unreachable(f"{where} has a certificate that is not valid ({_brief(error)})", _CERTIFICATE) from None
+        except http.ClientConnectorSSLError as error:
+            remedy = _NO_TLS if getattr(error.os_error, "reason", None) in _SPEAKS_NO_TLS else None
+            raise Unreachable(f"{where} cannot be reached ({_brief(error)})", remedy) from None
         except http.ClientConnectorDNSError as error:
             raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
@@ -111,13 +124,20 @@ class Http:
         await self._session.close()
 
     async def _read(self, response: aiohttp.ClientResponse, where: str) -> bytes:
-        if (response.content_length or 0) > _MOST_BYTES:
-            raise Again(f"{where} answers with {response.content_length} bytes")
-        return await response.read()
+        """Return the body, decompressed, of `_MOST_BYTES` at most, whatever the server says of its length."""
+        pieces, size = [], 0
+        async for piece in response.content.iter_chunked(_PIECE_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST_BYTES:
+                response.close()
+                raise Again(f"{where} answers with more than {_MOST_BYTES >> 20} MiB")
+        return b"".join(pieces)
 
 
 def _brief(error: BaseException) -> str:
-    """Return the kind of an error and its number's meaning, without URLs and headers."""
+    """Return the kind of an error and its own words, without URLs and headers."""
     inner = getattr(error, "certificate_error", getattr(error, "os_error", error))
-    said = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    words = (getattr(inner, name, None) for name in ("verify_message", "strerror", "reason", "message"))
+    said = next((word for word in words if isinstance(word, str) and word), None)
+    return f"{type(error).__name__}: {said.splitlines()[0][:_WORDS]}" if said else type(error).__name__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from operators.endpoint.connection.routes import Route
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +22,7 @@ class Request:
         done: called in the endpoint's thread when it has a result or an error.
         tokens: estimate of prompt and completion tokens, for `model.tokens_per_minute`.
         secrets: texts that no message may quote.
-        optional: a server that has no such API ends nothing.
+        optional: a server that refuses it ends nothing, and its answer says nothing about rows.
         tokens_of: returns the tokens that a result used, and how many of them it made.
     """
 
@@ -43,3 +45,10 @@ class Request:
     """When it was sent the last time."""
     ended_s: float = 0.0
     failing_since: float = 0.0
+    failed_at: set[Route] = field(default_factory=set)
+    refused_by: set[Route] = field(default_factory=set)
+    """URLs that failed on it, and those of them that have refused it for good."""
+
+    def may_be_taken(self, routes: Iterable[Route]) -> bool:
+        """Return whether one of `routes` has not refused the request for good."""
+        return any(route not in self.refused_by for route in routes)

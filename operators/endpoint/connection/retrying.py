@@ -19,7 +19,7 @@ async def retrying(attempt: Callable[[], Awaitable[None]], time_left: Callable[[
 
     Args:
         time_left: returns, after a failure, in how many seconds the next try must have begun, which is not less than
-            the server asks for; it raises what ends the tries.
+            the server asks for; it raises what ends the tries. A busy server is left alone by all, see Routes.
     """
     for number in count():
         try:
@@ -28,6 +28,6 @@ async def retrying(attempt: Callable[[], Awaitable[None]], time_left: Callable[[
         except Again as failed:
             left_s = time_left(failed)
             wait_s = random.uniform(0, min(_FIRST_S * 2 ** min(number, _DOUBLINGS), _LONGEST_S))
-            if failed.after_s is not None:  # jitter, so that those who wait for the same moment do not come at once
+            if failed.after_s is not None and not failed.busy:  # jitter, so that not all who wait come at once
                 wait_s = failed.after_s + min(wait_s, 1.0)
         await asyncio.sleep(min(wait_s, left_s))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
+import re
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from pipeline.api.errors import ConfigError, PipelineError
 
-LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530), 529})
+LATER = frozenset({202, 408, 409, 421, 424, 425, 429, 498, 499, *range(500, 600)}) - {501}
 """Statuses after which the same request may be answered."""
-BUSY = frozenset({429, 502, 503, 504, 529})
+BUSY = frozenset({429, 498, 502, 503, 504, 529})
 """Those of them that say nothing about the request: the server, or one before it, takes none for now."""
 _KEY = "check the key (model.key_env names the environment variable that has it) and what it may use"
 _ENDS: Mapping[int, str] = {
@@ -23,16 +25,22 @@ _ENDS: Mapping[int, str] = {
     405: "check model.url and model.api: the server has no such API",
     501: "check model.api: the server has no such API",
 }
+_OF_ROW = re.compile(
+    r"context.{0,40}(length|window|size|limit)|too (long|large|many tokens)|maximum.{0,20}tokens"
+    r"|content.?(filter|policy)",
+    re.I,
+)
+"""What a server says of a row that it has read."""
 _MOST_CHARACTERS = 300
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_QUOTED = 80
+"""Characters of a body that is none of an API."""
 _SHORTEST_SECRET = 6
 
 
 class EndpointError(PipelineError):
     """A server gives no answers, for longer than `model.patience_s`, or at all. The same command goes on."""
-
-
-class NoSuchApi(ConfigError):
-    """The server has no such API, or no such model."""
 
 
 class Again(Exception):
@@ -43,11 +51,20 @@ class Again(Exception):
         after_s: seconds to wait, as the server says; None: it does not.
         of_server: the request is not at fault.
         busy: the server has too much to do.
+        ends: ends the run, if it holds for every request.
     """
 
-    def __init__(self, reason: str, after_s: float | None = None, *, of_server: bool = False, busy: bool = False):
+    def __init__(
+        self,
+        reason: str,
+        after_s: float | None = None,
+        *,
+        of_server: bool = False,
+        busy: bool = False,
+        ends: PipelineError | None = None,
+    ):
         super().__init__(reason)
-        self.reason, self.after_s, self.of_server, self.busy = reason, after_s, of_server, busy
+        self.reason, self.after_s, self.of_server, self.busy, self.ends = reason, after_s, of_server, busy, ends
 
     def asks_longer_than(self, seconds: float) -> bool:
         """Return whether the server asks for a longer wait than `seconds`."""
@@ -55,7 +72,15 @@ class Again(Exception):
 
 
 class Refused(Exception):
-    """The server takes the request of this row never; the message says why."""
+    """The server takes the request of this row never; the message says why.
+
+    Args:
+        is_of_row: the server has read the row, so it works.
+    """
+
+    def __init__(self, reason: str, *, is_of_row: bool = False):
+        super().__init__(reason)
+        self.is_of_row = is_of_row
 
 
 def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url: str) -> None:
@@ -66,27 +91,22 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
         url: the URL that was asked.
 
     Raises:
-        Again: the same request may be answered later.
+        Again: the same request may be answered later, or by another server.
         Refused: not for this row.
-        ConfigError: for no row, until the job is changed.
-        EndpointError: for no row, for now.
     """
-    if 200 <= status < 300:
+    if 200 <= status < 300 and status not in LATER:
         return
     if 300 <= status < 400:
-        raise ConfigError(
-            f"{where} redirects to {_place(headers.get('Location', ''), url)}, which is not followed; name the server"
-            " itself with model.url"
-        )
+        said = f"{where} redirects to {_place(headers.get('Location', ''), url)}, which is not followed"
+        raise Again(said, of_server=True, ends=ConfigError(f"{said}; name the server itself with model.url"))
     said = f"{where} says {status}: {message_of(body)}"
     if status == 402 or (status == 429 and b"insufficient_quota" in body):
-        raise EndpointError(f"{said}; {_ENDS[402]}")
+        raise Again(said, of_server=True, ends=EndpointError(f"{said}; {_ENDS[402]}"))
     if status in LATER:
-        raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 503, 529))
+        raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 498, 503, 529))
     if status in _ENDS:
-        kind = ConfigError if status in (401, 403) else NoSuchApi
-        raise kind(f"{said}; {_ENDS[status]}")
-    raise Refused(said)
+        raise Again(said, ends=ConfigError(f"{said}; {_ENDS[status]}"))
+    raise Refused(said, is_of_row=_OF_ROW.search(said) is not None)
 
 
 def message_of(body: bytes) -> str:
@@ -102,17 +122,43 @@ def message_of(body: bytes) -> str:
     return f"{text[:_MOST_CHARACTERS]}..." if len(text) > _MOST_CHARACTERS else text or "nothing"
 
 
+def quoted(body: bytes) -> str:
+    """Return the first characters of a body, in quotes."""
+    return repr(" ".join(body[: 4 * _QUOTED].decode("utf-8", "replace").split())[:_QUOTED])
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that `Retry-After` asks for: as a number, or as a date, which is compared with the server's
-    own clock (`Date`) where it tells that; None if there is none."""
+    """Return the seconds that a server asks to wait; None if it does not.
+
+    `Retry-After` is a number, or a date, which is compared with the server's own clock (`Date`) where it tells that.
+    OpenAI says it in milliseconds too, and when each limit that has nothing left is free again (`x-ratelimit-...`).
+    """
     given = headers.get("Retry-After", "").strip()
+    if (exact := _number(headers.get("retry-after-ms", ""))) is not None:
+        return exact / 1000
     if not given:
-        return None
-    try:
-        return max(0.0, float(given))
-    except ValueError:
-        then, now = _seconds(given), _seconds(headers.get("Date", ""))
+        limits = [name for name in ("requests", "tokens") if headers.get(f"x-ratelimit-remaining-{name}") == "0"]
+        resets = [_duration(headers.get(f"x-ratelimit-reset-{name}", "")) for name in limits]
+        return max((seconds for seconds in resets if seconds is not None), default=None)
+    if (seconds := _number(given)) is not None:
+        return seconds
+    then, now = _seconds(given), _seconds(headers.get("Date", ""))
     return None if then is None else max(0.0, then - (time.time() if now is None else now))
+
+
+def _number(given: str) -> float | None:
+    try:
+        return max(0.0, number) if math.isfinite(number := float(given)) else None
+    except ValueError:
+        return None
+
+
+def _duration(given: str) -> float | None:
+    """Return the seconds of a duration as Go writes it: 6m0s, 1.5s, 20ms; a number alone is in seconds."""
+    parts = _PART.findall(given)
+    if not given or "".join(number + unit for number, unit in parts) != given:
+        return _number(given)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def without(text: str, secrets: list[str]) -> str:

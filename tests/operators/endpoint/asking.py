@@ -14,10 +14,11 @@ ROWS = 24
 
 
 def asked(server: FaultServer | str, directory: Path, rows: int = ROWS, **settings):
+    job = settings.pop("job", "generate")
     url = server if isinstance(server, str) else server.url
     known = {"model.url": url, "model.retries": 2, "model.timeout_s": 5, "model.patience_s": 20, "max_error_rate": 1.0}
     return run(
-        "generate",
+        job,
         known | {key.replace("__", "."): value for key, value in settings.items()},
         rows=[{"id": i, "prompt": f"the prompt of row {i}"} for i in range(rows)],
         model="endpoint",

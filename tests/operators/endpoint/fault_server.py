@@ -29,6 +29,7 @@ class Fault:
         hang_s: seconds before anything is sent.
         cut: how many bytes of the response are sent before the connection is reset; None: all.
         slow_s: seconds between two bytes.
+        has_length: the response says how long it is; else the end of the connection is its end.
     """
 
     status: int = 200
@@ -37,6 +38,7 @@ class Fault:
     hang_s: float = 0.0
     cut: int | None = None
     slow_s: float = 0.0
+    has_length: bool = True
 
 
 Script = Callable[[int, dict[str, Any]], Fault | None]
@@ -190,6 +192,8 @@ async def _send(writer: asyncio.StreamWriter, fault: Fault) -> bool:
     is_text = isinstance(fault.body, str)
     content = (fault.body if is_text else json.dumps(fault.body)).encode()
     headers = {"Content-Type": "text/html" if is_text else "application/json", "Content-Length": str(len(content))}
+    if not fault.has_length:
+        del headers["Content-Length"]
     lines = [f"HTTP/1.1 {fault.status} X", *(f"{k}: {v}" for k, v in (headers | dict(fault.headers)).items())]
     whole = "\r\n".join([*lines, "", ""]).encode() + content
     if fault.slow_s:
@@ -202,7 +206,7 @@ async def _send(writer: asyncio.StreamWriter, fault: Fault) -> bool:
     await writer.drain()
     if fault.cut is not None:
         _reset(writer)
-    return fault.cut is None
+    return fault.cut is None and fault.has_length
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -70,7 +70,7 @@ def test_texts_are_scored_after_what_is_given(tmp_path):
 @pytest.mark.parametrize(("job", "settings", "cost"), [("rerank", RERANK, 14), ("score_perplexity", SCORE, 9)])
 def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, settings, cost):
     price = {"model__price_per_million": {"input": 1e6, "output": 1e6}, "model__concurrency": 1}
-    with FaultServer(lambda number, body: Fault(401, {}) if number == 1 else None) as server:
+    with FaultServer(lambda number, body: Fault(402, {}) if number == 1 else None) as server:
         with pytest.raises(NodeFailed):
             asked(server, job, tmp_path / "out", **settings, **price)
         result = asked(server, job, tmp_path / "out", **settings, **price)

@@ -7,11 +7,13 @@ import os
 import random
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from pipeline.api.errors import ExitCode
+from operators.generation.journal import Journal, StoredCompletion
+from pipeline.api.errors import ExitCode, NodeFailed, StorageError
 from pipeline.results.figures import run_figures
 from pipeline.results.reader import read_results
 from tests.operators.endpoint.asking import ROWS, asked, started, texts
@@ -31,6 +33,31 @@ def test_each_row_is_asked_once_and_answered(tmp_path, expected):
     assert texts(result) == expected == texts(again)
     (totals,) = result.metrics("run").select("totals").collect()["totals"]
     assert json.loads(totals)["cost"] == pytest.approx(ROWS * (6 * 1.0 + 4 * 0.5 + 5 * 2.0) / 1e6)
+
+
+@pytest.mark.parametrize(("job", "api", "kept"), [("generate", "chat", 10), ("embed", "embeddings", 2)])
+def test_a_store_that_fails_ends_the_run_at_once_and_what_it_has_is_not_asked_again(
+    tmp_path, monkeypatch, job, api, kept
+):
+    put = Journal.put
+    stored: list[int] = []
+
+    def fails(self: Journal, completions: Mapping[bytes, StoredCompletion]) -> None:
+        if len(stored) >= kept:
+            raise StorageError("the disk is full", tmp_path, full=True)
+        stored.append(1)
+        put(self, completions)
+
+    monkeypatch.setattr(Journal, "put", fails)
+    with FaultServer(delay_s=0.01) as server:
+        with pytest.raises(NodeFailed, match="the disk is full"):
+            asked(server, tmp_path / "out", 96, job=job, model__api=api, model__concurrency=2)
+        before = server.requests
+        assert before <= kept + 2 * 2
+        monkeypatch.undo()
+        result = asked(server, tmp_path / "out", 96, job=job, model__api=api, model__concurrency=2)
+        assert server.requests == before + (96 if job == "generate" else 96 // 16) - kept
+    assert result.rows().collect().height == 96
 
 
 def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:

@@ -21,13 +21,14 @@ ROOT = Path(__file__).parents[3]
 class Run:
     """A run that the test moves by hand."""
 
-    def __init__(self, timeout_s: float | None = 60.0) -> None:
+    def __init__(self, timeout_s: float | None = 60.0, patience_s: float = 0.0) -> None:
         self.now = 0.0
         self.meter = StageMeter("decode")
         self.stopped: list[PipelineError] = []
         self.left: list[float] = []
         executor = SimpleNamespace(
             meters=[self.meter],
+            patience_s=patience_s,
             describe=lambda: ["decode: busy"],
             stop=self.stopped.append,
             abandon=lambda: self.left.append(self.now),
@@ -72,6 +73,15 @@ def test_threads_of_a_run_that_does_not_end_are_left():
     run.at(60.0 + LEAVE_S)
     run.watchdog.__exit__()
     assert run.left == [60.0 + LEAVE_S]
+
+
+def test_what_waits_for_a_server_is_no_stall():
+    run = Run(patience_s=3600.0)
+    run.at(0.0)
+    run.at(3599.0)
+    assert not run.stopped
+    run.at(3600.0)
+    assert "nothing has moved for 3600 s" in str(run.stopped[0])
 
 
 def test_without_a_limit_it_never_does():

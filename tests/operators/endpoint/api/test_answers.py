@@ -8,9 +8,19 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.api.answers import Answer, Call, Likely, from_json, read_answer, to_json
+from operators.endpoint.api.answers import (
+    COUNTS,
+    LEAST_LOGPROB,
+    Answer,
+    Call,
+    Likely,
+    from_json,
+    odd_usage,
+    read_answer,
+    to_json,
+)
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
-from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.json_shape import Failed, Unusable
 from tests.operators.endpoint.api.answered import (
     BODIES,
     ENTRY,
@@ -146,15 +156,8 @@ def test_tokens_by_number():
         ({"error": "too long"}, "the server says: too long"),
         ({"error": {"code": 3}}, "the server says: error"),
         ({"object": "error", "message": "bad", "code": 400}, "the server says: bad"),
-        (chat() | {"usage": []}, "usage is a list, not an object"),
-        (chat() | {"usage": {"prompt_tokens": True}}, "prompt_tokens is true, no number of tokens"),
-        (chat() | {"usage": {"prompt_tokens": -1}}, "prompt_tokens is -1, no number of tokens"),
-        (chat() | {"usage": {"prompt_tokens": 1.5}}, "prompt_tokens is 1.5, no number of tokens"),
-        (chat() | {"usage": {"prompt_tokens": 2**31}}, "prompt_tokens is 2147483648, no number of tokens"),
-        (chat() | {"usage": {"completion_tokens": float("nan")}}, "completion_tokens is nan, no number of tokens"),
-        (chat() | {"model": 3}, "model is a number, not a text"),
         (chat(logprobs={"content": [{}]}), "a log-probability is null, no number that float32 holds"),
-        (chat(logprobs={"content": [ENTRY | {"logprob": float("-inf")}]}), "a log-probability is -inf, no number"),
+        (chat(logprobs={"content": [ENTRY | {"logprob": float("nan")}]}), "a log-probability is nan, no number"),
         (chat(logprobs={"content": [ENTRY | {"logprob": 10**400}]}), "a log-probability is a number, no number"),
         (chat(logprobs={"token_logprobs": [1.0], "top_logprobs": []}), "logprobs has 1 tokens and 0 lists"),
     ],
@@ -162,6 +165,72 @@ def test_tokens_by_number():
 )
 def test_a_body_that_cannot_be_used(body, said):
     assert reason(body).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [
+        ([], "that usage is a list, not an object"),
+        ("12", "that usage is a text, not an object"),
+        ({"prompt_tokens": True}, "that prompt_tokens is true, no number of tokens"),
+        ({"prompt_tokens": -1}, "that prompt_tokens is -1, no number of tokens"),
+        ({"prompt_tokens": "9"}, "that prompt_tokens is a text, no number of tokens"),
+        ({"prompt_tokens": 1.5}, "that prompt_tokens is 1.5, no number of tokens"),
+        ({"prompt_tokens": 2**31}, "that prompt_tokens is 2147483648, no number of tokens"),
+        ({"completion_tokens": float("nan")}, "that completion_tokens is nan, no number of tokens"),
+        ({"completion_tokens": float("inf")}, "that completion_tokens is inf, no number of tokens"),
+        ({"completion_tokens": -35}, "that completion_tokens is -35, no number of tokens"),
+        ({"prompt_tokens_details": {"cached_tokens": -4}}, "that cached_tokens is -4, no number of tokens"),
+        ({"prompt_tokens_details": 3}, None),
+        (None, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_what_an_answer_counts_never_costs_its_text(usage, said):
+    body = chat() | {"usage": usage, "model": 3}
+    answer = read_answer(body, CHAT)
+    assert (answer.text, answer.model) == (read_answer(chat(), CHAT).text, "")
+    assert [getattr(answer, name) for name in COUNTS] == [None] * 4
+    assert odd_usage(body) == said
+    assert from_json(to_json(answer)) == answer
+
+
+def test_a_token_that_cannot_be_has_the_log_probability_that_vllm_writes_for_it():
+    answer = read_answer(chat(logprobs={"content": [ENTRY | {"logprob": float("-inf")}]}), CHAT)
+    assert answer.logprobs == (LEAST_LOGPROB,)
+    assert from_json(to_json(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"error": {"code": 429}}, 429),
+        ({"error": {"code": "502", "message": "upstream"}}, 502),
+        ({"error": {"code": "rate_limit_exceeded"}}, None),
+        ({"error": {"code": 7}}, None),
+        ({"error": {"code": True}}, None),
+        ({"error": "oops"}, None),
+        ({"object": "error", "code": 500, "message": "m"}, 500),
+        (chat(error={"code": 503, "message": "m"}), 503),
+        (chat(finish_reason="error"), None),
+        (chat(finish_reason="abort"), None),
+        ({"choices": []}, None),
+        ({"choices": None}, None),
+        (chat({"content": None}) | {"usage": {"completion_tokens": 7}}, None),
+    ],
+    ids=str,
+)
+def test_a_server_that_has_failed_may_be_asked_again(body, status):
+    with pytest.raises(Failed) as error:
+        read_answer(body, CHAT)
+    assert error.value.status == status
+
+
+def test_an_answer_that_is_empty_is_one():
+    for message in ({"content": ""}, {"content": None, "reasoning": "hm"}, {"content": None, "refusal": "no"}):
+        assert read_answer(chat(message) | {"usage": {"completion_tokens": 7}}, CHAT).text == ""
+    assert read_answer(chat({"content": None}), CHAT).text == ""
 
 
 def test_a_long_message_of_a_server_is_cut():

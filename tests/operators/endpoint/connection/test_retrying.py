@@ -8,7 +8,7 @@ import math
 import pytest
 
 from operators.endpoint.connection.retrying import retrying
-from operators.endpoint.connection.verdict import Again
+from operators.endpoint.connection.verdict import Again, retry_after
 
 
 def waits_of(monkeypatch, failures: list[Again], left_s: float = math.inf) -> list[float]:
@@ -61,3 +61,27 @@ def test_the_rule_ends_the_tries(monkeypatch):
     with pytest.raises(Again) as raised:
         asyncio.run(retrying(attempt, never))
     assert raised.value is failed
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "-7"}, 0.0),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "inf"}, None),
+        ({"Retry-After": "2", "retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "x", "Retry-After": "2"}, 2.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1h2m3.5s"}, 3723.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "1h"}, None),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "5"}, 5.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "soon"}, None),
+    ],
+    ids=str,
+)
+def test_how_long_a_server_asks_to_be_left_alone(headers, seconds):
+    assert retry_after(headers) == seconds

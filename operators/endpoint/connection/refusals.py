@@ -1,0 +1,133 @@
+"""Refusals: requests that were given up since the last answer.
+
+Whether a row is at fault or the server shows in what comes after it. So a request that was given up waits: an answer
+to another one makes it a reject of its row, or gives it what is left of its tries; and where so many in a row are given
+up, the run ends, nothing of them is written, and the rest of the input is not sent into a wall.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from operators.endpoint.connection.request import Request
+from operators.endpoint.connection.verdict import EndpointError
+from pipeline.api.errors import ConfigError, PipelineError
+
+PASSES_S = 30.0
+"""What a server may get over, such as 500, ends the run only after so long without an answer."""
+_FIRST_S, _LONGEST_S = 1.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A request that was given up.
+
+    Args:
+        error: why its row would be a reject.
+        ends: what ends the run if nothing was answered before, or nothing can be answered; None: the row may be wrong.
+        may_pass: the same request may be answered in some seconds.
+    """
+
+    request: Request
+    error: str
+    ends: PipelineError | None = None
+    may_pass: bool = False
+
+
+class Refusals:
+    """Keeps what was given up since the last answer. For one thread.
+
+    Args:
+        most: in a row, before the run ends; None: any number.
+        passes_s: seconds without an answer that what may pass is given.
+        clock: seconds.
+    """
+
+    def __init__(self, most: int | None, passes_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._passes_s, self._clock = most, passes_s, clock
+        self._kept: list[GivenUp] = []
+        self._in_a_row = self._tried = 0
+        self._since: float | None = None
+        self.was_answered = False
+        """Whether a request of this attempt was answered."""
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    @property
+    def is_wall(self) -> bool:
+        """Whether so many in a row were given up that no further row is to be sent."""
+        return self._most is not None and self._in_a_row >= self._most
+
+    def failed(self) -> None:
+        """Note that a request has failed, which may be tried again."""
+        self._since = self._clock() if self._since is None else self._since
+
+    def add(self, given_up: GivenUp) -> bool:
+        """Keep a request that was given up until more is known; False: it is to be believed now."""
+        self.failed()
+        if self._most is None:
+            return False
+        self._kept.append(given_up)
+        self._in_a_row += 1
+        return True
+
+    def answered(self) -> list[GivenUp]:
+        """Note an answer, and return what was kept."""
+        self.was_answered, self._since, self._tried = True, None, 0
+        return self.take()
+
+    def take(self) -> list[GivenUp]:
+        """Return what was kept, and keep it no longer: it counts until the next answer."""
+        taken, self._kept = self._kept, []
+        if self._since is None:
+            self._in_a_row = 0
+        return taken
+
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[GivenUp]:
+        """Return what was kept of those requests, and forget them."""
+        dropped = [each for each in self._kept if is_meant(each.request)]
+        self._kept = [each for each in self._kept if not is_meant(each.request)]
+        self._in_a_row -= len(dropped)
+        return dropped
+
+    @property
+    def last_error(self) -> str:
+        """Why the last of them was given up."""
+        return self._kept[-1].error if self._kept else "the server refuses every request"
+
+    def next_try_s(self) -> float | None:
+        """Return in how many seconds a request at the wall is to be sent once more; None: none is."""
+        may_pass = any(each.may_pass for each in self._kept)
+        if not may_pass or self._since is None or self._clock() - self._since >= self._passes_s:
+            return None
+        self._tried += 1
+        return min(_FIRST_S * float(2 ** (self._tried - 1)), _LONGEST_S)
+
+    def pop(self) -> Request | None:
+        """Return the request that waits for longest of those that may pass, and keep it no longer."""
+        found = next((each for each in self._kept if each.may_pass), None)
+        if found is None:
+            return None
+        self._kept.remove(found)
+        self._in_a_row -= 1
+        return found.request
+
+    def ending(self) -> PipelineError | None:
+        """Return what ends the run if no request is under way or waits; None: what was kept are rejects."""
+        if self.is_wall:
+            last = self._kept[-1] if self._kept else None
+            may_pass = last is not None and last.may_pass
+            ends = None if last is None else last.ends
+            kind = type(ends) if ends is not None else EndpointError if may_pass else ConfigError
+            return kind(
+                f"{self.last_error if ends is None else ends}; {self._in_a_row} requests in a row got no answer, so no"
+                " more are sent. None of their rows is written, and the same command goes on; if the rows are at fault"
+                " and not the server, raise model.refusals_in_a_row"
+            )
+        of_server = [each.ends for each in self._kept if each.ends is not None]
+        if of_server and (not self.was_answered or isinstance(of_server[0], EndpointError)):
+            return of_server[0]
+        return None
