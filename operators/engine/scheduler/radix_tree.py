@@ -54,8 +54,8 @@ class RadixTree:
             node = node.parent
 
     def end_of(self, prompt: TokenIds, blocks: int | None = None) -> PrefixNode | None:
-        """Return the node of the first `blocks` blocks of `prompt`, by default of all whole ones, to be given a sequence
-        or an owner at once; None if the prompt is too short to be shared."""
+        """Return the node in which the first `blocks` blocks of `prompt` end, by default all whole ones; None if it is
+        too short to be shared. The node must get a sequence that waits, or an owner."""
         if len(prompt) <= BLOCK:
             return None
         node = self._roots[len(prompt) >= self._kernel_tokens]

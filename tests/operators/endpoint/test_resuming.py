@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def test_each_row_is_asked_once_and_answered(tmp_path, expected):
     assert texts(result) == expected == texts(again)
     (totals,) = result.metrics("run").select("totals").collect()["totals"]
     assert json.loads(totals)["cost"] == pytest.approx(ROWS * (6 * 1.0 + 4 * 0.5 + 5 * 2.0) / 1e6)
+
+
+def test_answers_that_another_version_stored_otherwise_are_asked_for_again(tmp_path):
+    older = ["", "[]", "{}", '{"text": "a", "calls": []}', '{"calls": [], "of_old": 1}']
+    with FaultServer() as server:
+        once = texts(asked(server, tmp_path / "out", 6))
+        with sqlite3.connect(tmp_path / "out/completions.sqlite") as store:
+            keys = store.execute("SELECT key FROM completions LIMIT 5").fetchall()
+            changed = zip(older, [key for (key,) in keys], strict=True)
+            store.executemany("UPDATE completions SET text = ?, seal = NULL WHERE key = ?", changed)
+        for _ in range(2):
+            assert texts(asked(server, tmp_path / "out", 6, overwrite=True)) == once
+            assert server.requests == 6 + 5  # the new answers are kept
 
 
 def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:
