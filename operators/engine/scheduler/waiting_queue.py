@@ -6,6 +6,7 @@ priority those with a cached prefix come first.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable
@@ -125,7 +126,7 @@ class WaitingQueue:
         if self._optimise.prefix_sharing:
             self.tree.add_waiting(row, order)
         if self._optimise.sample_sharing and len(row.prompt) > 1:
-            key = row.prompt.tobytes()
+            key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()
             group = self._groups.get(key)
             if group is None or not group.waiting:
                 group = self._groups[key] = PromptGroup(key)

@@ -108,7 +108,7 @@ class PromptGroup:
     """Sequences with equal prompts: the prompt is computed once, and their first tokens are drawn from the same logits.
 
     Attributes:
-        key: the prompt's bytes.
+        key: 16-byte digest of the prompt.
         waiting: number of sequences that do not have the prompt in a slot yet.
         owners: slots with the whole prompt, or whose sequence is computing it; or a snapshot of it.
         logits: float32 [n_vocab] after its last token; kept while sequences wait.
