@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from operators.endpoint.api.answers import from_json, to_json
+from operators.endpoint.api.answers import Answer, Unusable, from_json, to_json
 from operators.endpoint.rows import EndpointRow
 from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.store_lookup import Lookup
@@ -18,7 +18,8 @@ class AnswerLookup(Lookup):
 
     Args:
         store: the store.
-        retry: finish reasons; answers of other runs that ended so are asked for again.
+        retry: finish reasons; answers of other runs that ended so are asked for again. So are those that cannot be
+            read: another version wrote them.
         run: the name of this run.
         use: incremented here.
     """
@@ -37,11 +38,13 @@ class AnswerLookup(Lookup):
             known = stored.get(row.key)
             if known is None:
                 self.counts["missed_new"] += 1
-            elif known.finish_reason in self._retry and known.run != self._run:
+                continue
+            answer = _readable(known.text)
+            if answer is None or (known.finish_reason in self._retry and known.run != self._run):
                 self.counts["missed_retry"] += 1
             else:
                 self.counts["found_resumed" if known.run == self._run else "found_earlier"] += 1
-                row.answer, row.request = from_json(known.text), None
+                row.answer, row.request = answer, None
                 found.append(row)
         self._count(len(rows), len(found))
         return found
@@ -52,3 +55,10 @@ class AnswerLookup(Lookup):
         if row.answer is not None:
             answer = StoredCompletion([], to_json(row.answer), row.answer.finish_reason, None, 0, self._run)
             self._store.put({row.key: answer})
+
+
+def _readable(stored: str) -> Answer | None:
+    try:
+        return from_json(stored)
+    except Unusable:
+        return None

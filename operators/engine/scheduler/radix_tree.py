@@ -1,19 +1,24 @@
 """RadixTree: finds common prefixes among waiting prompts and slots.
 
-Users declare nothing: common system prompts or examples are found from the tokens. The edges of the tree are blocks of
-BLOCK tokens; two prompts are compared directly beyond their last common block.
+Users declare nothing: common system prompts or examples are found from the tokens. Prefixes are whole blocks of BLOCK
+tokens; two prompts are compared directly beyond their last common block. There is a node only where prompts end or
+branch: its edge stands for all the blocks since the node above, whose sequences and owners are those of the node. So a
+prompt that begins like no other is a single node, however long it is, and no token is copied.
 """
 
 from __future__ import annotations
+
+import itertools
+
+import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot, Snapshot
 
 BLOCK = 16
-"""Tokens of an edge of the tree, and the shortest prefix worth sharing: copying a row of the usual 1,024 cells between
-slots takes as long as computing 3 tokens (docs/performance.md)."""
-_BYTES = BLOCK * 4
+"""Tokens of the shortest prefix worth sharing, of which all in the tree are multiples: copying a row of the usual 1,024
+cells between slots takes as long as computing 3 tokens (docs/performance.md)."""
 
 
 class RadixTree:
@@ -23,39 +28,47 @@ class RadixTree:
         kernel_tokens: prompts of fewer tokens share with each other only, as do the others; 0: all share with all.
 
     Attributes:
-        cached: nodes, by depth, for which a sequence waits and whose tokens a slot or snapshot has.
+        cached: nodes for which a sequence waits and whose tokens a slot or snapshot has.
     """
 
     def __init__(self, kernel_tokens: int) -> None:
         self._kernel_tokens = kernel_tokens
-        self.cached: dict[int, dict[PrefixNode, None]] = {}
-        self._roots = {False: PrefixNode(None, b""), True: PrefixNode(None, b"")}
+        self._numbers = itertools.count(1)
+        self.cached: dict[PrefixNode, None] = {}
+        self._roots = {long: PrefixNode(None, b"", 0, np.empty(0, np.int32)) for long in (False, True)}
+
+    def longest_first(self) -> list[PrefixNode]:
+        """Return `cached`, the longest prefix first, of equally long ones the one that has been there longest."""
+        return sorted(self.cached, key=lambda node: (-node.depth, node.noted))
 
     def add_waiting(self, row: Sequence, order: Order) -> None:
         """Add the prefixes of `row`, which waits in its node queue."""
-        if len(row.prompt) <= BLOCK:
-            return
-        end = node = self._node_of(row.prompt)
-        row.placement.node = end
-        while node.parent is not None:
+        number, entry = next(self._numbers), (order, row)
+        node = row.placement.node = self.end_of(row.prompt)
+        while node is not None and node.parent is not None:
             heap = node.waiting.get(row.owner)
             if heap is None:
                 heap = node.waiting[row.owner] = RowHeap()
-            heap.push(order, row)
-            if node.owners:
-                self._note_cached(node)
+            heap.push(entry)
+            self._note_cached(node, number)
             node = node.parent
 
-    def _node_of(self, prompt: TokenIds) -> PrefixNode:
-        """Return the node in which the whole blocks of `prompt` end. It must get a sequence that waits."""
+    def end_of(self, prompt: TokenIds, blocks: int | None = None) -> PrefixNode | None:
+        """Return the node in which the first `blocks` blocks of `prompt` end, by default all whole ones; None if it is
+        too short to be shared. The node must get a sequence that waits, or an owner."""
+        if len(prompt) <= BLOCK:
+            return None
         node = self._roots[len(prompt) >= self._kernel_tokens]
-        data = prompt.tobytes()
-        for start in range(0, len(data) - _BYTES + 1, _BYTES):
-            key = data[start : start + _BYTES]
+        blocks = len(prompt) // BLOCK if blocks is None else blocks
+        while node.depth < blocks:
+            key = _key(prompt, node.depth)
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = PrefixNode(node, key)
-            node = child
+                node.children[key] = PrefixNode(node, key, blocks, prompt)
+                return node.children[key]
+            ends = child.prompt[: min(blocks, child.depth) * BLOCK], prompt[: blocks * BLOCK]
+            common = common_length(*ends, (node.depth + 1) * BLOCK) // BLOCK
+            node = child if common == child.depth else self._split(child, common)
         return node
 
     def remove_waiting(self, row: Sequence) -> None:
@@ -66,45 +79,67 @@ class RadixTree:
             heap.discard()
             if not heap.count:
                 del node.waiting[row.owner]
-                if not node.waiting:
-                    self._forget_cached(node)
-            node = self._pruned(node)
+            node = self._left(node, node.parent)
 
     def insert(self, owner: Slot | Snapshot, end: PrefixNode | None) -> None:
         """Make `owner` one of the prefixes that end in `end`."""
-        node = end
+        number, node = next(self._numbers), end
         while node is not None and node.parent is not None:
             node.owners[owner] = None
-            if node.waiting:
-                self._note_cached(node)
+            self._note_cached(node, number)
             node = node.parent
 
     def release(self, owner: Slot | Snapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
         """Reduce `owner` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""
         node = end
-        while node is not None and node.depth > depth:
+        while node is not None and node.parent is not None and node.depth > depth:
+            above = node.parent if node.parent.depth >= depth else self._split(node, depth)
             node.owners.pop(owner, None)
-            if not node.owners:
-                self._forget_cached(node)
-            node = self._pruned(node)
+            node = self._left(node, above)
         return node
 
-    def _note_cached(self, node: PrefixNode) -> None:
-        self.cached.setdefault(node.depth, {})[node] = None
+    def _note_cached(self, node: PrefixNode, number: int) -> None:
+        if node.waiting and node.owners and not node.noted:
+            node.noted = number
+            self.cached[node] = None
 
     def _forget_cached(self, node: PrefixNode) -> None:
-        nodes = self.cached.get(node.depth)
-        if nodes is not None:
-            nodes.pop(node, None)
-            if not nodes:
-                del self.cached[node.depth]
+        node.noted = 0
+        self.cached.pop(node, None)
 
-    def _pruned(self, node: PrefixNode) -> PrefixNode | None:
-        """Remove `node` from the tree if no slot, waiting sequence or longer prefix needs it; return its parent."""
-        unused = not (node.waiting or node.owners or node.children)
-        if unused and node.parent is not None and node.parent.children.get(node.key) is node:
-            del node.parent.children[node.key]
-        return node.parent
+    def _split(self, node: PrefixNode, depth: int) -> PrefixNode:
+        """Put a node of `depth` blocks into the edge of `node`, and return it. `node` keeps its end."""
+        assert node.parent is not None
+        above = node.parent.children[node.key] = PrefixNode(node.parent, node.key, depth, node.prompt)
+        above.waiting = {owner: heap.copy() for owner, heap in node.waiting.items()}
+        above.owners = node.owners.copy()
+        if node.noted:
+            above.noted = node.noted
+            self.cached[above] = None
+        node.parent, node.key = above, _key(node.prompt, depth)
+        above.children[node.key] = node
+        return above
+
+    def _left(self, node: PrefixNode, parent: PrefixNode) -> PrefixNode:
+        """Take `node`, which a sequence or an owner has left, out of the tree if nothing has its prefix, or if all that
+        have it go on to the same node below; return its `parent`."""
+        below = next(iter(node.children.values()), None)
+        if not (node.waiting and node.owners):
+            self._forget_cached(node)
+        if not (node.waiting or node.owners):
+            del parent.children[node.key]
+        elif below is not None and (below.users, below.noted) == (node.users, node.noted):
+            parent.children[node.key] = below
+            below.parent, below.key = parent, node.key
+            self._forget_cached(node)
+        else:
+            node.prompt = node.any_prompt()
+        return parent
+
+
+def _key(prompt: TokenIds, depth: int) -> bytes:
+    """Return the block of `prompt` after the first `depth`."""
+    return prompt[depth * BLOCK : (depth + 1) * BLOCK].tobytes()
 
 
 def common_length(one: TokenIds, other: TokenIds, known: int = 0) -> int:

@@ -99,6 +99,10 @@ class Scheduler:
         n, m = len(rows) // 2, len(chunks) // 2
         return [self._batch(rows[:n], chunks[:m]), self._batch(rows[n:], chunks[m:])]
 
+    def again(self, batch: StepBatch) -> StepBatch:
+        """Return a new batch for the work of `batch`, as it was before the strategy added drafts to it."""
+        return self._batch(batch.decoding, batch.chunks)
+
     def shrink_budget(self) -> bool:
         """Lower the KV budget, since the backend had no room for a call. Return True if sequences can be preempted to
         make room, which the next call does."""

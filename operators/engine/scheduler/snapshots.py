@@ -95,9 +95,7 @@ class SnapshotCache(PrefixCache):
             self._queue.share_nothing()
             return
         with self._queue.lock:
-            node = row.placement.node
-            while node is not None and node.depth > length // BLOCK:
-                node = node.parent
+            node = self._queue.tree.end_of(row.prompt, length // BLOCK)
             group = row.placement.group if length == len(row.prompt) else None
             self._keep(Snapshot(row.prompt[:length], saved, node, group))
         self._counts.snapshots_taken += 1
@@ -183,7 +181,7 @@ class SnapshotCache(PrefixCache):
         those that share too little."""
         for other in self.waiting:
             yield self._point(other, row)
-        node = row.placement.node
+        node = row.slot.node  # None once it has lost its slot: then nothing of its prompt is in the tree for it
         beyond = 0
         while node is not None and node.depth * BLOCK + BLOCK > row.slot.num_cached:
             here = sum(heap.count for heap in node.waiting.values())

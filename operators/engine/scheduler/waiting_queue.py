@@ -6,6 +6,7 @@ priority those with a cached prefix come first.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable
@@ -58,7 +59,7 @@ class WaitingQueue:
             for row in rows:
                 row.owner, row.placement.queued = node, True
                 order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
-                node.heap.push(order, row)
+                node.heap.push((order, row))
                 self._enter(row, order)
 
     @property
@@ -114,8 +115,7 @@ class WaitingQueue:
 
     def _nearest(self, node: NodeQueue, rank: tuple[int, float]) -> Sequence | None:
         """Return the sequence that shares most with a slot, among those first in age and priority."""
-        cached = self.tree.cached
-        for prefix in itertools.chain.from_iterable(cached[depth] for depth in sorted(cached, reverse=True)):
+        for prefix in self.tree.longest_first():
             rows = prefix.waiting.get(node)
             first = None if rows is None else rows.first()
             if first is not None and first[0][:2] <= rank:
@@ -126,7 +126,7 @@ class WaitingQueue:
         if self._optimise.prefix_sharing:
             self.tree.add_waiting(row, order)
         if self._optimise.sample_sharing and len(row.prompt) > 1:
-            key = row.prompt.tobytes()
+            key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()
             group = self._groups.get(key)
             if group is None or not group.waiting:
                 group = self._groups[key] = PromptGroup(key)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Order = tuple[int, float, int, int]
 """Age, priority, expected length and number of a sequence; the lowest comes first."""
+Entry = tuple[Order, "Sequence"]
 _STALE = 64
 """Entries of sequences that have left to tolerate, beyond as many as there are live ones."""
 
@@ -27,14 +28,20 @@ class RowHeap:
     __slots__ = ("_heap", "count")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Order, Sequence]] = []
+        self._heap: list[Entry] = []
         self.count = 0
         """Sequences that wait."""
 
-    def push(self, order: Order, row: Sequence) -> None:
-        """Add the waiting `row`."""
-        heapq.heappush(self._heap, (order, row))
+    def push(self, entry: Entry) -> None:
+        """Add a waiting sequence."""
+        heapq.heappush(self._heap, entry)
         self.count += 1
+
+    def copy(self) -> RowHeap:
+        """Return a heap of the same sequences."""
+        other = RowHeap()
+        other._heap, other.count = self._heap.copy(), self.count
+        return other
 
     def discard(self) -> None:
         """Count one sequence less; its `placement.queued` is already false."""
@@ -43,7 +50,7 @@ class RowHeap:
             self._heap = [entry for entry in self._heap if entry[1].placement.queued]
             heapq.heapify(self._heap)
 
-    def first(self) -> tuple[Order, Sequence] | None:
+    def first(self) -> Entry | None:
         """Return the first waiting sequence, with its order."""
         while self._heap and not self._heap[0][1].placement.queued:
             heapq.heappop(self._heap)
@@ -101,7 +108,7 @@ class PromptGroup:
     """Sequences with equal prompts: the prompt is computed once, and their first tokens are drawn from the same logits.
 
     Attributes:
-        key: the prompt's bytes.
+        key: 16-byte digest of the prompt.
         waiting: number of sequences that do not have the prompt in a slot yet.
         owners: slots with the whole prompt, or whose sequence is computing it; or a snapshot of it.
         logits: float32 [n_vocab] after its last token; kept while sequences wait.
@@ -114,18 +121,41 @@ class PromptGroup:
 
 
 class PrefixNode:
-    """A prefix of `depth` blocks. `waiting`: by node queue, the sequences that begin with it; `owners`: slots and
-    snapshots that begin with it, the oldest first."""
+    """A prefix of `depth` blocks, and the shorter ones that are longer than that of `parent`.
 
-    __slots__ = ("children", "depth", "key", "owners", "parent", "waiting")
+    Attributes:
+        key: the first block after the prefix of `parent`.
+        prompt: tokens that begin with the prefix, of a sequence or slot that has it.
+        children: the nodes below, by their keys.
+        waiting: by node queue, the sequences that begin with it.
+        owners: slots and snapshots that begin with it, the oldest first.
+        noted: orders the nodes with both by when they got them; 0: it has not.
+    """
 
-    def __init__(self, parent: PrefixNode | None, key: bytes) -> None:
+    __slots__ = ("children", "depth", "key", "noted", "owners", "parent", "prompt", "waiting")
+
+    def __init__(self, parent: PrefixNode | None, key: bytes, depth: int, prompt: TokenIds) -> None:
         self.parent = parent
         self.key = key
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.depth = depth
+        self.prompt = prompt
         self.children: dict[bytes, PrefixNode] = {}
         self.waiting: dict[NodeQueue | None, RowHeap] = {}
         self.owners: dict[Slot | Snapshot, None] = {}
+        self.noted = 0
+
+    @property
+    def users(self) -> tuple[int, int]:
+        """Numbers of owners and of sequences that wait."""
+        return len(self.owners), sum(heap.count for heap in self.waiting.values())
+
+    def any_prompt(self) -> TokenIds:
+        """Return the prompt of one that has the prefix still, so that those of others can be freed."""
+        for owner in self.owners:
+            if owner.prompt is not None:
+                return owner.prompt
+        firsts = (heap.first() for heap in self.waiting.values())
+        return next((first[1].prompt for first in firsts if first is not None), self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

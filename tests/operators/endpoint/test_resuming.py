@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_store_that_fails_ends_the_run_at_once_and_what_it_has_is_not_asked_ag
         result = asked(server, tmp_path / "out", 96, job=job, model__api=api, model__concurrency=2)
         assert server.requests == before + (96 if job == "generate" else 96 // 16) - kept
     assert result.rows().collect().height == 96
+
+
+def test_answers_that_another_version_stored_otherwise_are_asked_for_again(tmp_path):
+    older = ["", "[]", "{}", '{"text": "a", "calls": []}', '{"calls": [], "of_old": 1}']
+    with FaultServer() as server:
+        once = texts(asked(server, tmp_path / "out", 6))
+        with sqlite3.connect(tmp_path / "out/completions.sqlite") as store:
+            keys = store.execute("SELECT key FROM completions LIMIT 5").fetchall()
+            changed = zip(older, [key for (key,) in keys], strict=True)
+            store.executemany("UPDATE completions SET text = ?, seal = NULL WHERE key = ?", changed)
+        for _ in range(2):
+            assert texts(asked(server, tmp_path / "out", 6, overwrite=True)) == once
+            assert server.requests == 6 + 5  # the new answers are kept
 
 
 def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:

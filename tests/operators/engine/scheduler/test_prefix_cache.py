@@ -9,7 +9,7 @@ import pytest
 
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.prefix_cache import CELLS_PER_TOKEN
-from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
+from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
@@ -289,25 +289,3 @@ def test_chunks_end_and_keep_their_kernel(length, room):
         assert sum(sizes) == length
     least = 64 if length >= 64 else min(2, length)
     assert all(size >= least or size == 0 for size in sizes)
-
-
-def test_the_tree_finds_the_deepest_common_block():
-    tree = RadixTree(0)
-    head = np.arange(100, dtype=np.int32)
-    rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
-    for number, row in enumerate(rows):
-        tree.add_waiting(row, (0, 0.0, 0, number))
-    assert [row.placement.node.depth if row.placement.node else 0 for row in rows] == [6, 3, 5, 6, 0]
-    assert nodes_in(tree) == 6 + 0 + 3 + 6
-    for row in rows:
-        tree.remove_waiting(row)
-    assert nodes_in(tree) == 0
-
-
-def test_common_length():
-    a = np.array([1, 2, 3], np.int32)
-    assert common_length(a, np.array([1, 2, 4, 5], np.int32)) == 2
-    assert common_length(a, np.array([1, 2, 4, 5], np.int32), 1) == 2
-    assert common_length(a, a) == common_length(a, a, 3) == 3
-    assert common_length(a, a[:0]) == 0
-    assert common_length(a, np.array([9], np.int32)) == 0

@@ -25,7 +25,7 @@ def test_it_is_a_sorted_list_whatever_leaves():
             (row,) = sequences([TEXT])
             row.placement.queued = True
             waiting[row] = (draw.randrange(3), float(draw.randrange(3)), draw.randrange(3), number)
-            heap.push(waiting[row], row)
+            heap.push((waiting[row], row))
         first = heap.first()
         assert heap.count == len(waiting) == len(heap.rows())
         assert (first[1] if first else None) is min(waiting, key=waiting.__getitem__, default=None)
@@ -38,7 +38,7 @@ def test_rows_that_left_are_forgotten_though_the_first_stays():
     rows = sequences([TEXT] * 5000)
     for number, row in enumerate(rows):
         row.placement.queued = True
-        heap.push((0, 0.0, 0, number), row)
+        heap.push(((0, 0.0, 0, number), row))
     for row in rows[1:]:
         row.placement.queued = False
         heap.discard()

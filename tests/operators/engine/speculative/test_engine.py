@@ -148,6 +148,22 @@ def test_a_failing_call_costs_the_guilty_row_alone():
     assert {i: t for i, t in bench.run(rows).items() if i != guilty} == {i: t for i, t in truth.items() if i != guilty}
 
 
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_row_whose_drafts_cannot_be_computed_goes_on_without_them(slots):
+    """Every call with a draft fails, in each of its steps; what is tried again has its dummy token, and no draft."""
+    texts = [text[:2] for text in prompts(6) if len(text) > 1][:1]
+    truth = Bench(shape(slots)).run(long_rows(texts))
+    bench, sizes = Drafting(slots, Oracle(truth, 1.0), adaptive=False), list[int]()
+
+    def no_drafts(batch: BatchBuffer) -> int:
+        sizes.append(batch.n_tokens)
+        return -3 if batch.n_tokens > 2 else 0
+
+    bench.decoder._fail = no_drafts
+    assert bench.run(long_rows(texts)) == truth
+    assert set(sizes) > {2} == {size for size in sizes if size <= 2}
+
+
 def test_what_was_said_before_is_found():
     lookup, row = Lookup(), DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9)
     [draft] = lookup.drafts([row], [3])
