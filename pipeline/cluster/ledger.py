@@ -121,10 +121,11 @@ class Ledger:
 
     def _worker_for(self, piece: Piece) -> str | None:
         """Return the worker with the fewest pieces that may take `piece`. Nobody overtakes a piece that waits for a
-        worker of its own, so that one becomes free: one that has answered before, while there is such, since a machine
-        on which all workers end would have the piece's rows given up."""
+        worker of its own, so that one becomes free: one that has answered before, if there is or may soon be such,
+        since a machine on which all workers end would have the piece's rows given up."""
         if self._is_suspect(piece):
-            return next((worker for worker in self._by_pieces[0] if not self._proven or worker in self._proven), None)
+            may_be_sick = not self._proven and not any(self._held.values())
+            return next((worker for worker in self._by_pieces[0] if may_be_sick or worker in self._proven), None)
         return next((worker for workers in self._by_pieces[: self._in_flight] for worker in workers), None)
 
     def _is_suspect(self, piece: Piece) -> bool:

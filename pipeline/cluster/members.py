@@ -246,7 +246,7 @@ class Members:
     def _end_stalled(self, member: Member, now: float) -> None:
         """End a worker in which nothing moves, once it has said where its threads are."""
         if member.stalled_at is None:
-            log.error("worker %s: nothing has moved in it for %g s; it is ended", member.name, self._stall_s)
+            log.error("%s: nothing has moved in it for %g s; it is ended", member.named(), self._stall_s)
             self._counts["workers_stalled"] += 1
             member.stalled_at = now
             self._call(member, "stacks", partial(self._say_stacks, member))

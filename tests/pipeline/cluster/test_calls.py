@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import platform
 import re
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -18,9 +21,10 @@ import pytest
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.cluster import rpc
 from pipeline.cluster.pool import WorkerLost
-from pipeline.cluster.process_pool import devices_of
+from pipeline.cluster.process_pool import PipeServices, ProcessPool, devices_of
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.running_island import WorkerFailed
+from pipeline.settings import ClusterSettings
 
 
 def test_a_call_does_not_wait_for_a_worker_that_does_not_read() -> None:
@@ -157,6 +161,35 @@ def test_a_call_that_cannot_be_read_closes_the_pipe(at_a_time: int) -> None:
         serve(theirs, Worker(), at_a_time)
     with pytest.raises(EOFError):
         ours.recv()
+
+
+def test_a_worker_without_its_driver_leaves(monkeypatch, capsys) -> None:
+    """As an error of its operator this would end the run, though another worker can compute its rows."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    ours, theirs = Pipe()
+    services = PipeServices(ours)
+    NO_ANSWERS["no pickle"](theirs)
+    with pytest.raises(SystemExit):
+        services.call("store", list, "count", 1)
+    assert "a worker ends: its answer cannot be read: UnpicklingError" in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_started_is_a_worker_that_ended(monkeypatch) -> None:
+    def refuse(*args: object, **more: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    plan: Any = None
+    pool = ProcessPool(ClusterSettings(), plan, 1, 1, on_cpu=False)
+    error = pool.hire("1").call("open").exception(timeout=60)
+    pool.close()
+    assert isinstance(error, WorkerLost)
+    assert str(error) == "its process cannot be started: [Errno 11] Resource temporarily unavailable"
+    assert error.host == platform.node()
 
 
 @pytest.mark.parametrize(
