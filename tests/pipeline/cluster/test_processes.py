@@ -117,19 +117,18 @@ def test_a_node_that_is_lost_with_workers_that_load_does_not_end_the_run(tmp_pat
 @pytest.mark.parametrize("how", ["computes", "loads", "raises"])
 def test_a_sick_machine_changes_no_byte(how: str, tmp_path: Path) -> None:
     """Here it is a GPU on which workers end when they compute, when they load, or that has no memory left."""
-    few = ("data.limit=24", "sampling.max_tokens=8")
-    job = job_with(tmp_path, "ends_on_gpu_1", f'log: "{tmp_path}/out/run.log"')
+    few, where = ("data.limit=24", "sampling.max_tokens=8"), re.escape(platform.node())
+    waits_for = "worker 2 has ended" if how == "computes" else "in a row ended in place 2"
+    job = job_with(tmp_path, "ends_on_gpu_1", f'log: "{tmp_path}/out/run.log"', f'said: "{waits_for}"')
     options = f"{{folder: {tmp_path}, load_s: 0, raises: {how == 'raises'}}}"
     other_loader = (f"model.loader={OPS}:load_unless_gpu_1", f"+model.options={options}")
     model = () if how == "computes" else other_loader
     code, said = finished(command(job, tmp_path / "out", *PROCESSES, *few, *model, "cluster.gpus=1"))
     assert code == ExitCode.DONE, said
-    assert len(re.findall("3 workers in a row ended in place 2 before they answered", said)) == 1
-    where = re.escape(platform.node())
-    causes = {"raises": "it cannot begin: .*CUDA error: out of memory"}
-    assert re.search(f"; 1 of 2 are open; the last one: on {where}: {causes.get(how, 'its process ended')}", said)
-    found = totals(tmp_path / "out")
-    assert (found["cluster/workers_open"], found["cluster/workers_wanted"]) == (1, 2)
+    cause = "it cannot begin: .*CUDA error: out of memory" if how == "raises" else "its process ended by signal SIGKILL"
+    assert re.search(f"worker 2 has ended: on {where}: {cause}", said)
+    if how != "computes":
+        assert len(re.findall(f"3 workers in a row ended in place 2 before .* 1 of 2 are open; .*{cause}", said)) == 1
     assert run(job_with(tmp_path, "slow"), tmp_path / "alone", "chunk_rows=16", *few) == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
 

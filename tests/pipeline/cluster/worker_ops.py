@@ -40,13 +40,12 @@ def hangs_once(row: dict[str, Any], flag: str) -> dict[str, Any]:
     return {}
 
 
-def ends_on_gpu_1(row: dict[str, Any], log: str) -> dict[str, Any]:
-    """End a process that sees the second GPU, whatever the row; another one waits until `log` says of a place that it
-    rests."""
+def ends_on_gpu_1(row: dict[str, Any], log: str, said: str) -> dict[str, Any]:
+    """End a process that sees the second GPU, whatever the row; another one waits until `log` has `said`."""
     if _on_gpu_1():
         os.kill(os.getpid(), signal.SIGKILL)
     until = time.monotonic() + 600
-    while "in a row ended in place" not in Path(log).read_text() and time.monotonic() < until:
+    while said not in Path(log).read_text() and time.monotonic() < until:
         time.sleep(0.05)
     return {}
 
