@@ -202,7 +202,7 @@ class Members:
         except WorkerLost as error:
             self._lost(member, str(error), error.host)
         except WorkerFailed as error:
-            if not isinstance(error, NotOpened) or not self._opened_count():
+            if not isinstance(error, NotOpened) or self._identity is None:  # else it could be opened elsewhere
                 raise WorkerFailed(f"{member.named(error.host)}: {error}", error.exit_code) from error
             self._lost(member, f"it cannot begin: {error}", error.host)
         else:

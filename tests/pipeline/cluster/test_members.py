@@ -256,6 +256,10 @@ def test_a_machine_that_cannot_open_the_model_counts_as_sick_where_others_could(
     run.open("1")
     run.answer("2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
     assert run.left == [("2", "on gpu2: it cannot begin: node 'generate': out of memory")]
+    run.look()
+    run.end("1")
+    run.answer("2.2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
+    assert {"1.2", "2.3"} <= set(run.hired)  # another one may be open soon
     run = Run(tmp_path, workers=2)
     with pytest.raises(WorkerFailed, match="worker 2 on gpu2: node 'generate': out of memory") as found:
         run.answer("2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
