@@ -15,7 +15,7 @@ from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import HOST, check_equal
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import News, TableRows, from_ipc
-from pipeline.cluster.places import Member, Place, Places
+from pipeline.cluster.places import Member, Place, Places, has_hope
 from pipeline.cluster.pool import Pool, WorkerLost
 from pipeline.cluster.running_island import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -202,8 +202,10 @@ class Members:
         except WorkerLost as error:
             self._lost(member, str(error), error.host)
         except WorkerFailed as error:
-            if not isinstance(error, NotOpened) or self._identity is None:  # else it could be opened elsewhere
+            others = [other for other in self._members.values() if other is not member]
+            if not isinstance(error, NotOpened) or not has_hope(others):
                 raise WorkerFailed(f"{member.named(error.host)}: {error}", error.exit_code) from error
+            member.place.unfit = True
             self._lost(member, f"it cannot begin: {error}", error.host)
         else:
             then(found)
@@ -221,7 +223,7 @@ class Members:
         else:
             check_equal(*first, member.named(), identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
-        member.place.never_opened = 0
+        member.place.never_opened, member.place.unfit = 0, False
         self._counts["workers"] += 1
         self._joined(member.name)
 

@@ -28,6 +28,7 @@ class Place:
         begun: workers that were started in it.
         never_opened: of these, those at last that ended before they were open.
         fruitless: those at last that ended before they had answered a piece.
+        unfit: an operator could not be opened in the last one, which is tried again only after a rest.
         rests_until: time at which the next one is started; None if one is there.
         told: it was told that it rests, and nothing in it has answered since.
     """
@@ -36,13 +37,14 @@ class Place:
     begun: int = 0
     never_opened: int = 0
     fruitless: int = 0
+    unfit: bool = False
     rests_until: float | None = None
     told: bool = False
 
     @property
     def has_hope(self) -> bool:
         """True if a worker in it may open, as far as is known."""
-        return self.never_opened < MOST_STARTS
+        return self.never_opened < MOST_STARTS and not self.unfit
 
     def next_name(self) -> str:
         """Return the name of its next worker, which is started now."""
@@ -52,7 +54,7 @@ class Place:
 
     def rest(self, now: float) -> float:
         """Begin to rest; return for how many seconds."""
-        seconds = min(REST_S * 2.0 ** (self.fruitless - MOST_STARTS), MOST_REST_S)
+        seconds = min(REST_S * 2.0 ** max(0, self.fruitless - MOST_STARTS), MOST_REST_S)
         self.rests_until, self.told = now + seconds, True
         return seconds
 
@@ -88,6 +90,11 @@ class Member:
         """Return what messages call it; `host`: its machine, if that is not known yet."""
         where = self.host or host
         return f"worker {self.name} on {where}" if where else f"worker {self.name}"
+
+
+def has_hope(others: Collection[Member]) -> bool:
+    """Return True if one of the `others` is open, or may open."""
+    return any(other.opened or other.place.has_hope for other in others)
 
 
 class Places:
@@ -141,13 +148,13 @@ class Places:
         in_a_row = self._deaths_in_a_row
         if in_a_row >= MOST_DEATHS + 2 * self._wanted and not any(other.answered for other in others):
             raise WorkerFailed(f"{in_a_row} workers in a row ended without an answer; the last one: {why}")
-        if place.fruitless >= MOST_STARTS and any(other.opened or other.place.has_hope for other in others):
-            level, seconds = place.level, place.rest(now)
+        if (place.unfit or place.fruitless >= MOST_STARTS) and has_hope(others):
+            level, seconds, count = place.level, place.rest(now), place.fruitless
             log.log(
                 level,
-                "%d workers in a row ended in place %d before they answered, so the next one starts there in %g s;"
+                "%d worker%s in a row ended in place %d before an answer, so the next one starts there in %g s;"
                 " %d of %d are open; the last one: %s",
-                *(place.fruitless, place.number, seconds, opened, self._wanted, why),
+                *(count, "s" * (count != 1), place.number, seconds, opened, self._wanted, why),
             )
             return False
         if any(each.has_hope for each in self.all):

@@ -251,18 +251,21 @@ def test_a_wait_that_ends_the_run_names_what_ended_last(tmp_path: Path) -> None:
         run.look(START_S + 1)
 
 
-def test_a_machine_that_cannot_open_the_model_counts_as_sick_where_others_could(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["another is open", "another may open"])
+def test_a_machine_that_cannot_open_the_model_rests(first: bool, tmp_path: Path, caplog) -> None:
+    no_memory = NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2")
     run = Run(tmp_path, workers=2)
-    run.open("1")
-    run.answer("2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
+    if not first:
+        run.open("1")
+    run.answer("2", "open", no_memory)
     assert run.left == [("2", "on gpu2: it cannot begin: node 'generate': out of memory")]
-    run.look()
-    run.end("1")
-    run.answer("2.2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
-    assert {"1.2", "2.3"} <= set(run.hired)  # another one may be open soon
-    run = Run(tmp_path, workers=2)
-    with pytest.raises(WorkerFailed, match="worker 2 on gpu2: node 'generate': out of memory") as found:
-        run.answer("2", "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2"))
+    assert "1 worker in a row ended in place 2 before an answer, so the next one starts there in 30 s" in caplog.text
+    run.look(REST_S + 1)
+    if not first:
+        run.end("1")  # its replacement may open
+    run.answer("2.2", "open", no_memory)
+    with pytest.raises(WorkerFailed, match=r"worker 1.* on gpu1: node 'generate': out of memory") as found:
+        run.answer(run.last(1), "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu1"))
     assert found.value.exit_code == ExitCode.CONFIG
 
 

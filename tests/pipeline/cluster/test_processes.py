@@ -128,7 +128,7 @@ def test_a_sick_machine_changes_no_byte(how: str, tmp_path: Path) -> None:
     cause = "it cannot begin: .*CUDA error: out of memory" if how == "raises" else "its process ended by signal SIGKILL"
     assert re.search(f"worker 2 has ended: on {where}: {cause}", said)
     if how != "computes":
-        assert len(re.findall(f"3 workers in a row ended in place 2 before .* 1 of 2 are open; .*{cause}", said)) == 1
+        assert len(re.findall(f"in a row ended in place 2 before .* of 2 are open; .*{cause}", said)) == 1
     assert run(job_with(tmp_path, "slow"), tmp_path / "alone", "chunk_rows=16", *few) == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
 
