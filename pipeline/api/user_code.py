@@ -61,8 +61,11 @@ def closing(node: str, close: Callable[[], None]) -> Callable[[], None]:
 
 
 def spelt(error: BaseException) -> str:
-    """Return the class and the text of `error`."""
-    text = str(error)
+    """Return the class and the text of `error`; only the class, where its own `__str__` raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -142,9 +142,8 @@ class Crew:
 
     def _left(self, worker: str, why: str) -> None:
         """Hand the pieces of a worker that has ended out again."""
-        pieces = len(self._ledger.pieces_of(worker))
-        what = f"its {pieces} pieces are computed again" if pieces else "it had no pieces"
-        log.warning("worker %s has ended: %s; %s, and another is started", worker, why, what)
+        if pieces := len(self._ledger.pieces_of(worker)):
+            log.info("the %d pieces of worker %s are computed again", pieces, worker)
         for piece in self._ledger.leave(worker):
             self._deliver(piece, self._given_up(worker, piece, why))
             self._members.note_given_up(why)
@@ -166,4 +165,6 @@ class Crew:
 
     def _status(self) -> str:
         redone = f", {self._ledger.redone} pieces redone" if self._ledger.redone else ""
-        return f"workers {len(self._ledger.workers)}/{self._wanted}{redone}"
+        resting = self._members.places.resting
+        rests = f", {resting} {'rest' if resting > 1 else 'rests'} after failures" if resting else ""
+        return f"workers {len(self._ledger.workers)}/{self._wanted}{rests}{redone}"

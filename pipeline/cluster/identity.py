@@ -16,6 +16,8 @@ from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.node_failure import running
 
 CODE = "the program's code"
+HOST = "host"
+"""Key of the machine in what a worker says when it is open: not compared, but named in messages."""
 OF_A_NODE = " of node '"
 """In the keys that are kept with a run; the others, of the program, may differ in a later attempt."""
 DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}"

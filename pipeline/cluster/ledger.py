@@ -29,6 +29,7 @@ class Ledger:
         self._waiting: deque[Piece] = deque()
         self._held: dict[str, dict[int, Piece]] = {}
         self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # workers without a suspect
+        self._proven: set[str] = set()  # workers that have answered: what ends one of these is hardly its machine
         self._numbers = count()
         self.redone = 0
         """Pieces that were given out again since their worker ended."""
@@ -73,6 +74,7 @@ class Ledger:
             Pieces of a single row that have ended too many workers alone; they are given up.
         """
         self._take_out(worker)
+        self._proven.discard(worker)
         pieces = list(self._held.pop(worker, {}).values())
         again: list[Piece] = []
         poison: list[Piece] = []
@@ -97,6 +99,7 @@ class Ledger:
             return False
         self._take_out(worker)
         del held[number]
+        self._proven.add(worker)
         self._by_pieces[len(held)][worker] = None
         return True
 
@@ -118,9 +121,12 @@ class Ledger:
 
     def _worker_for(self, piece: Piece) -> str | None:
         """Return the worker with the fewest pieces that may take `piece`. Nobody overtakes a piece that waits for a
-        worker of its own, so that one becomes free."""
-        limit = 1 if self._is_suspect(piece) else self._in_flight
-        return next((worker for workers in self._by_pieces[:limit] for worker in workers), None)
+        worker of its own, so that one becomes free: one that has answered before, if there is or may soon be such,
+        since a machine on which all workers end would have the piece's rows given up."""
+        if self._is_suspect(piece):
+            may_be_sick = not self._proven and not any(self._held.values())
+            return next((worker for worker in self._by_pieces[0] if may_be_sick or worker in self._proven), None)
+        return next((worker for workers in self._by_pieces[: self._in_flight] for worker in workers), None)
 
     def _is_suspect(self, piece: Piece) -> bool:
         return piece.deaths >= self._poison_after

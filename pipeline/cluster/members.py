@@ -7,16 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pipeline.api.errors import ConfigError
 from pipeline.api.runtime import RunContext
-from pipeline.cluster.identity import check_equal
+from pipeline.cluster.identity import HOST, check_equal
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import News, TableRows, from_ipc
-from pipeline.cluster.pool import Handle, Pool, WorkerLost
-from pipeline.cluster.running_island import WorkerFailed
+from pipeline.cluster.places import Member, Place, Places, has_hope
+from pipeline.cluster.pool import Pool, WorkerLost
+from pipeline.cluster.running_island import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
 
@@ -28,10 +29,6 @@ STOP_S = 5.0
 """Seconds that workers have to finish their step when a run ends."""
 MOST_SAID = 1000
 """Log lines of workers that are remembered, to say each once."""
-MOST_STARTS = 3
-"""Workers in a row in one place that may end before they are open: a node that is lost takes those of many places."""
-MOST_DEATHS = 16
-"""Workers in a row, besides two for each that is wanted, that may end before one answers or a row is given up."""
 MOST_GIVEN_UP = 16
 """Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
 STACKS_S = 2.0
@@ -40,28 +37,6 @@ ALIKE = "Give a run machines with the same build and the same kind of processor"
 log = logging.getLogger(__name__)
 
 Event = Callable[[], None]
-
-
-@dataclass
-class Member:
-    """One worker.
-
-    Args:
-        place: its number, which a replacement takes over.
-        never_opened: workers in a row before this one that ended in its place before they were open.
-    """
-
-    name: str
-    place: int
-    handle: Handle
-    never_opened: int = 0
-    opened: bool = False
-    asked_at: float = 0.0
-    asking: bool = False
-    moved_at: float = 0.0
-    stalled_at: float | None = None
-    seen: object = None
-    totals: Mapping[str, float] = field(default_factory=dict)
 
 
 class Members:
@@ -98,9 +73,10 @@ class Members:
         self._stall_s = stall_s
         self._post = post
         self._members: dict[str, Member] = {}
+        self.places = Places(wanted)
         self._identity: tuple[str, Mapping[str, str]] | None = None
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
-        self._deaths_in_a_row = self._given_up_in_a_row = 0
+        self._given_up_in_a_row = 0
         self._counts = Counter[str]()
         self._lost_totals = Counter[str]()
         self._said: set[tuple[str, str]] = set()
@@ -114,8 +90,8 @@ class Members:
         """
         self._joined, self._left = joined, left
         self._none_open_at = self._context.clock()
-        for place in range(1, self._wanted + 1):
-            self._hire(place, f"{place}")
+        for place in self.places.all:
+            self._hire(place)
 
     def call(self, name: str, method: str, then: Callable[[Any], None], *args: object) -> None:
         """Call a method of the worker `name`; `then` gets its result as an event."""
@@ -127,12 +103,13 @@ class Members:
 
     def note_answer(self, name: str) -> None:
         """Note that the worker `name` has answered a piece."""
-        self._deaths_in_a_row = self._given_up_in_a_row = 0
+        self._given_up_in_a_row = 0
+        self.places.note_answer(self._members[name])
         self._members[name].moved_at = self._context.clock()
 
     def note_given_up(self, why: str) -> None:
         """Note that a row is given up, whose last worker ended as `why` says. Raises WorkerFailed if too many are."""
-        self._deaths_in_a_row = 0
+        self.places.note_given_up()
         self._given_up_in_a_row += 1
         if self._given_up_in_a_row > MOST_GIVEN_UP:
             raise WorkerFailed(f"each of {MOST_GIVEN_UP} rows in a row ended its workers, the last one: {why}")
@@ -144,7 +121,8 @@ class Members:
             self._tables.get(table.name, lines.schema).add(name, lines)
 
     def look(self, busy: Callable[[str], bool]) -> None:
-        """Ask workers for news, and end those in which nothing moves though they are `busy`.
+        """Start workers in places that have rested, ask workers for news, and end those in which nothing moves though
+        they are `busy`.
 
         Raises:
             WorkerFailed: none has opened in time, or none can be reached any more.
@@ -155,11 +133,14 @@ class Members:
         self._looked_at = now
         if (lost := self._pool.lost) is not None:
             raise WorkerFailed(lost)
-        if any(member.opened for member in self._members.values()):
+        if self._opened_count():
             self._none_open_at = now
         elif now - self._none_open_at > self._settings.start_timeout_s:
             waited = f"no worker was ready within cluster.start_timeout_s={self._settings.start_timeout_s:g} s"
-            raise WorkerFailed(f"{waited}: {self._pool.missing()}")
+            last = f"; the last one that ended: {self.places.last_end}" if self.places.last_end else ""
+            raise WorkerFailed(f"{waited}: {self._pool.missing()}{last}")
+        for place in self.places.rested(now):
+            self._hire(place)
         if now - self._added_up_at >= NEWS_S:
             self._add_up(now)
         every = max(NEWS_S, len(self._members) / 8)
@@ -183,7 +164,11 @@ class Members:
         found = Counter(self._lost_totals)
         for member in list(self._members.values()):
             found.update(member.totals)
-        return {**found, **{f"cluster/{key}": float(value) for key, value in self._counts.items()}}
+        counts = {**self._counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
+        return {**found, **{f"cluster/{key}": float(value) for key, value in counts.items()}}
+
+    def _opened_count(self) -> int:
+        return sum(member.opened for member in list(self._members.values()))
 
     def _stop_all(self) -> None:
         opened = [member for member in self._members.values() if member.opened]
@@ -197,9 +182,10 @@ class Members:
         for member in self._members.values():
             member.handle.kill()
 
-    def _hire(self, place: int, name: str, never_opened: int = 0) -> None:
+    def _hire(self, place: Place) -> None:
+        name = place.next_name()
         handle = self._pool.hire(name)
-        self._members[name] = member = Member(name, place, handle, never_opened, moved_at=self._context.clock())
+        self._members[name] = member = Member(name, place, handle, moved_at=self._context.clock())
         self._call(member, "open", partial(self._opened, member))
 
     def _call(self, member: Member, method: str, then: Callable[[Any], None], *args: object) -> None:
@@ -214,43 +200,55 @@ class Members:
         try:
             found = future.result()
         except WorkerLost as error:
-            self._lost(member, str(error))
+            self._lost(member, str(error), error.host)
         except WorkerFailed as error:
-            raise WorkerFailed(f"worker {member.name}: {error}", error.exit_code) from error
+            others = [other for other in self._members.values() if other is not member]
+            if not isinstance(error, NotOpened) or not has_hope(others):
+                raise WorkerFailed(f"{member.named(error.host)}: {error}", error.exit_code) from error
+            member.place.unfit = True
+            self._lost(member, f"it cannot begin: {error}", error.host)
         else:
             then(found)
 
     def _opened(self, member: Member, identity: Mapping[str, str]) -> None:
+        identity = dict(identity)
+        member.host = identity.pop(HOST, "")
         first = self._identity
         if first is None:
-            self._identity = f"worker {member.name}", identity
-            self._began_with(identity)
+            self._identity = member.named(), identity
+            try:
+                self._began_with(identity)
+            except ConfigError as error:
+                raise ConfigError(f"{member.named()}: {error}") from error
         else:
-            check_equal(*first, f"worker {member.name}", identity, ALIKE)
+            check_equal(*first, member.named(), identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
+        member.place.never_opened, member.place.unfit = 0, False
         self._counts["workers"] += 1
         self._joined(member.name)
 
-    def _lost(self, member: Member, why: str) -> None:
-        """Replace a worker that has ended, or cannot be reached: it is ended then, since it holds a place."""
+    def _lost(self, member: Member, why: str, host: str) -> None:
+        """Replace a worker that has ended, or cannot be reached: it is ended then, since it holds a place. The place
+        rests first if its workers end again and again, and there are others.
+
+        Raises:
+            WorkerFailed: no worker is open, and none can be expected to open.
+        """
         del self._members[member.name]
         member.handle.kill()
         self._lost_totals.update(member.totals)
-        self._deaths_in_a_row += 1
-        never_opened = 0 if member.opened else member.never_opened + 1
         self._counts["workers_lost"] += 1
+        if host := member.host or host:
+            why = f"on {host}: {why}"
+        log.log(member.place.level, "worker %s has ended: %s", member.name, why)
         self._left(member.name, why)
-        if never_opened >= MOST_STARTS:
-            raise WorkerFailed(f"workers end before they can begin, {never_opened} in one place; the last one: {why}")
-        if self._deaths_in_a_row >= MOST_DEATHS + 2 * self._wanted:
-            raise WorkerFailed(f"{self._deaths_in_a_row} workers in a row ended without an answer; the last one: {why}")
-        generation = member.name.partition(".")[2] or "1"
-        self._hire(member.place, f"{member.place}.{int(generation) + 1}", never_opened)
+        if self.places.end(member, why, self._members.values(), self._context.clock()):
+            self._hire(member.place)
 
     def _end_stalled(self, member: Member, now: float) -> None:
         """End a worker in which nothing moves, once it has said where its threads are."""
         if member.stalled_at is None:
-            log.error("worker %s: nothing has moved in it for %g s; it is ended", member.name, self._stall_s)
+            log.error("%s: nothing has moved in it for %g s; it is ended", member.named(), self._stall_s)
             self._counts["workers_stalled"] += 1
             member.stalled_at = now
             self._call(member, "stacks", partial(self._say_stacks, member))

@@ -13,7 +13,15 @@ USUAL_WORKERS = 2
 
 
 class WorkerLost(Exception):
-    """The process or the machine of a worker has ended. The message says how, as far as that is known."""
+    """The process or the machine of a worker has ended. The message says how, as far as that is known.
+
+    Args:
+        host: its machine, "" where that is not known.
+    """
+
+    def __init__(self, why: str, host: str = "") -> None:
+        super().__init__(why)
+        self.host = host
 
 
 class Handle(Protocol):
@@ -39,7 +47,8 @@ class Pool(Protocol):
         """Why no worker can be reached any more, for a message; None while they can."""
 
     def hire(self, name: str) -> Handle:
-        """Begin to start a worker. Returns at once: its calls are answered when it runs, which may be minutes later."""
+        """Begin to start a worker. Returns at once: its calls are answered when it runs, which may be minutes later,
+        and raise WorkerLost if it cannot be started."""
 
     def missing(self) -> str:
         """Say why no worker has started yet, for a message."""

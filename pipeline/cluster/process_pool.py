@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from pipeline.api.errors import ConfigError
-from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
+from pipeline.cluster.pool import USUAL_WORKERS, Handle, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
@@ -61,13 +63,16 @@ class ProcessPool:
     def lost(self) -> None:
         return None
 
-    def hire(self, name: str) -> ProcessHandle:
+    def hire(self, name: str) -> Handle:
         place = int(name.partition(".")[0]) - 1
         cores = self._cores[place] if self._cores else []
         environment = dict(os.environ)
         if self._gpus:
             environment[DEVICES] = ",".join(devices_of(place, self._gpus, os.environ.get(DEVICES)))
-        handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
+        try:
+            handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
+        except OSError as error:  # no memory, too many processes or open files: perhaps not for long
+            return NeverStarted(f"its process cannot be started: {error}")
         self._started.append(handle)
         return handle
 
@@ -100,6 +105,21 @@ def devices_of(place: int, gpus: float, visible: str | None) -> list[str]:
     return [str(device) if there is None else there[device] for device in wanted]
 
 
+class NeverStarted:
+    """A worker that cannot be started, for the reason `why`."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def call(self, method: str, *args: object) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_exception(WorkerLost(self._why, platform.node()))
+        return answer
+
+    def kill(self) -> None:
+        pass
+
+
 class ProcessHandle:
     """A worker in a process of this machine. It ends by itself when the driver does."""
 
@@ -130,15 +150,16 @@ class ProcessHandle:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel (a driver, a disk), where no signal ends it
+            self._process.wait(LEAVE_S)
 
     def _lost(self) -> WorkerLost:
         try:
             code = self._process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
-            return WorkerLost("it closed its pipe")
+            return WorkerLost("it closed its pipe", platform.node())
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return WorkerLost(f"its process ended {ended}")
+        return WorkerLost(f"its process ended {ended}", platform.node())
 
 
 def start_serving(pipe: Connection, desk: ServiceDesk) -> None:
@@ -153,15 +174,23 @@ class PipeServices:
         self._caller = Caller(pipe, lambda: WorkerLost("the driver is gone"))
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        return self._caller.call("call", key, factory, method, *args).result()
+        try:
+            return self._caller.call("call", key, factory, method, *args).result()
+        except WorkerLost as error:  # no row is at fault: what this worker has is for another
+            sys.stderr.write(f"a worker ends: {error}\n")
+            os._exit(1)
 
 
 def main(calls: int, services: int) -> None:
     """Run the process of a worker. `calls`, `services`: descriptors of its pipes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(calls)
-    plan, at_a_time, cores = pipe.recv()
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    serve(pipe, Worker(plan, PipeServices(Connection(services))), at_a_time)
+    try:
+        plan, at_a_time, cores = pipe.recv()
+        if cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cores)
+        serve(pipe, Worker(plan, PipeServices(Connection(services))), at_a_time)
+    except BaseException:  # without its first or its next call it is of no use, and must not wait for its threads
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)  # the driver is gone: nothing is left to be said

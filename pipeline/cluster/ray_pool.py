@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
+import re
 import signal
 import sys
 import threading
@@ -19,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.api.errors import ConfigError
 from pipeline.cluster.pool import WorkerLost
-from pipeline.cluster.rpc import portable
+from pipeline.cluster.rpc import unpickled
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
 
@@ -141,11 +143,11 @@ class RayHandle:
 
         def settle(done: Future[Any]) -> None:
             try:
-                works, found = done.result()
+                works, found = unpickled(done.result())
             except RayError as error:
-                answer.set_exception(WorkerLost(_reason(error)))
-            except Exception as error:
-                answer.set_exception(portable(error))
+                answer.set_exception(WorkerLost(_reason(error), _address(error)))
+            except BaseException as error:  # its own exceptions are in what it returns
+                answer.set_exception(WorkerLost(f"its answer cannot be read: {_reason(error)}"))
             else:
                 if works:
                     answer.set_result(found)
@@ -166,7 +168,7 @@ class RayServices:
         self._desk = desk
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        works, found = ray.get(self._desk.call.remote(key, factory, method, *args))
+        works, found = unpickled(ray.get(self._desk.call.remote(key, factory, method, *args)))
         if not works:
             raise found
         return found
@@ -174,15 +176,8 @@ class RayServices:
 
 def worker_of(plan: WorkerPlan, desk: Any) -> Worker:
     """Return the worker of an actor."""
-    return Worker(plan, RayServices(desk))
-
-
-def answered(target: object, method: str, args: tuple[object, ...]) -> tuple[bool, Any]:
-    """Call a method; return True and its result, or False and its exception: Ray would wrap that in one of its own."""
-    try:
-        return True, getattr(target, method)(*args)
-    except BaseException as error:
-        return False, portable(error)
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return Worker(plan, RayServices(desk), f"{platform.node()} ({address})")
 
 
 def _actor_class() -> type[Any]:
@@ -201,9 +196,9 @@ def _actor_class() -> type[Any]:
             self._worker = worker_of(plan, desk)  # type: ignore[arg-type]
 
         def call(self, method: str, *args: object) -> object:
-            from pipeline.cluster.ray_pool import answered
+            from pipeline.cluster.rpc import outcome
 
-            return answered(self._worker, method, args)
+            return outcome(self._worker, method, args)
 
     return PieceWorker
 
@@ -223,9 +218,9 @@ def _desk_class() -> type[Any]:
             self._desk = ServiceDesk()
 
         def call(self, *args: object) -> object:
-            from pipeline.cluster.ray_pool import answered
+            from pipeline.cluster.rpc import outcome
 
-            return answered(self._desk, "call", args)
+            return outcome(self._desk, "call", args)
 
         def close(self) -> None:
             self._desk.close()
@@ -295,10 +290,16 @@ def _resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return the message of an error of Ray on one line, without the fields of its actor, which say only numbers."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
     return " ".join(line.strip() for line in lines)[:MOST_SAID] or type(error).__name__
+
+
+def _address(error: RayError) -> str:
+    """Return the IP of the node that an error of Ray names, "" if it names none."""
+    named = re.search(r"^\tip: (\S+)$|\bIP: ([\w.:]+)", str(error), re.MULTILINE)
+    return (named[1] or named[2]) if named else ""
 
 
 def _in_words(resources: Mapping[str, float]) -> str:

@@ -16,6 +16,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
+from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identity_of
 from pipeline.cluster.pieces import Answer, Task, from_ipc, one_batch, to_ipc
 from pipeline.cluster.tables import IslandTables
@@ -49,15 +50,20 @@ class WorkerFailed(NodeFailed):
     Args:
         message: of the node that failed, without the worker's name.
         code: exit code of the run.
+        host: the worker's machine, "" where that is not known.
     """
 
-    def __init__(self, message: str, code: int = ExitCode.FAILED) -> None:
-        PipelineError.__init__(self, message, code)  # what is pickled
-        self.message = message
+    def __init__(self, message: str, code: int = ExitCode.FAILED, host: str = "") -> None:
+        PipelineError.__init__(self, message, code, host)  # what is pickled
+        self.message, self.host = message, host
         self.exit_code = ExitCode(code)
 
     def __str__(self) -> str:
         return self.message
+
+
+class NotOpened(WorkerFailed):
+    """An operator cannot be opened in a worker. Where it could in another worker that is the machine's fault."""
 
 
 class RunningIsland:
@@ -90,11 +96,11 @@ class RunningIsland:
         return [m for m in self._executor.meters if m.name not in (PIECES, ANSWERS)]
 
     def start(self) -> None:
-        """Open the operators; returns when they are open."""
+        """Open the operators; returns when they are open. Raises NotOpened."""
         self._thread.start()
         self._source.opened.wait()
         if self._failure is not None:
-            raise self._failure
+            raise NotOpened(str(self._failure), self._failure.exit_code)
 
     def identity(self) -> dict[str, str]:
         """Return what must be the same in all workers, by node."""
@@ -119,7 +125,7 @@ class RunningIsland:
             self._source.fail(Cancelled())
         except BaseException as error:
             code = error.exit_code if isinstance(error, PipelineError) else ExitCode.FAILED
-            text = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, PipelineError) else spelt(error)
             log.debug("the island ends", exc_info=error)
             self._failure = WorkerFailed(text, int(code))
             self._source.fail(self._failure)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
-from pipeline.cluster.identity import check_equal, program
+from pipeline.cluster.identity import HOST, check_equal, program
 from pipeline.cluster.pieces import Answer, News, Task
+from pipeline.cluster.rpc import portable
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
 from pipeline.cluster.tables import IslandTables
 from pipeline.system.stacks import stacks
@@ -42,22 +44,31 @@ class Worker:
     Args:
         plan: from the driver.
         services: the way to objects of the driver.
+        host: the machine that it runs on, for messages.
         keeps_log: collect log records for the driver; False where they reach its log anyway.
     """
 
-    def __init__(self, plan: WorkerPlan, services: Services, *, keeps_log: bool = True) -> None:
-        self._plan, self._services = plan, services
+    def __init__(
+        self, plan: WorkerPlan, services: Services, host: str = platform.node(), *, keeps_log: bool = True
+    ) -> None:
+        self._plan, self._services, self._host = plan, services, host
         self._process, self._resources = Resources(), _Lent()
         self._log = _Log() if keeps_log else None
         self._islands: dict[str, RunningIsland] = {}
 
     def open(self) -> dict[str, str]:
-        """Load models and begin; return what must be the same in all workers, by what it is.
+        """Load models and begin; return what must be the same in all workers, by what it is, and HOST.
 
         Raises:
-            ConfigError: another program or model file is here than where the driver is.
-            WorkerFailed: an operator cannot be opened.
+            NotOpened: an operator cannot be opened.
+            WorkerFailed: another program or model file is here than where the driver is.
         """
+        try:
+            return self._opened() | {HOST: self._host}
+        except BaseException as error:
+            raise portable(error, self._host) from error
+
+    def _opened(self) -> dict[str, str]:
         if self._log is not None:
             for logger in map(logging.getLogger, LOGGERS):
                 logger.addHandler(self._log)

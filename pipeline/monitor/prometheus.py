@@ -37,6 +37,8 @@ CACHES = {
 """Metric name and help text by key of the caches in status.json."""
 WORKERS = {
     "workers": "Workers that have begun in the last attempt, replacements among them.",
+    "workers_wanted": "Workers that the run asked for.",
+    "workers_open": "Workers that are open now.",
     "workers_lost": "Workers that have ended before the run.",
     "workers_stalled": "Workers that were ended since nothing moved in them.",
     "pieces": "Pieces that were sent to workers.",

@@ -117,3 +117,11 @@ def test_a_late_answer_of_a_worker_that_was_taken_for_dead_is_not_taken(tmp_path
         assert not run.crew.take(CHAIN.name)
     found = {key: value for each in run.context.totals for key, value in each().items()}
     assert (found["cluster/pieces"], found["cluster/pieces_redone"]) == (4, 2)
+
+
+def test_the_status_says_how_many_are_open_and_how_many_rest(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        status = run.context.statuses[0]
+        assert status() == "workers 0/1"
+        run.crew._members.places.all[0].rest(0.0)
+        assert status() == "workers 0/1, 1 rests after failures"

@@ -26,25 +26,28 @@ def rows_of(one: Piece) -> list[int]:
 
 
 class Run:
-    """A ledger and its workers, of which some are ended by rows that they compute."""
+    """A ledger and its workers, of which some are ended by rows that they compute, and those of `sick` by any."""
 
     def __init__(self, ledger: Ledger, poison: frozenset[int]) -> None:
         self.ledger = ledger
+        self.sick: set[str] = set()
         self.poison = poison
         self.answers: Counter[int] = Counter()
         self.late: list[tuple[str, int]] = []
         self.given_up: list[int] = []
         self.born = 0
 
-    def hire(self) -> None:
+    def hire(self, *, sick: bool = False) -> None:
         self.ledger.join(f"{self.born}")
+        if sick:
+            self.sick.add(f"{self.born}")
         self.born += 1
 
     def kill(self, worker: str) -> None:
         self.late += [(worker, one.number) for one in self.ledger.pieces_of(worker)]
         for lost in self.ledger.leave(worker):
             self.given_up += rows_of(lost)
-        self.hire()
+        self.hire(sick=worker in self.sick)
 
     def assign(self) -> None:
         """Give out what can be given out: a piece that workers ended with has its worker alone."""
@@ -58,7 +61,7 @@ class Run:
         held = self.ledger.pieces_of(worker)
         if not held:
             return
-        if any(self.poison & set(rows_of(one)) for one in held):
+        if worker in self.sick or any(self.poison & set(rows_of(one)) for one in held):
             self.kill(worker)
             return
         found = held[0]
@@ -103,6 +106,31 @@ def test_every_row_is_answered_once_or_was_poison(poison, events, size, workers)
     assert sorted([*run.answers.elements(), *run.given_up]) == list(range(40))
     if not any(event == 9 for _, event in events):
         assert set(run.given_up) == poison
+
+
+@given(
+    turns=st.lists(st.integers(0, 5), max_size=200),
+    size=st.integers(1, 9),
+    well=st.integers(1, 2),
+    sick=st.integers(1, 4),
+)
+def test_a_machine_on_which_all_workers_end_has_no_row_given_up(turns, size, well, sick) -> None:
+    """However fast they end, and however long the others take for their first answer."""
+    run = Run(Ledger(2, AFTER), frozenset())
+    for number in range(sick + well):
+        run.hire(sick=number < sick)
+    for start in range(0, 40, size):
+        run.ledger.add(piece(run.ledger, range(start, min(start + size, 40))))
+    for turn in (*turns, *range(sick)):
+        run.assign()
+        there = sorted(run.ledger.workers, key=lambda worker: worker not in run.sick)
+        run.work(there[turn % sick])
+    while run.answers.total() + len(run.given_up) < 40:
+        run.assign()
+        for worker in run.ledger.workers:
+            run.work(worker)
+    assert not run.given_up
+    assert sorted(run.answers.elements()) == list(range(40))
 
 
 def test_a_worker_that_ends_costs_only_its_pieces_another_try() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.api.errors import PipelineError
+from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
 from pipeline.cluster.pieces import News
+from pipeline.cluster.places import MOST_REST_S, MOST_STARTS, REST_S
 from pipeline.cluster.pool import WorkerLost
+from pipeline.cluster.running_island import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
 
@@ -37,7 +39,7 @@ class Handle:
 class Run:
     """Members of a run, whose workers answer when a test says so."""
 
-    def __init__(self, folder: Path, workers: int = 1) -> None:
+    def __init__(self, folder: Path, workers: int = 1, began_with: Any = lambda identity: None) -> None:
         self.now = 0.0
         self.hired: dict[str, Handle] = {}
         self.joined: list[str] = []
@@ -47,9 +49,7 @@ class Run:
         settings = ClusterSettings(start_timeout_s=START_S)
         tables = MetricsTables(folder)
         context = RunContext(folder, Resources(), tables.get, clock=lambda: self.now)
-        self.members = Members(
-            settings, workers, self, context, tables, {}, lambda identity: None, STALL_S, self._events.put
-        )
+        self.members = Members(settings, workers, self, context, tables, {}, began_with, STALL_S, self._events.put)
         self.members.hire(self.joined.append, lambda name, why: self.left.append((name, why)))
 
     fits = 1
@@ -76,8 +76,22 @@ class Run:
     def open(self, name: str, **identity: str) -> None:
         self.answer(name, "open", identity)
 
-    def end(self, name: str, why: str = "its process ended by signal SIGKILL") -> None:
-        self.answer(name, "open" if name not in self.joined else "news", WorkerLost(why))
+    def end(self, name: str, why: str = "its process ended by signal SIGKILL", host: str = "") -> None:
+        self.answer(name, "open" if name not in self.joined else "news", WorkerLost(why, host))
+
+    def last(self, place: int) -> str:
+        """The worker of a place that was started last."""
+        return [name for name in self.hired if name.partition(".")[0] == f"{place}"][-1]
+
+    def end_all_of(self, place: int, *, opened: bool) -> None:
+        """Have workers of a place end, open or not, until it rests."""
+        started = 0
+        while started < len(self.hired):
+            started, name = len(self.hired), self.last(place)
+            if opened:
+                self.open(name, host="sick")
+                self.look()
+            self.end(name, host="sick")
 
     def look(self, after_s: float = 1.0, *, busy: bool = False) -> None:
         self.now += after_s
@@ -164,3 +178,115 @@ def test_counters_are_asked_for_once_at_a_time(tmp_path: Path) -> None:
     run.look()
     assert run.hired["1"].calls["news"] is not first
     assert run.members.totals()["generate/steps"] == 3.0
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["before they are open", "before they answer"])
+def test_a_sick_node_costs_only_its_own_workers(opened: bool, tmp_path: Path, caplog) -> None:
+    """Two places are of a node on which workers end, in one way or the other; the rest of the run goes on."""
+    run = Run(tmp_path, workers=4)
+    for name in ("1", "2"):
+        run.open(name, host="well")
+    for place in (3, 4):
+        run.end_all_of(place, opened=opened)
+    told = [record.getMessage() for record in caplog.records if "in a row ended in place" in record.getMessage()]
+    assert len(told) == 2
+    assert all("; 2 of 4 are open; the last one: on sick: its process ended" in line for line in told)
+    assert run.members.places.resting == 2
+    counts = run.members.totals()
+    assert (counts["cluster/workers_wanted"], counts["cluster/workers_open"]) == (4, 2)
+    waits: list[float] = []
+    begun = run.now
+    while len(waits) < 8:
+        run.look()
+        for place in (3, 4):
+            if run.last(place) not in dict(run.left):
+                waits += [run.now - begun] if place == 3 else []
+                run.end_all_of(place, opened=opened)
+                begun = run.now if place == 3 else begun
+    assert all(0.8 * REST_S < wait < 1.1 * MOST_REST_S for wait in waits)
+    assert waits == sorted(waits)
+    assert waits[-1] > 10 * waits[0]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING and "ended" in record.msg][
+        8:
+    ] == []
+    run.look(MOST_REST_S)
+    for place in (3, 4):
+        run.open(run.last(place), host="well again")
+        run.members.note_answer(run.last(place))
+    assert not run.members.places.resting
+    assert run.members.totals()["cluster/workers_open"] == 4
+    run.look()
+    last = run.last(3)
+    run.end(last)
+    assert run.last(3) != last
+
+
+def test_a_node_that_is_sick_from_the_start_does_not_end_a_run_whose_workers_load(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=3)
+    run.end_all_of(2, opened=False)
+    run.end_all_of(3, opened=False)
+    run.look(START_S / 2)
+    run.open("1")
+    assert run.joined == ["1"]
+
+
+def test_places_that_all_fail_end_the_run(tmp_path: Path) -> None:
+    """Those that rest count, and those that are tried again: nobody can be expected to open."""
+    run = Run(tmp_path, workers=3)
+    run.open("1")
+    for place in (2, 3):
+        run.end_all_of(place, opened=False)
+    run.look(REST_S + 1)
+    for _ in range(MOST_STARTS):
+        run.end(run.last(1))
+    run.end(run.last(2), "no memory", "10.77.0.2")
+    with pytest.raises(PipelineError, match=r"workers end before they can begin, 3 in one place; the last one: its"):
+        run.end(run.last(1))
+
+
+def test_a_wait_that_ends_the_run_names_what_ended_last(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=2)
+    run.end_all_of(2, opened=False)
+    with pytest.raises(PipelineError, match=r"600 s: no room; the last one that ended: on sick: its process ended"):
+        run.look(START_S + 1)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["another is open", "another may open"])
+def test_a_machine_that_cannot_open_the_model_rests(first: bool, tmp_path: Path, caplog) -> None:
+    no_memory = NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu2")
+    run = Run(tmp_path, workers=2)
+    if not first:
+        run.open("1")
+    run.answer("2", "open", no_memory)
+    assert run.left == [("2", "on gpu2: it cannot begin: node 'generate': out of memory")]
+    assert "1 worker in a row ended in place 2 before an answer, so the next one starts there in 30 s" in caplog.text
+    run.look(REST_S + 1)
+    if not first:
+        run.end("1")  # its replacement may open
+    run.answer("2.2", "open", no_memory)
+    with pytest.raises(WorkerFailed, match=r"worker 1.* on gpu1: node 'generate': out of memory") as found:
+        run.answer(run.last(1), "open", NotOpened("node 'generate': out of memory", ExitCode.CONFIG, "gpu1"))
+    assert found.value.exit_code == ExitCode.CONFIG
+
+
+def test_every_refusal_and_loss_names_the_machine(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=2)
+    run.open("1", host="node1 (10.77.0.1)", model="a")
+    with pytest.raises(PipelineError, match=r"worker 1 on node1 \(10.77.0.1\) and worker 2 on node2 differ in model"):
+        run.open("2", host="node2", model="b")
+    run = Run(tmp_path)
+    with pytest.raises(WorkerFailed, match="worker 1 on node1: the driver and a worker differ"):
+        run.answer("1", "open", WorkerFailed("the driver and a worker differ", ExitCode.CONFIG, "node1"))
+    run = Run(tmp_path)
+    run.open("1", host="node1")
+    run.look()
+    with pytest.raises(WorkerFailed, match="worker 1 on node1: node 'trouble' failed"):
+        run.answer("1", "news", WorkerFailed("node 'trouble' failed"))
+    run = Run(tmp_path, began_with=refuse)
+    with pytest.raises(ConfigError, match="worker 1 on node1: other bits"):
+        run.open("1", host="node1")
+
+
+def refuse(identity: object) -> None:
+    assert identity == {}  # the machine's name is nothing that is compared
+    raise ConfigError("other bits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import signal
 import time
@@ -15,6 +16,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, totals
 from tests.pipeline.cluster.processes import (
+    OPS,
     assert_poison_is_rejected,
     command,
     finished,
@@ -55,7 +57,8 @@ def test_a_row_that_ends_its_worker_becomes_one_reject(tmp_path: Path) -> None:
 def test_an_operator_that_raises_ends_the_run_and_names_the_worker(tmp_path: Path) -> None:
     code, said = finished(command(job_with(tmp_path, "fails"), tmp_path / "out", *PROCESSES))
     assert code == ExitCode.FAILED
-    assert re.search(r"error: worker \d: node 'trouble' failed: ValueError: no such luck", said)
+    where = re.escape(platform.node())
+    assert re.search(rf"error: worker \d on {where}: node 'trouble' failed: ValueError: no such luck", said)
     assert "row 17" in said
 
 
@@ -107,6 +110,26 @@ def test_a_node_that_is_lost_with_workers_that_load_does_not_end_the_run(tmp_pat
     assert process.returncode == ExitCode.DONE, said
     assert totals(tmp_path / "out")["cluster/workers_lost"] == 3
     assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["computes", "loads", "raises"])
+def test_a_sick_machine_changes_no_byte(how: str, tmp_path: Path) -> None:
+    """Here it is a GPU on which workers end when they compute, when they load, or that has no memory left."""
+    few, where = ("data.limit=24", "sampling.max_tokens=8"), re.escape(platform.node())
+    waits_for = "worker 2 has ended" if how == "computes" else "in a row ended in place 2"
+    job = job_with(tmp_path, "ends_on_gpu_1", f'log: "{tmp_path}/out/run.log"', f'said: "{waits_for}"')
+    options = f"{{folder: {tmp_path}, load_s: 0, raises: {how == 'raises'}}}"
+    other_loader = (f"model.loader={OPS}:load_unless_gpu_1", f"+model.options={options}")
+    model = () if how == "computes" else other_loader
+    code, said = finished(command(job, tmp_path / "out", *PROCESSES, *few, *model, "cluster.gpus=1"))
+    assert code == ExitCode.DONE, said
+    cause = "it cannot begin: .*CUDA error: out of memory" if how == "raises" else "its process ended by signal SIGKILL"
+    assert re.search(f"worker 2 has ended: on {where}: {cause}", said)
+    if how != "computes":
+        assert len(re.findall(f"in a row ended in place 2 before .* of 2 are open; .*{cause}", said)) == 1
+    assert run(job_with(tmp_path, "slow"), tmp_path / "alone", "chunk_rows=16", *few) == ExitCode.DONE
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
 
 

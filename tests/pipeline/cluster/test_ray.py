@@ -7,14 +7,17 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from pipeline.api.errors import ExitCode
+from pipeline.cluster.pool import WorkerLost
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, stages, totals
 from tests.pipeline.cluster.processes import (
     STORE,
@@ -29,7 +32,7 @@ from tests.pipeline.cluster.ray_nodes import ray_nodes
 
 pytestmark = pytest.mark.slow("starts Ray")
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+ray: Any = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 RAY = ("cluster=ray", "cluster.workers=2", "cluster.piece_rows=5", "cluster.cpus=0.5", "chunk_rows=16")
 LEAVES_S = 10.0
 
@@ -51,6 +54,39 @@ def alone(tmp_path_factory) -> Path:
 def actors(kinds: Sequence[str] = WORKER) -> list[psutil.Process]:
     """Actors of the clusters that this process has started."""
     return workers_of(psutil.Process(), kinds)
+
+
+DIED = "The actor died unexpectedly before finishing this task.\n\tpid: 7\n\tip: 10.77.0.2\nThe node was lost."
+NO_MEMORY = (
+    "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.77.0.2, ID: ab) was 9GB."
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "why", "host"),
+    [
+        (ray.exceptions.RayError(DIED), "finishing this task. The node was lost.", "10.77.0.2"),
+        (ray.exceptions.RayError(NO_MEMORY), "running low on memory", "10.77.0.2"),
+        (ray.exceptions.RayError("gone"), "gone", ""),
+        (b"garbage", "its answer cannot be read: UnpicklingError: ", ""),
+        (ImportError("no module x"), "its answer cannot be read: no module x", ""),
+    ],
+)
+def test_a_lost_actor_says_why_and_where(found: Any, why: str, host: str) -> None:
+    """Whatever Ray raises where the answer should be: what the worker's methods raise is in what they return."""
+    from pipeline.cluster.ray_pool import RayHandle
+
+    answer: Future[Any] = Future()
+    actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *call: SimpleNamespace(future=lambda: answer)))
+    future = RayHandle(actor).call("news")
+    if isinstance(found, Exception):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+    error = future.exception(timeout=60)
+    assert isinstance(error, WorkerLost)
+    assert why in str(error)
+    assert error.host == host
 
 
 @pytest.mark.laws
