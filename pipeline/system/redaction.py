@@ -196,7 +196,8 @@ def shown_url(url: str) -> str:
     """Return scheme, host and port of a URL; user, path and query may be secret."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}/..."
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}{port}/..."
 
 
 def _secrets(options: Any, key: object = None) -> Iterator[str]:

@@ -6,9 +6,10 @@ import email.utils
 import json
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import urljoin
 
 from pipeline.api.errors import ConfigError, PipelineError
+from pipeline.system.redaction import shown_url
 
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530), 529})
 """Statuses after which the same request may be answered."""
@@ -137,7 +138,6 @@ def _seconds(date: str) -> float | None:
 def _place(location: str, url: str) -> str:
     """Return scheme and host of a redirection; its query may have a signature."""
     try:
-        parts, asked = urlsplit(location), urlsplit(url)
-        return f"{parts.scheme or asked.scheme}://{parts.hostname or asked.hostname}"
+        return shown_url(urljoin(url, location)).removesuffix("/...")
     except ValueError:
         return "an address that cannot be read"
