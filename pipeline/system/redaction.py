@@ -53,6 +53,8 @@ def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] =
         own = path[3:] if path[2:3] == ("op",) else ()
     elif path[:1] == ("steps",):
         own = path[2:]
+    if own[:2] == ("model", "query"):  # of the URL of a server
+        return True
     for place, key in enumerate(own):
         if key in OF_USERS and place + 1 < len(own):
             return False

@@ -21,6 +21,7 @@ _ENDS: Mapping[int, str] = {
     402: "the account has no credit left; the same command goes on when it has",
     403: _KEY,
     404: "check model.url, which ends in /v1 with most servers, and model.name (GET /v1/models lists the models)",
+    407: "name the proxy with its user and password (HTTP_PROXY, HTTPS_PROXY), or the server in NO_PROXY",
     405: "check model.url and model.api: the server has no such API",
     501: "check model.api: the server has no such API",
 }
@@ -33,7 +34,7 @@ class EndpointError(PipelineError):
 
 
 class NoSuchApi(ConfigError):
-    """The server has no such API, or no such model."""
+    """The server has no such API or model, or not for this key."""
 
 
 class Again(Exception):
@@ -85,8 +86,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
     if status in LATER:
         raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 503, 529))
     if status in _ENDS:
-        kind = ConfigError if status in (401, 403) else NoSuchApi
-        raise kind(f"{said}; {_ENDS[status]}")
+        raise NoSuchApi(f"{said}; {_ENDS[status]}")
     raise Refused(said)
 
 
