@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from operators.endpoint.connection.verdict import Again
@@ -86,7 +87,7 @@ class Http:
         key = settings.key()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._proxies = {url: self._proxy(proxy_of(url)) for url in settings.urls}
+        self._proxies = {url: _through(proxy_of(url), url) for url in settings.urls}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
             headers=headers | (settings.headers or {}),
@@ -131,17 +132,6 @@ class Http:
         except (http.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
             raise Again(f"the connection to {where} broke ({_brief(error)})") from None
 
-    def _proxy(self, url: str | None) -> dict[str, Any]:
-        """Return the arguments of a request that goes through the proxy at `url`: aiohttp's own `trust_env` would send
-        the passwords of ~/.netrc, too."""
-        if url is None:
-            return {}
-        from yarl import URL  # comes with aiohttp
-
-        proxy = URL(url)
-        auth = None if proxy.user is None else self._aiohttp.BasicAuth(proxy.user, proxy.password or "")
-        return {"proxy": proxy.with_user(None), "proxy_auth": auth}
-
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
@@ -150,6 +140,20 @@ class Http:
         if (response.content_length or 0) > _MOST_BYTES:
             raise Again(f"{where} answers with {response.content_length} bytes")
         return await response.read()
+
+
+def _through(proxy: str | None, url: str) -> dict[str, Any]:
+    """Return the arguments of a request to `url` through `proxy`: aiohttp's own `trust_env` would send the passwords of
+    ~/.netrc, too."""
+    if proxy is None:
+        return {}
+    parts = urlsplit(proxy)
+    host = parts.netloc.rpartition("@")[2]
+    if parts.username is None:
+        return {"proxy": f"{parts.scheme}://{host}"}
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+    return {"proxy": f"{parts.scheme}://{host}", "headers" if url.startswith("http:") else "proxy_headers": headers}
 
 
 def _brief(error: BaseException) -> str:

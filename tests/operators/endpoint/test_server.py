@@ -164,7 +164,7 @@ def test_the_proxy_of_the_environment_is_taken_and_told(tmp_path, monkeypatch, n
     log = log_of(tmp_path / "out")
     assert log.count(f"http://there.invalid/v1 is asked through the proxy http://{at} of the environment") == 1
     assert "pass-word" not in log
-    assert "proxy" not in log_of(tmp_path / "2")
+    assert "through the proxy" not in log_of(tmp_path / "2")
 
 
 @pytest.mark.parametrize(
