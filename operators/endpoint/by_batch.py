@@ -21,6 +21,7 @@ from operators.endpoint.metrics import PAID, paid_totals, usage_lines
 from operators.endpoint.render import LIKE, LIKE_NAMES
 from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
+from operators.generation.wiring import shared_store
 from operators.rows.row_condition import Where, passed_by
 from operators.rows.token_lists import literals_of, rows_with_names
 from operators.scoring.stored_answers import Answer, StoredAnswers
@@ -97,7 +98,8 @@ class AsksByBatch(BaseOperator):
         self._path = require_path(self.title, server.settings.dialect)
         self._paid = dict.fromkeys(PAID, 0)
         runtime.totals(lambda: paid_totals(runtime.node, self._paid, self._settings))
-        self._stored = StoredAnswers(runtime, self._store, self.kind, server.identity, self._path)
+        identity = server.identity(shared_store(runtime, self._store), runtime)
+        self._stored = StoredAnswers(runtime, self._store, self.kind, identity, self._path)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         batch, others, beyond = self._where.split(batch)

@@ -130,7 +130,7 @@ class EndpointGenerate(BaseOperator):
             ),
             self._arguments,
             self._columns,
-            server.identity,
+            server.identity(store, runtime),
             self._take,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))

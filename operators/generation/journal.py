@@ -60,6 +60,10 @@ class Journal(ABC):
         """Return those of `keys` that are written."""
 
     @abstractmethod
+    def count(self, run: str) -> int:
+        """Return the number of completions that the run of this name has written."""
+
+    @abstractmethod
     def explained(self, error: Exception) -> PipelineError:
         """Return the error to raise after `write` has raised `error`."""
 

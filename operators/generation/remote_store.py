@@ -40,6 +40,9 @@ class RemoteStore(Journal):
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
         self._call("insert", *encoded(completions), settings)
 
+    def count(self, run: str) -> int:
+        return int(self._call("count", run))
+
     def explained(self, error: Exception) -> PipelineError:
         return error if isinstance(error, PipelineError) else PipelineError(f"{type(error).__name__}: {error}")
 

@@ -97,6 +97,14 @@ class CompletionStore(Journal):
                 found[key] = stored
         return found
 
+    def count(self, run: str) -> int:
+        try:
+            with self._reading:
+                (found,) = self._reader.execute("SELECT COUNT(*) FROM completions WHERE run = ?", [run]).fetchone()
+        except sqlite3.Error as error:
+            raise unusable(self._path, error) from error
+        return int(found)
+
     def _count_damaged(self, rows: int) -> None:
         """Count rows that are not as they were written, and say so once: they are not served, and made again."""
         if rows and not self.damaged:

@@ -36,6 +36,7 @@ class EndpointSettings(ModelSettings):
             by what it says of itself.
         key_env: the environment variable with the key, which is sent as a bearer token.
         headers: further headers of every request. Their values are never written down.
+        query: what stands behind the ? of every request's URL, by name ({api-version: "2024-10-21"}). As headers.
         concurrency: requests in flight; auto: found while running.
         requests_per_minute, tokens_per_minute: limits over all rows and nodes; null: none.
         timeout_s: of one request, the time in the server's queue included.
@@ -54,6 +55,7 @@ class EndpointSettings(ModelSettings):
     dialect: str = AUTO
     key_env: str | None = field(default=None, metadata=NOT_IN_DATA)
     headers: Any = field(default=None, metadata=NOT_IN_DATA)
+    query: Any = field(default=None, metadata=NOT_IN_DATA)
     concurrency: Any = field(default=AUTO, metadata=NOT_IN_DATA)
     requests_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
     tokens_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
@@ -81,6 +83,8 @@ class EndpointSettings(ModelSettings):
         check(fits, "model.key_env", "...", "it is the name of an environment variable, and not the key itself")
         fits = self.headers is None or (isinstance(self.headers, dict) and all(map(_is_header, self.headers.items())))
         check(fits, "model.headers", "...", "it maps names of headers to texts of one line, or is null")
+        fits = self.query is None or (isinstance(self.query, dict) and all(map(_are_texts, self.query.items())))
+        check(fits, "model.query", "...", "it maps names to texts (a number in quotes), or is null")
         many = self.concurrency
         fits = many == AUTO or (isinstance(many, int) and not isinstance(many, bool) and 1 <= many <= 4096)
         check(fits, "model.concurrency", many, "auto, or 1 to 4096 requests")
@@ -114,6 +118,10 @@ class EndpointSettings(ModelSettings):
             raise ConfigError(f"model.key_env={self.key_env}: its value has characters that no header may have")
         return key
 
+    def secrets(self) -> list[str]:
+        """Return what is sent with each request and no message may quote: the key, and values of headers and query."""
+        return [*(self.headers or {}).values(), *(self.query or {}).values(), self.key() or ""]
+
     def cost(self, prompt_tokens: float, cached_tokens: float, completion_tokens: float) -> float:
         """Return what so many tokens cost; `prompt_tokens` counts those that were cached too. 0 without prices."""
         price = self.price_per_million or dict.fromkeys(PRICES, 0.0)
@@ -132,8 +140,10 @@ class EndpointSettings(ModelSettings):
             port_fits = parts.port != 0
         except ValueError:
             port_fits = False
-        fits = port_fits and parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query
+        fits = port_fits and parts.scheme in ("http", "https") and bool(parts.hostname)
         check(fits, "model.url", shown, allowed)
+        if parts.query:
+            raise ConfigError(f"model.url={shown}: what stands behind the ? is given as model.query={{NAME: VALUE}}")
         if parts.username or parts.password:
             raise ConfigError(f"model.url={shown} has a user or password in it; give a key with model.key_env=VARIABLE")
         for end in ("/chat/completions", "/completions", "/embeddings", "/rerank", "/models"):
@@ -141,6 +151,10 @@ class EndpointSettings(ModelSettings):
                 raise ConfigError(
                     f"model.url={shown} is the address of one API; leave {end} out, model.api= chooses it"
                 )
+
+
+def _are_texts(pair: tuple[object, object]) -> bool:
+    return all(isinstance(each, str) and each for each in pair)
 
 
 def _is_header(pair: tuple[object, object]) -> bool:

@@ -30,7 +30,7 @@ from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cluster.cut import places
 from pipeline.config.build import build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
-from pipeline.config.explain import PARSER, explain, with_any_keys
+from pipeline.config.explain import PARSER, explain, for_hydra
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import dry_run_lines
@@ -106,7 +106,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
         ConfigError: no job is named, or it cannot be composed.
     """
     _refuse_dashes(arguments)
-    arguments = _with_jobs([with_any_keys(argument) for argument in arguments], dirs)
+    arguments = [for_hydra(argument) for argument in _with_jobs(arguments, dirs)]
     register()
     _note_secrets(arguments)
     jobs: list[SweptJob] = []

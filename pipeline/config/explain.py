@@ -10,13 +10,14 @@ from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException, OverrideParseException
 from yaml import MarkedYAMLError
 
 from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.api.removed import removed
 from pipeline.config.annotations import quoted
-from pipeline.config.keys import SCHEMA, schemas, unknown_key
+from pipeline.config.keys import FREE_FORM, SCHEMA, schemas, unknown_key
 from pipeline.settings import GROUPS, NodeSettings
 from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import shown_argument
@@ -34,6 +35,15 @@ _YAML_REMEDIES = (
     ("unhashable key", "a text that begins with { needs quotes, or `|` before it and the text on the next lines"),
     ("mapping values are not allowed", "a text with a colon and a space in it needs quotes"),
 )
+_PART = re.compile(
+    r"""
+    " (?: [^"\\] | \\. )* " | ' (?: [^'\\] | \\. )* '
+    | (?P<text> (?: \$\{ [^}]* \} | \\. | [^,()\[\]{}='"] )+ )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""What has quotes in the value of an argument, and texts without: between brackets, commas and equals signs."""
+_ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 _NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See http|Error merging|In '.*:$")
 
 
@@ -71,7 +81,7 @@ def _explained(error: BaseException) -> ConfigError:
         return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
         argument, (name, _, value) = shown_argument(several[1]), shown_argument(several[1]).partition("=")
-        written = shlex.quote(f'{name}="{value}"')
+        written = shlex.quote(f'{name}="{value.replace(chr(34), "")}"')
         return ConfigError(
             f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
         )
@@ -95,23 +105,43 @@ def unreadable_yaml(error: Exception) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{remedy}"
 
 
-def with_any_keys(argument: str) -> str:
-    """Return an argument whose value is a mapping as YAML has it, with keys that Hydra cannot parse (quoted, or beyond
-    ASCII), in a form that Hydra takes; any other as it is."""
-    key, _, value = argument.partition("=")
-    if not value.startswith("{") or "\\" in value:
+def for_hydra(argument: str) -> str:
+    """Return an argument that Hydra cannot parse in a form that it takes, if it is a mapping as YAML has it (with keys
+    that are quoted, or beyond ASCII) or has characters beyond ASCII outside of quotes; any other as it is."""
+    if "=" not in argument or _parses(argument):
         return argument
+    key, _, value = argument.partition("=")
+    beyond_ascii = f"{key}={_PART.sub(_in_quotes, value)}"
+    return _as_mapping(key, value) or (beyond_ascii if _parses(beyond_ascii) else argument)
+
+
+def _parses(argument: str) -> bool:
     try:
         PARSER.parse_override(argument)
-        return argument
     except Exception:  # Hydra's parser may raise anything
-        pass
+        return False
+    return True
+
+
+def _in_quotes(part: re.Match[str]) -> str:
+    """Return a text of an argument with quotes around it if it has characters beyond ASCII."""
+    text = part["text"]
+    if text is None or text.isascii():
+        return part[0]
+    return QuotedString(_ESCAPED.sub(r"\1", text.strip()), Quote.double).with_quotes()
+
+
+def _as_mapping(key: str, value: str) -> str | None:
+    """Return the argument for a mapping as YAML has it; None if `value` is none."""
+    if not value.startswith("{") or "\\" in value:
+        return None
     try:
         given = yaml.safe_load(value)
     except yaml.YAMLError:
-        return argument
-    if not isinstance(given, dict) or None in given.values():  # a sweep over {a,b}, say
-        return argument
+        return None
+    # Without values it may be a sweep over {a,b} or a text, but where only a mapping can be.
+    if not isinstance(given, dict) or (None in given.values() and key.lstrip("+") not in FREE_FORM):
+        return None
     text = json.dumps(given, ensure_ascii=False, default=str).replace("'", "\\'").replace('\\"', "\\u0022")
     return f"{key}=" + '"' + f"${{oc.create:'{text}'}}".replace('"', '\\"') + '"'
 
@@ -126,8 +156,15 @@ def _unreadable_argument(argument: str) -> str:
             " is put in quotes: 'data.path=my file.csv'"
         )
     told = f"'{argument}' cannot be read as key=value; "
+    if not _parses(f"{key}=0"):
+        return told + "a key has only letters of ASCII, digits, _ and dots here; write this one in the job file"
     if value.lstrip().startswith("["):
         return told + f"a list is put in quotes as a whole: '{key}=[one, two]'"
+    if key.lstrip("+") in FREE_FORM:
+        return (
+            told
+            + f"a mapping is put in quotes as a whole, and its texts in quotes of their own: '{key}={{name: \"...\"}}'"
+        )
     if argument != whole:
         return told + f"a text with special characters has quotes of its own: '{key}=\"...\"'"
     quoted = f'{key}="{value}"'

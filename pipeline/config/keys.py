@@ -20,7 +20,7 @@ CONF = PROJECT / "conf"
 SCHEMA = "schema"
 FREE_FORM = (
     *("data.storage_options", "data.schema", "data.types", "data.rename", "model.options", "output.storage_options"),
-    *("model.headers", "model.extra_body", "model.price_per_million"),
+    *("model.headers", "model.query", "model.extra_body", "model.price_per_million"),
     *("sampling.logit_bias", "sampling.structured.json_schema", "cluster.resources"),
 )
 """Settings with keys of the user's choice."""

@@ -21,9 +21,14 @@ OTHER_ROWS = (
     (r"\b\d+(?:\.\d+)? like row N", "N like row N"),
 )
 """Patterns of another row and of the likeness to it in the reason of a reject (Dedup), each with its placeholder."""
-VALUES_OF_A_ROW = ((r"'[^']*'", "'…'"), (r"\d+(?:,\d{3})*(?:\.\d+)?", "N"), ("UTF-N", "UTF-8"))
+_KEPT = r"UTF-\d+|\bthe server \w+://\S+|\bsays \d{3}:"
+VALUES_OF_A_ROW = (
+    (r"'[^']*'", "'…'"),
+    (rf"({_KEPT})|\d+(?:,\d{{3}})*(?:\.\d+)?", r"\1N"),
+    (rf"({_KEPT})N", r"\1"),
+)
 """Patterns of values in the reason of an error, each with its placeholder: reasons are counted without their values.
-The last one restores UTF-8, which the pattern of numbers changes; polars has no look-behind to exclude it there."""
+Numbers of what is no value (an encoding, a server, its status) stay; polars has no look-behind to exclude them."""
 PLACEHOLDER = re.compile(r"\bN\b|'…'")
 """What stands for a value of a row in the counted reason of an error."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 import polars as pl
 
 from pipeline.api.records import RejectKind
-from pipeline.dataflow.reject_writer import OTHER_ROWS, PLACEHOLDER, VALUES_OF_A_ROW
+from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW
 
 KEYS = ("node", "kind", "counted_as")
 Key = tuple[str, str, str]
 """Node, kind, and the reason with placeholders for what differs from row to row."""
+_VALUE = r"'[^']*'|\brow (?:\d+(?:, lineage \[[\d, ]*\],)?|N)|\d+(?:,\d{3})*(?:\.\d+)?|N"
+"""The pattern of what OTHER_ROWS and VALUES_OF_A_ROW find, and of their placeholders: the n-th match in a reason is the
+value of the n-th in the text that it is counted as."""
 
 
 def with_reason(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> pl.LazyFrame:
@@ -24,16 +29,25 @@ def with_reason(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> pl.LazyFrame:
 
 
 def of_all_rows(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> dict[Key, str]:
-    """Return the whole reason of those of `wanted` that have placeholders, and whose rows all have the same one."""
-    wanted = [key for key in wanted if PLACEHOLDER.search(key[2])]
+    """Return the reason of each of `wanted` with what all its rows have in common in place of placeholders."""
+    wanted = [key for key in wanted if re.search("N|'…'", key[2])]
     if not wanted:
         return {}
-    reasons = with_reason(rejects, wanted).group_by(KEYS).agg(pl.col("reason").unique().alias("reasons"))
-    one = reasons.filter(pl.col("reasons").list.len() == 1).collect(engine="streaming")
-    return {(found["node"], found["kind"], found["counted_as"]): found["reasons"][0] for found in one.to_dicts()}
+    values, placeholders = (pl.col(name).str.extract_all(_VALUE) for name in ("reason", "counted_as"))
+    values = pl.when(values.list.len() == placeholders.list.len()).then(values).otherwise(placeholders)
+    each = with_reason(rejects, wanted).select(*KEYS, values.alias("value"), at=pl.int_ranges(values.list.len()))
+    extremes = each.explode("value", "at").group_by(*KEYS, "at").agg(low=pl.min("value"), high=pl.max("value"))
+    alike = extremes.filter(pl.col("low") == pl.col("high")).collect(engine="streaming")
+    shared = {(tuple(key), at): value for *key, at, value, _ in alike.select(*KEYS, "at", "low", "high").rows()}
+
+    def whole(key: Key) -> str:
+        number = count()
+        return re.sub(_VALUE, lambda found: shared.get((key, next(number)), found[0]), key[2])
+
+    return {key: whole(key) for key in wanted}
 
 
 def _replaced(text: pl.Expr, patterns: Sequence[tuple[str, str]]) -> pl.Expr:
     for pattern, instead in patterns:
-        text = text.str.replace_all(pattern, instead)
+        text = text.str.replace_all(pattern, instead.replace(r"\1", "${1}"))
     return text

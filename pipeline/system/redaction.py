@@ -53,6 +53,8 @@ def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] =
         own = path[3:] if path[2:3] == ("op",) else ()
     elif path[:1] == ("steps",):
         own = path[2:]
+    if own[:2] == ("model", "query"):  # of the URL of a server
+        return True
     for place, key in enumerate(own):
         if key in OF_USERS and place + 1 < len(own):
             return False
@@ -196,7 +198,8 @@ def shown_url(url: str) -> str:
     """Return scheme, host and port of a URL; user, path and query may be secret."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}/..."
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}{port}/..."
 
 
 def _secrets(options: Any, key: object = None) -> Iterator[str]:

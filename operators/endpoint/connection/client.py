@@ -270,7 +270,7 @@ class Endpoint:
 
     def _hidden(self, request: Request) -> list[str]:
         """Return the texts that no message about `request` may quote."""
-        return [*request.secrets(), *(self._settings.headers or {}).values(), self._settings.key() or ""]
+        return [*request.secrets(), *self._settings.secrets()]
 
     async def _try(self, request: Request) -> None:
         """Send `request` once, and set its result."""

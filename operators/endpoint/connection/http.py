@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from operators.endpoint.connection.verdict import Again
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, install
+from pipeline.system.redaction import clean_url, shown_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -53,6 +57,23 @@ class NoAnswer(Again):
     """There was no answer in time."""
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for `url` (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, but for the hosts of
+    NO_PROXY); None if it names none. Raises ConfigError if it is no HTTP proxy."""
+    parts = urlsplit(url)
+    named = getproxies()
+    proxy = named.get(parts.scheme) or named.get("all")
+    if proxy is None or proxy_bypass(parts.netloc) or proxy_bypass(parts.hostname or ""):  # [::1] and ::1
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"the environment names {shown_url(proxy).removesuffix('/...')} as the proxy for {clean_url(url)}, and only"
+            " proxies of http:// can be used; name another (HTTP_PROXY, HTTPS_PROXY), or the server in NO_PROXY"
+        )
+    return proxy
+
+
 def require_client() -> None:
     """Raise ConfigError with the remedy unless the package of the extra is installed."""
     try:
@@ -76,9 +97,11 @@ class Http:
 
         self._aiohttp = aiohttp
         self._timeout_s = settings.timeout_s
+        self._query = settings.query
         key = settings.key()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._proxies = {url: _through(proxy_of(url), url) for url in settings.urls}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
             headers=headers | (settings.headers or {}),
@@ -98,9 +121,10 @@ class Http:
         """
         http = self._aiohttp
         method = "GET" if body is None else "POST"
+        by = next(proxy for base, proxy in self._proxies.items() if url.startswith(base)) | {"params": self._query}
         try:
             data = None if body is None else http.BytesPayload(body, content_type="application/json")
-            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
+            async with self._session.request(method, url, data=data, allow_redirects=False, **by) as response:
                 content = await self._read(response, where)
                 return Reply(response.status, response.headers, content)
         except http.ClientConnectorCertificateError as error:
@@ -110,6 +134,8 @@ class Http:
             raise Unreachable(f"{where} cannot be reached ({_brief(error)})", remedy) from None
         except http.ClientConnectorDNSError as error:
             raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
+        except http.ClientHttpProxyError as error:  # it makes no tunnel
+            return Reply(error.status, error.headers or {}, f"the proxy: {error.message}".encode())
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
             raise Unreachable(f"{where} cannot be reached ({_brief(error)})") from None
         except TimeoutError:
@@ -133,6 +159,20 @@ class Http:
                 response.close()
                 raise Again(f"{where} answers with more than {_MOST_BYTES >> 20} MiB")
         return b"".join(pieces)
+
+
+def _through(proxy: str | None, url: str) -> dict[str, Any]:
+    """Return the arguments of a request to `url` through `proxy`: aiohttp's own `trust_env` would send the passwords of
+    ~/.netrc, too."""
+    if proxy is None:
+        return {}
+    parts = urlsplit(proxy)
+    host = parts.netloc.rpartition("@")[2]
+    if parts.username is None:
+        return {"proxy": f"{parts.scheme}://{host}"}
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+    return {"proxy": f"{parts.scheme}://{host}", "headers" if url.startswith("http:") else "proxy_headers": headers}
 
 
 def _brief(error: BaseException) -> str:

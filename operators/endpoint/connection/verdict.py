@@ -8,9 +8,10 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import urljoin
 
 from pipeline.api.errors import ConfigError, PipelineError
+from pipeline.system.redaction import shown_url
 
 LATER = frozenset({202, 408, 409, 421, 424, 425, 429, 498, 499, *range(500, 600)}) - {501}
 """Statuses after which the same request may be answered."""
@@ -22,6 +23,7 @@ _ENDS: Mapping[int, str] = {
     402: "the account has no credit left; the same command goes on when it has",
     403: _KEY,
     404: "check model.url, which ends in /v1 with most servers, and model.name (GET /v1/models lists the models)",
+    407: "name the proxy with its user and password (HTTP_PROXY, HTTPS_PROXY), or the server in NO_PROXY",
     405: "check model.url and model.api: the server has no such API",
     501: "check model.api: the server has no such API",
 }
@@ -183,7 +185,6 @@ def _seconds(date: str) -> float | None:
 def _place(location: str, url: str) -> str:
     """Return scheme and host of a redirection; its query may have a signature."""
     try:
-        parts, asked = urlsplit(location), urlsplit(url)
-        return f"{parts.scheme or asked.scheme}://{parts.hostname or asked.hostname}"
+        return shown_url(urljoin(url, location)).removesuffix("/...")
     except ValueError:
         return "an address that cannot be read"

@@ -76,6 +76,7 @@ class FaultServer:
     Args:
         faults: what is done to which request.
         owner: of the model, which tells the dialect.
+        models: what /v1/models answers instead; its `data`, if it is a list.
         delay_s: seconds before each answer.
         limit: requests at a time; more get 429.
         tls: with a certificate; None: HTTP.
@@ -85,6 +86,7 @@ class FaultServer:
         served: how often each body was answered.
         tokenized: the bodies of /tokenize.
         headers: of the last request.
+        asked_for: path and query of each request; from a proxy's point of view the whole URL.
         most: requests at a time at most.
     """
 
@@ -98,13 +100,16 @@ class FaultServer:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         tokenizes: bool = True,
+        models: Fault | list[dict[str, Any]] | None = None,
     ) -> None:
-        self.faults, self._owner, self._delay_s, self._limit = faults, owner, delay_s, limit
+        self.models = models or [{"id": "stub", "owned_by": owner}]
+        self.faults, self._delay_s, self._limit = faults, delay_s, limit
         self.served: Counter[str] = Counter()
         self.headers: dict[str, str] = {}
         self.requests = self.active = self.most = 0
         self._port, self._tls, self._tokenizes = port, tls, tokenizes
         self.tokenized: list[dict[str, Any]] = []
+        self.asked_for: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.StreamWriter] = set()
 
@@ -166,8 +171,10 @@ class FaultServer:
 
     async def _respond(self, writer: asyncio.StreamWriter, path: str, body: bytes) -> bool:
         """Answer a request; return whether the connection stays open."""
+        self.asked_for.append(path)
+        path = path.partition("?")[0]
         if path.endswith("/models"):
-            await _send(writer, Fault(body={"data": [{"id": "stub", "owned_by": self._owner}]}))
+            await _send(writer, self.models if isinstance(self.models, Fault) else Fault(body={"data": self.models}))
             return True
         asked = json.loads(body)
         if path == "/tokenize":

@@ -208,14 +208,14 @@ def test_the_process_ends_with_the_code(arguments, code, here):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_reason_is_told_as_it_is_where_all_its_rows_have_it(here, capsys):
+def test_a_reason_is_told_as_it_is_as_far_as_all_its_rows_have_it(here, capsys):
     (here / "a.jsonl").write_text('{"prompt": "a"}\n{"prompt": null}\n{"prompt": null}\n')
     job = ["job=generate", "model=fake", "data.path=a.jsonl", "sampling.max_tokens=1", "max_error_rate=1"]
     assert main([*job, "output_dir=same"]) == ExitCode.DONE
     assert "2  error at render: column 'prompt' is null" in capsys.readouterr().out
     (here / "b.jsonl").write_text('{"prompt": "a", "n": 1}\n{"n": "x"}\n{"n": "y"}\n')
     assert main([*job, "data.path=b.jsonl", "output_dir=other"]) == ExitCode.DONE
-    assert "2  error at read: column '…' is" in capsys.readouterr().out
+    assert "2  error at read: column 'n' is int64, the value is '…'" in capsys.readouterr().out
 
 
 def test_what_is_left_out_is_counted_in_every_round_of_a_target(here, monkeypatch):

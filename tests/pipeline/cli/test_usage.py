@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import unicodedata
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import COMMANDS
 from pipeline.cli.main import main
+from pipeline.config.explain import PARSER, for_hydra
 from tests.pipeline.command_line import here, refused, write_job
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
@@ -32,6 +35,15 @@ def test_a_text_that_cannot_be_read_is_shown_with_quotes_with_which_it_can(capsy
         (["model.system=yes, no"], """for one text write 'model.system="yes, no"', for a list"""),
         (["data.path=my", "file.csv"], "'file.csv' cannot be read as key=value; there are no spaces around the ="),
         (["sampling.stop=[a,", "b]"], "a list is put in quotes as a whole: 'sampling.stop=[one, two]'"),
+        (["model.system=Grüße, du"], """for one text write 'model.system="Grüße, du"', for a list"""),
+        (
+            ["steps.größe.n=2"],
+            "a key has only letters of ASCII, digits, _ and dots here; write this one in the job file",
+        ),
+        (
+            ["data.storage_options={key: A, secret: 'b}"],
+            """in quotes of their own: 'data.storage_options={name: "..."}'""",
+        ),
         (["sampling.stop=x"], "sampling.stop takes a list; write sampling.stop=[...]"),
         (["sampling.temperature=hot"], "sampling.temperature=hot cannot work: it takes a number"),
         (["overwrite=perhaps"], "overwrite=perhaps cannot work: it takes true or false"),
@@ -44,6 +56,23 @@ def test_a_text_that_cannot_be_read_is_shown_with_quotes_with_which_it_can(capsy
 def test_an_argument_that_is_no_setting_is_told_how_to_be_one(capsys, arguments, says):
     assert says in refused(capsys, SQUARES, *arguments)
     assert not Path("outputs").exists()
+
+
+def test_characters_beyond_ascii_need_no_quotes():
+    printable = (c for c in map(chr, range(128, 0x20000)) if unicodedata.category(c)[0] in "LMNPS")
+    of_each_script = "".join({unicodedata.name(c, "").partition(" ")[0]: c for c in printable}.values())
+    assert PARSER.parse_override(for_hydra(f"data.path=a {of_each_script}.csv")).value() == f"a {of_each_script}.csv"
+    texts = {"C:\\ä\\b": "C:\\ä\\b", "a\\,ö": "a,ö", "${oc.env:HOME}/ö": "${oc.env:HOME}/ö", " 日 ": "日", "ö\\": "ö\\"}
+    for typed, meant in texts.items():
+        assert PARSER.parse_override(for_hydra(f"+data.path={typed}")).value() == meant
+    each = PARSER.parse_override(for_hydra("data.path=[日本.csv, 'é.csv', \"ü,\", a, 1]")).value()
+    assert each == ["日本.csv", "é.csv", "ü,", "a", 1]
+    assert PARSER.parse_override(for_hydra("seed=ä,b")).is_sweep_override()
+
+
+def test_a_mapping_may_have_any_texts_and_null():
+    given = PARSER.parse_override(for_hydra("output.storage_options={key: null, secret: b=c, ä: ö}")).value()
+    assert OmegaConf.create({"x": given}).x == {"key": None, "secret": "b=c", "ä": "ö"}
 
 
 @pytest.mark.parametrize(

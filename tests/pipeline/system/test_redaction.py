@@ -96,6 +96,8 @@ def test_a_slip_on_the_command_line_does_not_print_them(capsys):
     [
         ("https://user:pass@hooks.example.com:8443/T/B?x=1", "https://hooks.example.com:8443/..."),
         ("http://localhost/x", "http://localhost/..."),
+        ("http://[::1]:9300/v1", "http://[::1]:9300/..."),
+        ("https://u:p@[2001:db8::1%25eth0]/v1?x=1", "https://[2001:db8::1%25eth0]/..."),
     ],
 )
 def test_a_url_is_shown_without_what_may_be_secret(url, shown):
