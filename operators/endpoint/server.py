@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
@@ -58,7 +57,7 @@ class Server:
         model = f"server {self.settings.name} {self.settings.dialect}"
         place = hashlib.blake2b(model.encode(), digest_size=16).digest()
         found = store.find([place]).get(place)
-        noted: list[str] = [] if found is None else json.loads(found.text)
+        noted = [] if found is None else _noted(found.text)
         unlike = [list(_unlike(json.loads(before)[2], json.loads(self.description)[2])) for before in noted]
         if [] in unlike:
             return noted[unlike.index([])]
@@ -72,6 +71,15 @@ class Server:
             )
         store.put({place: StoredCompletion([], json.dumps([*noted, self.description]), "noted")})
         return self.description
+
+
+def _noted(text: str) -> list[str]:
+    """Read the descriptions that a store has noted; none where a version wrote them otherwise."""
+    try:
+        found = json.loads(text)
+        return [each for each in found if isinstance(json.loads(each)[2], dict)]
+    except (ValueError, TypeError, IndexError, KeyError):
+        return []
 
 
 def server_of(runtime: Runtime, settings: EndpointSettings) -> Server:
@@ -127,25 +135,17 @@ def _lists(endpoint: Endpoint, settings: EndpointSettings, runtime: Runtime) -> 
         found: list[Card] = endpoint.ask(request, lambda: runtime.cancelled)
         return found
 
-    def tried(url: str) -> list[Card] | Exception:
-        patience = min(settings.timeout_s, _PROBE_S)
-        probe = Endpoint(replace(settings, url=url, timeout_s=patience, patience_s=0.0, retries=0), runtime.log)
-        try:
-            return asked(probe)
-        except (Unusable, EndpointError) as error:
-            return error
-        finally:
-            probe.close()
-
     lists: dict[str, list[Card]] = {}
     silent: dict[str, Exception] = {}
-    if len(settings.urls) > 1:
-        with ThreadPoolExecutor() as threads:
-            for url, found in zip(settings.urls, threads.map(tried, settings.urls), strict=True):
-                if isinstance(found, Exception):
-                    silent[url] = found
-                else:
-                    lists[url] = found
+    for url in settings.urls if len(settings.urls) > 1 else []:
+        timeout_s = min(settings.timeout_s, _PROBE_S)
+        probe = Endpoint(replace(settings, url=url, timeout_s=timeout_s, patience_s=0.0, retries=0), runtime.log)
+        try:
+            lists[url] = asked(probe)
+        except (Unusable, EndpointError, ConfigError) as error:
+            silent[url] = error
+        finally:
+            probe.close()
     if not lists:
         try:
             lists[settings.urls[0]] = asked(endpoint)

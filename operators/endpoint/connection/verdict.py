@@ -104,6 +104,8 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
     said = f"{where} says {status}: {message_of(body)}"
     if status == 402 or (status == 429 and b"insufficient_quota" in body):
         raise Again(said, of_server=True, ends=EndpointError(f"{said}; {_ENDS[402]}"))
+    if status == 407:
+        raise Again(said, of_server=True, ends=ConfigError(f"{said}; {_ENDS[407]}"))
     if status in LATER:
         raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 498, 503, 529))
     if status in _ENDS:

@@ -123,7 +123,7 @@ def test_answers_outlive_a_restart_of_the_server(tmp_path, name, back):
 
 def test_answers_of_another_model_do_not_count_which_is_told_and_those_of_before_do(tmp_path):
     def faults(number: int, body: dict[str, Any]) -> Fault | None:
-        return Fault(401, {}) if number == 6 else None
+        return Fault(402, {}) if number == 6 else None
 
     with FaultServer(faults, models=[CARD]) as server:
         with pytest.raises(NodeFailed):
