@@ -261,12 +261,15 @@ class Endpoint:
         self._finish(request, error)
 
     def _believe(self, given_up: Sequence[GivenUp]) -> None:
-        """Make rejects of requests that were given up, or give them what is left of their tries."""
+        """Make rejects of requests that were given up, or give them what is left of their tries, and one more where
+        several were given up at a time: that looks as if the server had been at fault."""
         for each in given_up:
-            if each.request.failures <= self._settings.retries and each.request.may_be_taken(self._routes.all):
-                self._waiting.appendleft(each.request)
+            request, has_tries = each.request, each.request.failures <= self._settings.retries
+            if (has_tries or (len(given_up) > 1 and not request.is_extra)) and request.may_be_taken(self._routes.all):
+                request.is_extra = not has_tries
+                self._waiting.appendleft(request)
             else:
-                self._finish(each.request, each.error)
+                self._finish(request, each.error)
 
     def _hidden(self, request: Request) -> list[str]:
         """Return the texts that no message about `request` may quote."""

@@ -1,7 +1,7 @@
 """Refusals: requests that were given up since the last answer.
 
 Whether a row is at fault or the server shows in what comes after it. So a request that was given up waits: an answer
-to another one makes it a reject of its row, or gives it what is left of its tries; and where so many in a row are given
+to another one makes it a reject of its row, or gives it another try (client.py); and where so many in a row are given
 up, the run ends, nothing of them is written, and the rest of the input is not sent into a wall.
 """
 

@@ -44,6 +44,8 @@ class Request:
     sent_s: float = 0.0
     """When it was sent the last time."""
     ended_s: float = 0.0
+    is_extra: bool = False
+    """It has had its tries, and one more."""
     failing_since: float = 0.0
     failed_at: set[Route] = field(default_factory=set)
     refused_by: set[Route] = field(default_factory=set)

@@ -96,7 +96,7 @@ def test_a_wall_gets_fewer_than_100_requests_and_nothing_is_written(tmp_path, mo
 
 PLACES = {
     f"{status} from {at} on, {many} at a time": (status, at, many)
-    for status, at, many in itertools.product([400, 401, 403, 404, 405, 500], [0, 11], [1, 8])
+    for status, at, many in itertools.product([400, 401, 403, 404, 405, 500], [0, 11, 21], [1, 8])
 }
 
 
@@ -113,6 +113,13 @@ def test_rows_that_are_refused_cost_themselves_wherever_they_are(tmp_path, expec
         result = asked(server, tmp_path / "out", model__concurrency=concurrency, model__retries=1)
     assert texts(result) == {row: text for row, text in expected.items() if row not in poison}
     assert {row["row"] for row in result.rejects().collect().to_dicts() if "flagged" in row["reason"]} == poison
+
+
+@pytest.mark.parametrize("until", [9, pytest.param(35, marks=pytest.mark.laws)])
+def test_a_server_that_fails_for_a_while_costs_no_row(tmp_path, expected, until):
+    with FaultServer(lambda number, body: FAULTS["500"] if number < until else None) as server:
+        result = asked(server, tmp_path / "out", model__retries=1)
+    assert texts(result) == expected
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
