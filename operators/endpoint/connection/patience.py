@@ -112,7 +112,7 @@ class Patience:
         patience = self._settings.patience_s
         self._down_since = self._down_since or now
         down_s, asked_s = now - self._down_since, failed.after_s or 0.0
-        if asked_s >= _LONG_WAIT_S:
+        if _LONG_WAIT_S <= asked_s <= patience:
             self.say(f"{without(failed.reason, hidden)}; it asks for {asked_s:g} s (Retry-After)")
         elif down_s >= _SAID_AFTER_S:
             self.say(without(failed.reason, hidden))
