@@ -207,6 +207,7 @@ class AsksByBatch(BaseOperator):
             done,
             tokens=len(sent) // 3,
             secrets=lambda: quoted_texts(self._whole_body(questions)),
+            is_group=len(group) > 1,
         )
 
     def _result(self, body: Any, questions: Sequence[Question]) -> tuple[list[Answer], Mapping[str, int | None]]:

@@ -234,7 +234,7 @@ class Endpoint:
         hidden = self._hidden(request)
         error: str | None = None
         given_up: GivenUp | None = None
-        is_believed = request.optional
+        is_believed = request.optional or request.is_group
         try:
             rule = self._patience.rule(request, hidden, lambda: self._failure is not None or self._leaving)
             await retrying(lambda: self._try(request), rule)

@@ -117,15 +117,15 @@ class Refusals:
 
     def ending(self) -> PipelineError | None:
         """Return what ends the run if no request is under way or waits; None: what was kept are rejects."""
-        if self.is_wall:
-            last = self._kept[-1] if self._kept else None
-            may_pass = last is not None and last.may_pass
-            ends = None if last is None else last.ends
-            kind = type(ends) if ends is not None else EndpointError if may_pass else ConfigError
+        if not self._kept:
+            return None
+        if self.is_wall or (not self.was_answered and self._in_a_row > 1):
+            last = self._kept[-1]
+            kind = type(last.ends) if last.ends is not None else EndpointError if last.may_pass else ConfigError
             return kind(
-                f"{self.last_error if ends is None else ends}; {self._in_a_row} requests in a row got no answer, so no"
-                " more are sent. None of their rows is written, and the same command goes on; if the rows are at fault"
-                " and not the server, raise model.refusals_in_a_row"
+                f"{last.ends or last.error}; {self._in_a_row} requests in a row got no answer, so no more are sent. None of"
+                " their rows is written, and the same command goes on; if the rows are at fault and not the server, write"
+                " model.refusals_in_a_row=null"
             )
         of_server = [each.ends for each in self._kept if each.ends is not None]
         if of_server and (not self.was_answered or isinstance(of_server[0], EndpointError)):

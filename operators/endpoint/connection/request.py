@@ -23,6 +23,7 @@ class Request:
         tokens: estimate of prompt and completion tokens, for `model.tokens_per_minute`.
         secrets: texts that no message may quote.
         optional: a server that refuses it ends nothing, and its answer says nothing about rows.
+        is_group: it is asked in parts if it is refused, so a refusal says nothing yet.
         tokens_of: returns the tokens that a result used, and how many of them it made.
     """
 
@@ -35,6 +36,7 @@ class Request:
     secrets: Callable[[], list[str]] = list
     tokens_of: Callable[[Any], tuple[int, int]] = lambda result: (0, 0)
     optional: bool = False
+    is_group: bool = False
     result: Any = None
     error: str | None = None
     """Why its row is a reject."""

@@ -80,6 +80,20 @@ def test_of_two_urls_one_that_always_fails_costs_no_row(tmp_path, monkeypatch, e
     assert not set(halved) & {limit for limit in answered if answered.count(limit) > 2}  # /models is answered, too
 
 
+ROWS_OF_WALL = {"generate": 3000, "embed": 3000, "small": 8}
+
+
+@pytest.mark.parametrize("job", often(ROWS_OF_WALL, "small"))
+def test_a_wall_in_a_small_job_or_for_groups_of_texts_is_one_too(tmp_path, monkeypatch, job):
+    monkeypatch.setattr(refusals, "PASSES_S", 3.0)
+    api = {"model.api": "embeddings"} if job == "embed" else {}
+    with FaultServer(lambda number, body: FAULTS["400"]) as server:
+        with pytest.raises(NodeFailed, match=r"Unrecognized request argument.* in a row got no answer"):
+            asked(server, tmp_path / "out", ROWS_OF_WALL[job], job="embed" if api else "generate", **api)
+        assert server.requests < 100
+    assert not list((tmp_path / "out").rglob("part-*"))
+
+
 @pytest.mark.parametrize("name", often(FAULTS, *IN_ALL))
 def test_a_wall_gets_fewer_than_100_requests_and_nothing_is_written(tmp_path, monkeypatch, name):
     monkeypatch.setattr(refusals, "PASSES_S", 3.0)
