@@ -123,9 +123,9 @@ class Refusals:
             last = self._kept[-1]
             kind = type(last.ends) if last.ends is not None else EndpointError if last.may_pass else ConfigError
             return kind(
-                f"{last.ends or last.error}; {self._in_a_row} requests in a row got no answer, so no more are sent. None of"
-                " their rows is written, and the same command goes on; if the rows are at fault and not the server, write"
-                " model.refusals_in_a_row=null"
+                f"{last.ends or last.error}; {self._in_a_row} requests in a row got no answer, so no more go out. None"
+                " of their rows is written, and the same command goes on; if the rows are at fault and not the server,"
+                " write model.refusals_in_a_row=null"
             )
         of_server = [each.ends for each in self._kept if each.ends is not None]
         if of_server and (not self.was_answered or isinstance(of_server[0], EndpointError)):
