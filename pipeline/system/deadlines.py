@@ -9,6 +9,7 @@ import atexit
 import contextvars
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from pipeline.api.errors import PipelineError
-from pipeline.system.signals import may_leave, stopping, tell
+from pipeline.system.signals import SIGNALS, may_leave, stopping, tell
 from pipeline.system.stacks import stacks
 
 T = TypeVar("T")
@@ -98,7 +99,8 @@ def leave_after(seconds: float, code: int, why: str, first: Callable[[], object]
 
 def last_exit() -> Callable[[int], None]:
     """Return a function that ends the process with a code. To be called before anything else is imported: then what
-    others do when a process ends is done first, within EXIT_S. Nothing that fails there changes the code."""
+    others do when a process ends is done first, within EXIT_S. Nothing that fails there changes the code, nor does a
+    signal: all is recorded."""
     codes: list[int] = []
 
     def last() -> None:
@@ -110,6 +112,8 @@ def last_exit() -> Callable[[int], None]:
 
     def end(code: int) -> None:
         codes.append(code)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         leave_after(EXIT_S, code, "left at once: threads or child processes of an operator do not end")
         sys.exit(code)
 

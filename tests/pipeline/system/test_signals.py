@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -154,3 +156,24 @@ def test_outside_the_main_thread_nothing_changes():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+ENDS = """
+import atexit, time
+from pipeline.system.deadlines import last_exit
+from pipeline.system.signals import leave_on_signals
+
+leave_on_signals()
+end = last_exit()
+atexit.register(lambda: (print("ends", flush=True), time.sleep(1)))
+end(3)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_process_ends_changes_no_code(number):
+    with subprocess.Popen([sys.executable, "-c", ENDS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ends\n"
+        process.send_signal(number)
+        assert process.wait() == 3
