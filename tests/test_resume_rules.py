@@ -34,7 +34,7 @@ MAY_CHANGE = [
     "progress=json",
     "on_finish.timeout_s=5",
     "output.preview=2",
-    "output.retries=1 output.card.license=mit output.storage_options={key:secret}",
+    "output.retries=1 output.card.license=mit output.storage_options={key:k-4711-x}",
 ]
 MAY_NOT = [
     ("seed=1", "seed: 0 -> 1"),

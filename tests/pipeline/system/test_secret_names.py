@@ -97,7 +97,7 @@ def test_these_names_do_not(name):
 
 def test_of_our_settings_and_operators_only_headers_and_storage_options_are_secret():
     keys = [key for key in known_keys() if is_secret_place(tuple(key.split(".")))]
-    assert keys == ["data.storage_options", "model.headers", "output.storage_options"]
+    assert keys == ["data.storage_options", "model.headers", "model.query", "output.storage_options"]
     arguments = [(t, name) for t in targets() for name in inspect.signature(load_object(t)).parameters]
     assert len(arguments) > 100
     assert [pair for pair in arguments if is_secret_name(pair[1])] == []
