@@ -129,6 +129,20 @@ def test_rows_that_are_refused_cost_themselves_wherever_they_are(tmp_path, expec
     assert {row["row"] for row in result.rejects().collect().to_dicts() if "flagged" in row["reason"]} == poison
 
 
+def test_one_row_is_asked_of_the_other_url_too(tmp_path):
+    with FaultServer(lambda number, body: FAULTS["401"]) as bad, FaultServer() as good:
+        assert len(texts(asked(good, tmp_path / "out", 1, model__url=[bad.url, good.url]))) == 1
+
+
+def test_a_bad_text_in_each_group_is_no_wall(tmp_path):
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        return FAULTS["400"] if any(text.endswith("5") for text in body["input"]) else None
+
+    with FaultServer(faults) as server:
+        result = asked(server, tmp_path / "out", 48, job="embed", model__api="embeddings")
+    assert {row["row"] for row in result.rejects().collect().to_dicts()} == {5, 15, 25, 35, 45}
+
+
 @pytest.mark.parametrize("until", [9, pytest.param(35, marks=pytest.mark.laws)])
 def test_a_server_that_fails_for_a_while_costs_no_row(tmp_path, expected, until):
     with FaultServer(lambda number, body: FAULTS["500"] if number < until else None) as server:
