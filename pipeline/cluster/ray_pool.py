@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import platform
@@ -25,15 +24,11 @@ from pipeline.cluster.pool import WorkerLost
 from pipeline.cluster.rpc import unpickled
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
+from pipeline.system.signals import call_with_handlers_kept
 
 LOCAL = "local"
 MOST_SAID = 500
 """Characters of an error of Ray that are shown."""
-_SIGTERM_S = 0.01
-_IGNORE = 1
-"""SIG_IGN of C."""
-_set_handler = ctypes.CDLL(None).signal
-_set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 _CLOSE_S = 5.0
 SERVICE_CALLS = 8
 """Calls of all workers to the objects of the driver that are answered at a time."""
@@ -254,15 +249,9 @@ def _connect(address: str) -> None:
 
 
 def _disconnect() -> None:
-    """End the connection, and a cluster that was started here. Ray's end, which takes a second, has SIGTERM end the
-    process at once, so the handler of before is set again all the while: that of C, as this may be another thread."""
-    handler = _set_handler(signal.SIGTERM, _IGNORE)
-    _set_handler(signal.SIGTERM, handler)
-    ending = threading.Thread(target=ray.shutdown, name="ray-shutdown")
-    ending.start()
-    while ending.is_alive():
-        ending.join(_SIGTERM_S)
-        _set_handler(signal.SIGTERM, handler)
+    """End the connection, and a cluster that was started here. Ray's end, which takes a second, would have SIGTERM end
+    the process at once."""
+    call_with_handlers_kept(ray.shutdown)
 
 
 def _take_back(handler: Any) -> None:

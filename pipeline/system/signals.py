@@ -6,12 +6,13 @@ while the main thread is blocked in a lock or a C call, and a thread that reads 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -28,6 +29,11 @@ _received = 0
 _may_leave = True
 _pipe: tuple[int, ...] = ()
 """Both ends of the pipe that signals are written to, of the outermost block."""
+_KEPT_S = 0.01
+_IGNORE = 1
+"""SIG_IGN of C."""
+_set_handler = ctypes.CDLL(None).signal
+_set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 _END = 0
 """Written to the pipe when the block is left; no signal has this number."""
 
@@ -99,6 +105,25 @@ def leave_on_signals() -> None:
 
     for number in SIGNALS:
         signal.signal(number, handle)
+
+
+def call_with_handlers_kept(call: Callable[[], object]) -> None:
+    """Call `call` in a thread of its own, and keep the handlers of signals as they are meanwhile: a library sets others
+    by C, from whatever thread, where Python may set none."""
+    kept = {number: _set_handler(number, _IGNORE) for number in SIGNALS}  # the only way to ask for one
+    _set_handlers(kept)
+    thread = threading.Thread(target=call, name=getattr(call, "__name__", "call"))
+    thread.start()
+    is_over = False
+    while not is_over:
+        thread.join(_KEPT_S)
+        is_over = not thread.is_alive()
+        _set_handlers(kept)
+
+
+def _set_handlers(handlers: Mapping[signal.Signals, int | None]) -> None:
+    for number, handler in handlers.items():
+        _set_handler(number, handler)
 
 
 @contextmanager

@@ -177,3 +177,29 @@ def test_a_signal_while_the_process_ends_changes_no_code(number):
         assert process.stdout.readline() == b"ends\n"
         process.send_signal(number)
         assert process.wait() == 3
+
+
+KEPT = """
+import ctypes, os, signal, threading, time
+from pipeline.system.signals import call_with_handlers_kept
+
+def spoil():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        ctypes.CDLL(None).signal(number, None)
+    time.sleep(0.1)
+
+came = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: came.append(number))
+other = threading.Thread(target=call_with_handlers_kept, args=(spoil,))
+other.start()
+other.join()
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+print(came)
+"""
+
+
+def test_a_library_that_sets_handlers_by_c_keeps_none_of_ours_away():
+    ended = subprocess.run([sys.executable, "-c", KEPT], stdout=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "[2, 15]\n")
