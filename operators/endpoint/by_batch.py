@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from operators.endpoint.api.answers import read_usage
 from operators.endpoint.api.dialects import require_path
+from operators.endpoint.api.usage import read_usage
 from operators.endpoint.connection.request import Request
 from operators.endpoint.estimate import forecast_of
 from operators.endpoint.metrics import PAID, paid_totals, usage_lines

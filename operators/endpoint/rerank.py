@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.api.answers import read_usage
+from operators.endpoint.api.usage import read_usage
 from operators.endpoint.api.vectors import read_scores
 from operators.endpoint.by_batch import AsksByBatch, Question
 from operators.scoring.columns import RERANK, named, query_and_documents, ranked, rerank_arrays

@@ -11,26 +11,23 @@ from typing import Any, NamedTuple
 from operators.endpoint.api.dialects import CHAT
 from operators.endpoint.api.json_shape import (
     Failed,
+    OfRow,
     Unusable,
     clean,
-    count,
     listed,
     maybe_object,
     maybe_text,
     member,
     real,
     refuse_error,
-    shown,
     text,
 )
-from operators.rows.json_values import noun
+from operators.endpoint.api.usage import read_usage
 
-__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "odd_usage", "read_answer", "read_usage", "to_json"]
+__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "read_answer", "to_json"]
 
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
-COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-"""Numbers of tokens in an Answer."""
 _REASONS: Mapping[str, str] = {
     "stop": STOP,
     "tool_calls": STOP,
@@ -154,7 +151,7 @@ def _finish(choice: Mapping[str, Any]) -> tuple[str, str]:
     if detail in _UNFINISHED:
         raise Failed(_UNFINISHED[detail])
     if detail == _FILTERED:
-        raise Unusable("the server's content filter cut the answer")
+        raise OfRow("the server's content filter cut the answer")
     if detail not in _REASONS:
         raise Unusable(f"finish_reason is {detail[:40]!r}, which is not known")
     reason = _REASONS[detail]
@@ -226,47 +223,7 @@ def _arguments(given: object) -> str:
     try:
         return clean(json.dumps(member(given, "the arguments of a call"), ensure_ascii=False, allow_nan=False))
     except (ValueError, RecursionError) as error:
-        raise Unusable("the arguments of a call cannot be written as JSON") from error
-
-
-def _given_counts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an answer says of the tokens it used, by the names that Answer has for them, where it says that."""
-    usage = _maybe(body.get("usage"))
-    prompt, completion = _maybe(usage.get("prompt_tokens_details")), _maybe(usage.get("completion_tokens_details"))
-    places: Mapping[str, list[object]] = {
-        # rerankers of Jina say the total alone
-        "prompt_tokens": [usage.get("prompt_tokens"), usage.get("total_tokens")],
-        "completion_tokens": [usage.get("completion_tokens")],
-        "cached_tokens": [
-            prompt.get("cached_tokens"),
-            usage.get("prompt_cache_hit_tokens"),  # DeepSeek
-            _maybe(body.get("timings")).get("cache_n"),  # llama-server, older
-        ],
-        "reasoning_tokens": [completion.get("reasoning_tokens"), usage.get("reasoning_tokens")],  # SGLang the second
-    }
-    found = {name: [value for value in values if value is not None] for name, values in places.items()}
-    return {name: values[0] for name, values in found.items() if values}
-
-
-def _maybe(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
-
-
-def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say,
-    or what it says is no number of tokens: an answer is good and paid for, whatever is counted."""
-    given = _given_counts(body)
-    return {name: count(given.get(name)) for name in COUNTS}
-
-
-def odd_usage(body: object) -> str | None:
-    """Return what an answer says of its tokens that cannot be; None if nothing is wrong with it."""
-    if not isinstance(body, dict):
-        return None
-    if not isinstance(body.get("usage"), dict | None):
-        return f"that usage is {noun(body['usage'])}, not an object"
-    odd = {name: value for name, value in _given_counts(body).items() if count(value) is None}
-    return next((f"that {name} is {shown(value)}, no number of tokens" for name, value in odd.items()), None)
+        raise OfRow("the arguments of a call cannot be written as JSON") from error
 
 
 def _logprobs(given: object) -> tuple[tuple[float, ...] | None, tuple[tuple[Likely, ...], ...] | None]:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from operators.endpoint.api.answers import read_usage
-from operators.endpoint.api.json_shape import Unusable, listed, maybe_object, member, real, refuse_error, text
+from operators.endpoint.api.json_shape import (
+    Failed,
+    OfRow,
+    Unusable,
+    listed,
+    maybe_object,
+    member,
+    real,
+    refuse_error,
+    text,
+)
+from operators.endpoint.api.usage import read_usage
 from pipeline.api.errors import ConfigError
 
 
@@ -27,7 +37,7 @@ def read_echo(body: object, given: str, scored: str) -> tuple[list[float], bool]
     refuse_error(whole)
     choices = listed(whole.get("choices"), "choices")
     if not choices:
-        raise Unusable("the answer has no choices")
+        raise Failed("the answer has no choices")
     found = maybe_object(member(choices[0], "choices[0]").get("logprobs"), "logprobs")
     if found.get("token_logprobs") is None:
         raise ConfigError("the server gives no log-probabilities of a prompt (echo, logprobs), so it cannot score")
@@ -49,7 +59,7 @@ def read_echo(body: object, given: str, scored: str) -> tuple[list[float], bool]
         _refuse(tokens, given + scored)
     places = [i for i in range(first, of_prompt) if logprobs[i] is not None]
     if not places:
-        raise Unusable("the text is a single token with nothing before it, so there is nothing to score")
+        raise OfRow("the text is a single token with nothing before it, so there is nothing to score")
     own = [real(logprobs[i], "a log-probability") for i in places]
     return own, all(_is_likeliest(logprob, tops[i]) for logprob, i in zip(own, places, strict=True))
 
@@ -76,7 +86,7 @@ def _refuse(tokens: list[str], prompt: str) -> NoReturn:
             "the server's log-probabilities are one token off: llama-cpp-python has them right for models with a"
             " beginning-of-text token alone. Use another server, or a model of this process"
         )
-    raise Unusable("the tokens that the server echoes are not those of the text")
+    raise OfRow("the tokens that the server echoes are not those of the text")
 
 
 def _reaching(tokens: list[str], boundary: int) -> int:

@@ -8,8 +8,6 @@ from typing import Any
 
 from operators.rows.json_values import noun
 
-MOST_TOKENS = 2**31 - 1
-"""Counts are kept in int32."""
 _LARGEST = 3.4028235e38
 """Log-probabilities and vectors are kept in float32."""
 _SHOWN = 300
@@ -18,6 +16,15 @@ _SHOWN = 300
 
 class Unusable(Exception):
     """A body cannot be used. The message says why."""
+
+    is_of_row = False
+    """Whether the server has read the row and works, so that only this row is at fault."""
+
+
+class OfRow(Unusable):
+    """The answer to this row cannot be used; those to others can."""
+
+    is_of_row = True
 
 
 class Failed(Unusable):
@@ -66,13 +73,6 @@ def maybe_text(found: object, what: str) -> str | None:
 def maybe_object(found: object, what: str) -> Mapping[str, Any]:
     """Return an object; an empty one for null."""
     return {} if found is None else member(found, what)
-
-
-def count(found: object) -> int | None:
-    """Return a number of tokens; None for what is none."""
-    if type(found) not in (int, float) or not 0 <= found <= MOST_TOKENS or found != int(found):  # type: ignore[operator, call-overload]
-        return None
-    return int(found)  # type: ignore[call-overload,no-any-return]
 
 
 def real(found: object, what: str) -> float:

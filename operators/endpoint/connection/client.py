@@ -9,25 +9,25 @@ answer.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from logging import Logger
 from typing import Any, TypeVar
 
-from operators.endpoint.api.answers import Unusable, odd_usage
-from operators.endpoint.api.json_shape import Failed
+from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
-from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable, require_client
+from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import Patience
 from operators.endpoint.connection.refusals import PASSES_S, GivenUp, Refusals
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.retrying import retrying
-from operators.endpoint.connection.routes import Route, Routes
-from operators.endpoint.connection.verdict import Again, EndpointError, Refused, judge, quoted, without
+from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.verdict import Again, EndpointError, Refused, without
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
@@ -54,7 +54,7 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls, self._limit_of_url)
+        self._routes = Routes(settings.urls, partial(_limit, settings))
         self._refusals = Refusals(settings.refusals_in_a_row, min(PASSES_S, settings.patience_s))
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute)
@@ -62,17 +62,13 @@ class Endpoint:
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._later: asyncio.TimerHandle | None = None
         self._probe: asyncio.TimerHandle | None = None
-        self._said: set[str] = set()
         self._failure: PipelineError | None = None
         self._leaving = False
-        self.model: str | None = None
-        """The model's id, to compare with that of the answers; None while it is not known."""
-        self.requests = self.retries = 0
-        """Requests that were sent, and those of them that were sent again."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
         self._thread.start()
         self._http = self._call(self._connected())
+        self.attempts = Attempts(settings, self._http, self._routes, log)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Send `requests`, in their order as far as their number in flight and the limits allow. `done` of each is
@@ -237,10 +233,10 @@ class Endpoint:
         is_believed = request.optional or request.is_group
         try:
             rule = self._patience.rule(request, hidden, lambda: self._failure is not None or self._leaving)
-            await retrying(lambda: self._try(request), rule)
+            await retrying(lambda: self._attempt(request), rule)
         except (Refused, Unusable) as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
-            if isinstance(refused, Refused) and refused.is_of_row:
+            if refused.is_of_row:
                 is_believed = True
                 self._believe(self._refusals.answered())
         except Again as failed:
@@ -275,61 +271,9 @@ class Endpoint:
         """Return the texts that no message about `request` may quote."""
         return [*request.secrets(), *self._settings.secrets()]
 
-    async def _try(self, request: Request) -> None:
+    async def _attempt(self, request: Request) -> None:
         """Send `request` once, and set its result."""
-        route = await self._routes.enter(request.failed_at)
-        request.tries += 1
-        self.requests += 1
-        self.retries += request.tries > 1
-        request.sent_s = time.perf_counter()
-        try:
-            reply = await self._http.ask(route.url + request.path, request.body, f"the server {route.name}")
-            self._read(request, reply, route)
-        except Again as failed:
-            self._note_failure(failed, route)
-            request.failed_at.add(route)
-            raise
-        except (Refused, Unusable) as refused:
-            self._routes.failed(route, takes_none=False)
-            request.failed_at.add(route)
-            request.refused_by.add(route)
-            if request.may_be_taken(self._routes.all):  # another server may know better
-                raise Again(str(refused)) from None
-            raise
-        finally:
-            self._routes.leave(route)
-        self._routes.answered(route)
-        self._answered(request, route)
-
-    def _read(self, request: Request, reply: Reply, route: Route) -> None:
-        """Set the result of `request`, or raise what the response means instead."""
-        where, url = f"the server {route.name}", route.url + request.path
-        judge(reply.status, reply.headers, reply.body, where, url)
-        try:
-            body = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            kind = reply.headers.get("Content-Type", "").partition(";")[0]
-            said = f"{len(reply.body):,} bytes{f' of {kind}' if kind else ''} that are no JSON: {quoted(reply.body)}"
-            raise Again(f"{where} answers with {said}") from None
-        try:
-            request.result = request.read(body)
-        except Failed as failed:
-            if failed.status is not None:
-                judge(failed.status, reply.headers, str(failed).encode(), where, url)
-            raise Again(f"{where} fails on it: {failed}") from None
-        self._compare(body)
-
-    def _note_failure(self, failed: Again, route: Route) -> None:
-        hold_s = (failed.after_s or 0.0) if failed.busy else 0.0
-        route.is_shut = failed.of_server and failed.ends is not None
-        if len(self._routes.all) == 1 and hold_s > self._settings.patience_s:  # the next request shows whether for all
-            self._routes.failed(route, takes_none=False)
-            return
-        if failed.busy or isinstance(failed, NoAnswer | Unreachable):
-            route.limit.refused()
-        self._routes.failed(route, takes_none=failed.of_server, hold_s=hold_s)
-
-    def _answered(self, request: Request, route: Route) -> None:
+        route = await self.attempts.make(request)
         used, made = request.tokens_of(request.result)
         self._pace.correct(request.tokens, used)
         route.limit.answered(time.perf_counter() - request.sent_s, made)
@@ -337,23 +281,10 @@ class Endpoint:
         if not request.optional:
             self._believe(self._refusals.answered())
 
-    def _limit_of_url(self) -> Adaptive | Fixed:
-        many = self._settings.concurrency
-        return Adaptive(longest_s=self._settings.timeout_s) if many == AUTO else Fixed(many)
 
-    def _compare(self, body: Any) -> None:
-        """Say once if an answer is of another model than the one that was asked for, or counts tokens in an odd way."""
-        told = body.get("model") if isinstance(body, dict) else None
-        if self.model is not None and told != self.model and isinstance(told, str) and told:
-            self._say_once(f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?")
-        if (odd := odd_usage(body)) is not None:
-            self._say_once(f"the server says {odd}; such counts are null in the results")
-
-    def _say_once(self, text: str) -> None:
-        kind = text[:20]
-        if kind not in self._said:
-            self._said.add(kind)
-            self._log.warning(text)
+def _limit(settings: EndpointSettings) -> Adaptive | Fixed:
+    many = settings.concurrency
+    return Adaptive(longest_s=settings.timeout_s) if many == AUTO else Fixed(many)
 
 
 def _clean(failure: Any, hidden: list[str]) -> Any:

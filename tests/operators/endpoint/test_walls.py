@@ -53,8 +53,11 @@ FAULTS = {
         200, {"choices": [{"finish_reason": "stop", "message": {"content": None}}], "usage": {"completion_tokens": 9}}
     ),
     "an unknown end": Fault(200, {"choices": [{"finish_reason": "?", "message": {"content": "x"}}]}),
+    "a filter": Fault(200, {"choices": [{"finish_reason": "content_filter", "message": {"content": "x"}}]}),
     "the context": Fault(400, {"error": {"message": "exceeds the available context size"}}),
 }
+OF_ROWS = ("a filter", "the context")
+"""The server has read each of the rows, and works."""
 IN_ALL = ["400", "401", "500", "503", "429 for a day", "HTML", "abort"]
 
 
@@ -98,7 +101,7 @@ def test_a_wall_in_a_small_job_or_for_groups_of_texts_is_one_too(tmp_path, monke
 def test_a_wall_gets_fewer_than_100_requests_and_nothing_is_written(tmp_path, monkeypatch, name):
     monkeypatch.setattr(refusals, "PASSES_S", 3.0)
     with FaultServer(lambda number, body: FAULTS[name]) as server:
-        if name == "the context":  # the server has read each of them
+        if name in OF_ROWS:
             assert asked(server, tmp_path / "out", 100).rejects().collect().height == 100
             return
         with pytest.raises(NodeFailed) as error:

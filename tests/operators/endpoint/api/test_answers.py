@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from operators.endpoint.api.answers import (
-    COUNTS,
     LEAST_LOGPROB,
     Answer,
     Call,
     Likely,
     from_json,
-    odd_usage,
     read_answer,
     to_json,
 )
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
 from operators.endpoint.api.json_shape import Failed, Unusable
+from operators.endpoint.api.usage import COUNTS, odd_usage
 from tests.operators.endpoint.api.answered import (
     BODIES,
     ENTRY,
