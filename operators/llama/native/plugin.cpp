@@ -5,10 +5,10 @@
 // types is a vector that libggml-cpu hands out, and ours comes to its beginning before the first model is loaded.
 #include <sys/mman.h>
 
-#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <vector>
 
 #include "ggml_access.h"
 #include "product.h"
@@ -18,14 +18,14 @@ namespace {
 
 using Extra = ggml::cpu::extra_buffer_type;
 constexpr size_t HUGE_PAGE = 2 << 20;
-constexpr int KERNELS = 3;
-constexpr const Kernels * BY_SPEED[KERNELS] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &KERNELS_AVX2};
+constexpr const Kernels * BY_SPEED[] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &KERNELS_AVX2, &KERNELS_PLAIN};
 
 Product product;
 
-// What the thread that loads a model has asked for: which weights are taken, and what came of it.
+// What the thread that loads a model has asked for: which weights are taken, and what came of it. A table of tokens
+// that is the last matrix, too, is there twice if that is taken.
 thread_local struct {
-    bool take_ours = false, leave_theirs = true;
+    bool take_ours = false, take_tied = false, leave_theirs = true;
     int threads = 1, tensors = 0;
     uint64_t bytes = 0;
 } load;
@@ -36,7 +36,10 @@ bool is_question(const ggml_tensor * weights) { return weights && weights->buffe
 
 class OurExtra : public Extra {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
-        if (!is_ours(op->src[0]) || (is_question(op->src[0]) && !load.take_ours)) return false;
+        const ggml_tensor * weights = op->src[0];
+        if (!is_ours(weights)) return false;
+        const bool is_tied = strcmp(weights->name, "token_embd.weight") == 0;
+        if (is_question(weights) && !(load.take_ours && (load.take_tied || !is_tied))) return false;
         return Product::computes(op);
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
@@ -89,13 +92,27 @@ ggml_backend_buffer_type_t buffer_type() {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// Goes up with each change of a bit of what the kernels compute, and is part of what identifies a run.
+constexpr int VERSION = 1;
+
+namespace {
+const Kernels * named(const char * name) {  // "": the fastest that this CPU has, but for plain C++
+    for (const Kernels * each : BY_SPEED) {
+        if (each->runs() && (*name ? !strcmp(name, each->name) : each != &KERNELS_PLAIN)) return each;
+    }
+    return nullptr;
+}
+}  // namespace
+
+EXPORT int kernels_version() { return VERSION; }
 EXPORT const char * kernels_sources() { return KERNELS_SOURCES; }
 EXPORT const char * kernels_name() { return product.kernels ? product.kernels->name : ""; }
+EXPORT bool kernels_runs(const char * name) { return named(name) != nullptr; }
 
 // Tests the kernels and puts them into llama.cpp's list; once a process, before its first model. `base`, `cpu`: the
-// loaded libraries. `wanted`: kernels by name, or "" for the fastest that this CPU has. Returns nullptr, or why not.
+// loaded libraries. `wanted`: kernels by name, or "". Returns nullptr, or why not.
 EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const char * wanted) {
-    static char said[256];
+    static char said[512];
     if (const char * missing = find_ggml(base, cpu)) {
         snprintf(said, sizeof said, "llama.cpp has no %s", missing);
         return said;
@@ -105,10 +122,7 @@ EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const c
                  KERNELS_GGML_COMMIT, llama.version(), llama.commit());
         return said;
     }
-    const Kernels * chosen = nullptr;
-    for (const Kernels * each : BY_SPEED) {
-        if (!chosen && each->runs() && (!*wanted || !strcmp(wanted, each->name))) chosen = each;
-    }
+    const Kernels * chosen = named(wanted);
     if (!chosen) return "this CPU has no AVX2";
     if (const char * wrong = self_test(*chosen)) {
         snprintf(said, sizeof said, "they failed their test: %s are wrong", wrong);
@@ -123,10 +137,34 @@ EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const c
     return nullptr;
 }
 
-// Says what the models that this thread loads from now on get: packed weights or not, llama.cpp's repacked ones or not.
-EXPORT void kernels_choose(bool ours, bool theirs, int threads) {
+// Says what the models that this thread loads from now on get: packed weights, a packed copy of tied ones, and llama.cpp's
+// repacked ones. `threads` pack.
+EXPORT void kernels_choose(bool ours, bool tied, bool theirs, int threads) {
     load = {};
-    load.take_ours = ours, load.leave_theirs = !theirs, load.threads = threads;
+    load.take_ours = ours, load.take_tied = tied, load.leave_theirs = !theirs, load.threads = threads;
 }
 EXPORT int kernels_loaded_tensors() { return load.tensors; }
 EXPORT uint64_t kernels_loaded_bytes() { return load.bytes; }
+
+// For tests and measurements: packs a matrix, and multiplies it on one thread. `type` is ggml's. false: such a matrix
+// cannot be packed, or this CPU has no such kernels. `inputs`: `columns` times `values`; `outputs`: as often `rows`.
+EXPORT bool kernels_pack(int type, const void * file, void * packed, int64_t values, int64_t rows, int threads) {
+    const Format format = format_of(type);
+    if (!can_be_packed(format, values, rows)) return false;
+    pack(format, file, packed, values, rows, threads);
+    return true;
+}
+EXPORT bool kernels_multiply(const char * name, int type, const void * packed, int64_t values, int64_t rows,
+                             const float * inputs, int columns, float * outputs) {
+    const Kernels * kernels = named(name);
+    const Format format = format_of(type);
+    if (!kernels || !can_be_packed(format, values, rows)) return false;
+    const int64_t a_row = values / UNIT;
+    std::vector<Block> blocks(columns * a_row);
+    kernels->quantize(inputs, blocks.data(), (int) blocks.size());
+    multiply(kernels->tiles[format.type], (const char *) packed, values / format.values * format.packed_bytes, 0, rows / ROWS,
+             (int) a_row, columns, [&](int64_t column, const Block *& from, float *& to) {
+                 from = blocks.data() + column * a_row, to = outputs + column * rows;
+             });
+    return true;
+}

@@ -5,7 +5,6 @@
 
 namespace {
 
-constexpr int MOST_COLUMNS = 16;     // that a kernel takes at once
 constexpr int64_t MOST_GROUPS = 8;   // of a chunk: its weights stay in the second cache for all columns
 constexpr int CHUNKS_A_THREAD = 4;   // at least, so that no thread waits long for another
 
@@ -57,21 +56,6 @@ void sort_pairs(const ggml_tensor * ids, int64_t experts, const Work & work) {
     for (int64_t e = 1; e <= experts; e++) work.begins[e] += work.begins[e - 1];
     for (int64_t t = ids->ne[1]; t-- > 0;) {
         for (int64_t s = ids->ne[0]; s-- > 0;) work.pairs[--work.begins[expert(s, t)]] = {(int32_t) s, (int32_t) t};
-    }
-}
-
-// Multiplies groups `first` to `last` of a matrix with `rows` rows, whose blocks and outputs `at` tells.
-template <class At>
-void multiply(Tile tile, const char * groups, size_t group_bytes, int64_t first, int64_t last, int blocks, int64_t rows, At at) {
-    for (int64_t row = 0; row < rows; row += MOST_COLUMNS) {
-        const int columns = (int) std::min<int64_t>(MOST_COLUMNS, rows - row);
-        const Block * inputs[MOST_COLUMNS];
-        float * outputs[MOST_COLUMNS], * here[MOST_COLUMNS];
-        for (int c = 0; c < columns; c++) at(row + c, inputs[c], outputs[c]);
-        for (int64_t group = first; group < last; group++) {
-            for (int c = 0; c < columns; c++) here[c] = outputs[c] + group * ROWS;
-            tile(groups + group * group_bytes, inputs, blocks, here, columns);
-        }
     }
 }
 
