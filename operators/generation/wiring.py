@@ -22,6 +22,7 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
+from operators.settings.model import AUTO
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
@@ -106,7 +107,8 @@ def model_memory(
         return
     name = model.path or model.file or model.loader
     converted = f" as {model.converts_to}" if model.converts_to else ""
-    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes, shared=True)
+    weights = facts.sizes.weights_bytes + (facts.sizes.tied_bytes if model.kernels == AUTO else 0)
+    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", weights, shared=True)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
