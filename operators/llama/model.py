@@ -126,7 +126,7 @@ class LlamaModel:
         self.is_cpu = settings.gpu_layers == 0
         self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
         self._file_type, self._architecture = header.file_type, header.architecture
-        ours = self.is_cpu and settings.kernels == AUTO and not vocab_only and not has_amx()
+        ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
         self._model, self.packed = load_model(self._path, params, header.tied_bytes, ours=ours, repacks=may_repack)
         if not self._model:

@@ -19,6 +19,7 @@ import llama_cpp
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from operators.llama.gguf_check import Tensor
+from operators.llama.kernels import has_amx
 from operators.settings.checks import usable_cores
 from pipeline.system.machine import free_memory
 
@@ -30,6 +31,8 @@ _ROWS = 16
 """Matrices whose rows are a multiple of this are packed."""
 _TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
 _LOADED = re.compile(r"(/\S*/libggml-(base|cpu)\S*\.so\S*)$", re.MULTILINE)
+_WHAT = "quantised matrices:"
+BUILD = "`python -m pipeline build`"
 log = logging.getLogger(__name__)
 _one_at_a_time = threading.Lock()
 
@@ -65,27 +68,28 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def plugged_in() -> ctypes.CDLL | None:
-    """Return the library with its kernels in llama.cpp's list; None, with a line in the log, where that cannot be.
+def state() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library with its kernels in llama.cpp's list, None where that cannot be, and a line that says what
+    multiplies quantised matrices in this process, and why not ours.
 
     The first call of a process tests them. It must come after `initialise` and before the first model is loaded.
     """
     with _one_at_a_time:
-        return _plugged_in()
+        return _state()
 
 
 @functools.cache
-def _plugged_in() -> ctypes.CDLL | None:
+def _state() -> tuple[ctypes.CDLL | None, str]:
+    if has_amx():
+        return None, f"{_WHAT} llama.cpp's AMX kernels"
     if (found := library()) is None:
-        log.info("quantised matrices: llama.cpp's kernels; `python -m pipeline build` adds faster ones (x86-64, Linux)")
-        return None
+        return None, f"{_WHAT} llama.cpp's kernels; {BUILD} adds faster ones (x86-64 with AVX2, Linux)"
     loaded = {kind: path for path, kind in _LOADED.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))}
     refusal = found.kernels_plug_in(loaded.get("base", "").encode(), loaded.get("cpu", "").encode(), b"")
     if refusal is not None:
         why = refusal.decode("utf-8", "replace")
-        log.warning("quantised matrices: llama.cpp's kernels, not ours: %s; `python -m pipeline build`", why)
-        return None
-    return found
+        return None, f"{_WHAT} llama.cpp's kernels, not those of this project: {why}; {BUILD} makes them anew"
+    return found, f"{_WHAT} this project's kernels {found.kernels_version()} ({found.kernels_name().decode()})"
 
 
 def load_model(
@@ -104,14 +108,18 @@ def load_model(
     Returns:
         the model, None if llama.cpp refuses it, and what ours compute of it.
     """
-    found = plugged_in() if ours else library()
+    found, what_computes = state() if ours else (library(), "")
     params.use_extra_bufts = repacks or (ours and found is not None)
     if found is None:
+        log.info("%s: %s", path.name, what_computes)
         return llama_cpp.llama_model_load_from_file(os.fsencode(path), params), Packed()
     found.kernels_choose(ours, 2 * tied_bytes < free_memory(), repacks, usable_cores())
     try:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-        return model, _loaded(found)
+        packed = _loaded(found)
+        if ours:
+            log.info("%s: %s, for %d of them", path.name, what_computes, packed.tensors)
+        return model, packed
     finally:
         found.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
 
