@@ -19,7 +19,7 @@ from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
-from operators.llama.kernels import K_QUANTS, doubt, has_amx, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
+from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.packed import library_path, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
@@ -291,7 +291,7 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
     header = read_header(path)
     fingerprint = content_of(path) if fingerprint is None else fingerprint
     size = sum(part.stat().st_size for part in parts_of(path))
-    tied_bytes = header.tied_bytes if library_path().exists() and not has_amx() else 0
+    tied_bytes = header.tied_bytes if library_path().exists() else 0
     sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, tied_bytes)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),

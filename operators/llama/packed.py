@@ -19,7 +19,6 @@ import llama_cpp
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from operators.llama.gguf_check import Tensor
-from operators.llama.kernels import has_amx
 from operators.settings.checks import usable_cores
 from pipeline.system.machine import free_memory
 
@@ -80,8 +79,6 @@ def state() -> tuple[ctypes.CDLL | None, str]:
 
 @functools.cache
 def _state() -> tuple[ctypes.CDLL | None, str]:
-    if has_amx():
-        return None, f"{_WHAT} llama.cpp's AMX kernels"
     if (found := library()) is None:
         return None, f"{_WHAT} llama.cpp's kernels; {BUILD} adds faster ones (x86-64 with AVX2, Linux)"
     loaded = {kind: path for path, kind in _LOADED.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))}

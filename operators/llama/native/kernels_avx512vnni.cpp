@@ -41,12 +41,22 @@ struct Lanes {
     static Floats multiply(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
     static Floats add_product(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
     static void store(float * to, Floats x) { _mm512_storeu_ps(to, x); }
+    // Four products of each row, with activations that are broadcast from memory as a part of the instruction: compilers
+    // make two of it. With that and two sums at once, which wait less for each other, it was up to twice as fast.
+    static void add_fours(__m512i & sum, Bytes weights, const int32_t * inputs) {
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*inputs));
+    }
     template <int MOST, int SHIFT, int FROM, int TO>
     static Floats dot(const Bytes * weights, const int32_t * inputs, const int32_t * minus_sum) {
         auto sum = SHIFT < 0 ? _mm512_setzero_si512() : _mm512_slli_epi32(_mm512_set1_epi32(*minus_sum), SHIFT & 31);
-#pragma GCC unroll 8
-        for (int i = FROM; i < TO; i++) sum = _mm512_dpbusd_epi32(sum, weights[i], _mm512_set1_epi32(inputs[i]));
-        return _mm512_cvtepi32_ps(sum);
+        auto other = _mm512_setzero_si512();
+        constexpr int MIDDLE = (FROM + TO) / 2;
+#pragma GCC unroll 4
+        for (int i = FROM; i < MIDDLE; i++) {
+            add_fours(sum, weights[i], inputs + i);
+            add_fours(other, weights[i + MIDDLE - FROM], inputs + i + MIDDLE - FROM);
+        }
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, other));
     }
 };
 bool runs() {
