@@ -1,0 +1,170 @@
+// A buffer type of our own among those of llama.cpp's CPU backend, and the functions that Python calls.
+//
+// llama.cpp asks each "extra" buffer type for each weight that it loads, and keeps those that the type takes in its
+// buffers; then it has the type compute every product of them, on its own threads. Nothing is patched: the list of these
+// types is a vector that libggml-cpu hands out, and ours comes to its beginning before the first model is loaded.
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "ggml_access.h"
+#include "product.h"
+#include "self_test.h"
+
+namespace {
+
+using Extra = ggml::cpu::extra_buffer_type;
+constexpr size_t HUGE_PAGE = 2 << 20;
+constexpr const Kernels * BY_SPEED[] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &KERNELS_AVX2, &KERNELS_PLAIN};
+
+Product product;
+
+// What the thread that loads a model has asked for: which weights are taken, and what came of it. A table of tokens
+// that is the last matrix, too, is there twice if that is taken.
+thread_local struct {
+    bool take_ours = false, take_tied = false, leave_theirs = true;
+    int threads = 1, tensors = 0;
+    uint64_t bytes = 0;
+} load;
+
+ggml_backend_buffer_type_t buffer_type();
+bool is_ours(const ggml_tensor * weights) { return weights && weights->buffer && weights->buffer->buft == buffer_type(); }
+bool is_question(const ggml_tensor * weights) { return weights && weights->buffer && weights->buffer->size == 0; }
+
+class OurExtra : public Extra {
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
+        const ggml_tensor * weights = op->src[0];
+        if (!is_ours(weights)) return false;
+        const bool is_tied = strcmp(weights->name, "token_embd.weight") == 0;
+        if (is_question(weights) && !(load.take_ours && (load.take_tied || !is_tied))) return false;
+        return Product::computes(op);
+    }
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_ours(op->src[0]) ? &product : nullptr;
+    }
+};
+
+// Another type of the list, which takes no weights while a model is loaded that is to have llama.cpp's plain kernels.
+class Gate : public Extra {
+  public:
+    explicit Gate(Extra * behind) : behind_(behind) {}
+  private:
+    Extra * const behind_;
+    bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) override {
+        return !(is_question(op->src[0]) && load.leave_theirs) && behind_->supports_op(device, op);
+    }
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override { return behind_->get_tensor_traits(op); }
+};
+
+void free_buffer(ggml_backend_buffer_t buffer) { free(buffer->context); }
+void * base_of(ggml_backend_buffer_t buffer) { return buffer->context; }
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const int64_t rows = tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
+    const Format format = format_of(tensor->type);
+    if (offset != 0 || size != rows * (tensor->ne[0] / format.values) * format.file_bytes) abort();  // a part of one
+    pack(format, data, tensor->data, tensor->ne[0], rows, load.threads);
+    load.tensors++, load.bytes += size;
+}
+constexpr ggml_backend_buffer_i BUFFER = {free_buffer, base_of, nullptr, nullptr, set_tensor, nullptr,
+                                          nullptr,     nullptr, nullptr, clear,   nullptr};
+
+const char * name_of(ggml_backend_buffer_type_t) { return "PACKED"; }
+size_t alignment(ggml_backend_buffer_type_t) { return VECTOR; }
+ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    void * memory = aligned_alloc(HUGE_PAGE, (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (!memory) return nullptr;
+    madvise(memory, size, MADV_HUGEPAGE);
+    return llama.buffer_init(type, BUFFER, memory, size);
+}
+
+ggml_backend_buffer_type_t buffer_type() {
+    static OurExtra extra;
+    static ggml_backend_buffer_type type = {
+        {name_of, allocate, alignment, nullptr, nullptr, nullptr}, llama.reg_dev_get(llama.cpu_reg(), 0), &extra};
+    return &type;
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Goes up with each change of a bit of what the kernels compute, and is part of what identifies a run.
+constexpr int VERSION = 1;
+
+namespace {
+const Kernels * named(const char * name) {  // "": the fastest that this CPU has, but for plain C++
+    for (const Kernels * each : BY_SPEED) {
+        if (each->runs() && (*name ? !strcmp(name, each->name) : each != &KERNELS_PLAIN)) return each;
+    }
+    return nullptr;
+}
+}  // namespace
+
+EXPORT int kernels_version() { return VERSION; }
+EXPORT const char * kernels_sources() { return KERNELS_SOURCES; }
+EXPORT const char * kernels_name() { return product.kernels ? product.kernels->name : ""; }
+EXPORT bool kernels_runs(const char * name) { return named(name) != nullptr; }
+
+// Tests the kernels and puts them into llama.cpp's list; once a process, before its first model. `base`, `cpu`: the
+// loaded libraries. `wanted`: kernels by name, or "". Returns nullptr, or why not.
+EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const char * wanted) {
+    static char said[512];
+    if (const char * missing = find_ggml(base, cpu)) {
+        snprintf(said, sizeof said, "llama.cpp has no %s", missing);
+        return said;
+    }
+    if (strcmp(llama.version(), KERNELS_GGML_VERSION) != 0 || strcmp(llama.commit(), KERNELS_GGML_COMMIT) != 0) {
+        snprintf(said, sizeof said, "they were compiled for ggml %s (%s), and this is %s (%s)", KERNELS_GGML_VERSION,
+                 KERNELS_GGML_COMMIT, llama.version(), llama.commit());
+        return said;
+    }
+    const Kernels * chosen = named(wanted);
+    if (!chosen) return "this CPU has no AVX2";
+    if (const char * wrong = self_test(*chosen)) {
+        snprintf(said, sizeof said, "they failed their test: %s are wrong", wrong);
+        return said;
+    }
+    product.kernels = chosen;
+    auto & types = llama.extra_buffer_types();
+    for (auto * type : types) {
+        if (type && type->context) type->context = new Gate((Extra *) type->context);
+    }
+    types.insert(types.begin(), buffer_type());
+    return nullptr;
+}
+
+// Says what the models that this thread loads from now on get: packed weights, a packed copy of tied ones, and llama.cpp's
+// repacked ones. `threads` pack.
+EXPORT void kernels_choose(bool ours, bool tied, bool theirs, int threads) {
+    load = {};
+    load.take_ours = ours, load.take_tied = tied, load.leave_theirs = !theirs, load.threads = threads;
+}
+EXPORT int kernels_loaded_tensors() { return load.tensors; }
+EXPORT uint64_t kernels_loaded_bytes() { return load.bytes; }
+
+// For tests and measurements: packs a matrix, and multiplies it on one thread. `type` is ggml's. false: such a matrix
+// cannot be packed, or this CPU has no such kernels. `inputs`: `columns` times `values`; `outputs`: as often `rows`.
+EXPORT bool kernels_pack(int type, const void * file, void * packed, int64_t values, int64_t rows, int threads) {
+    const Format format = format_of(type);
+    if (!can_be_packed(format, values, rows)) return false;
+    pack(format, file, packed, values, rows, threads);
+    return true;
+}
+EXPORT bool kernels_multiply(const char * name, int type, const void * packed, int64_t values, int64_t rows,
+                             const float * inputs, int columns, float * outputs) {
+    const Kernels * kernels = named(name);
+    const Format format = format_of(type);
+    if (!kernels || !can_be_packed(format, values, rows)) return false;
+    const int64_t a_row = values / UNIT;
+    std::vector<Block> blocks(columns * a_row);
+    kernels->quantize(inputs, blocks.data(), (int) blocks.size());
+    multiply(kernels->tiles[format.type], (const char *) packed, values / format.values * format.packed_bytes, 0, rows / ROWS,
+             (int) a_row, columns, [&](int64_t column, const Block *& from, float *& to) {
+                 from = blocks.data() + column * a_row, to = outputs + column * rows;
+             });
+    return true;
+}

@@ -1,0 +1,31 @@
+// The products of packed weights as operations of llama.cpp's graphs: MUL_MAT, and MUL_MAT_ID of experts.
+#pragma once
+#include <algorithm>
+
+#include "ggml_access.h"
+#include "pack.h"
+
+constexpr int MOST_COLUMNS = 16;  // that a kernel takes at once
+
+// Multiplies groups `first` to `last` of a matrix with `rows` rows, whose blocks and outputs `at` tells.
+template <class At>
+void multiply(Tile tile, const char * groups, size_t group_bytes, int64_t first, int64_t last, int blocks, int64_t rows, At at) {
+    for (int64_t row = 0; row < rows; row += MOST_COLUMNS) {
+        const int columns = (int) std::min<int64_t>(MOST_COLUMNS, rows - row);
+        const Block * inputs[MOST_COLUMNS];
+        float * outputs[MOST_COLUMNS], * here[MOST_COLUMNS];
+        for (int c = 0; c < columns; c++) at(row + c, inputs[c], outputs[c]);
+        for (int64_t group = first; group < last; group++) {
+            for (int c = 0; c < columns; c++) here[c] = outputs[c] + group * ROWS;
+            tile(groups + group * group_bytes, inputs, blocks, here, columns);
+        }
+    }
+}
+
+class Product : public ggml::cpu::tensor_traits {
+  public:
+    const Kernels * kernels = nullptr;  // set before the first graph
+    bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
+    static bool computes(const ggml_tensor * op);  // whether sizes, types and strides of this operation are known
+};

@@ -1,0 +1,88 @@
+#include "self_test.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "ggml_access.h"
+#include "pack.h"
+
+namespace {
+
+constexpr int COLUMNS = 19, VALUES = 512, OUTPUTS = 2 * ROWS;  // 19: 16 and 3
+constexpr double MOST_ERROR = 1e-5;                             // of the sum of the sizes of the products
+constexpr ggml_type TESTED[] = {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
+                                GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+
+struct Random {  // xorshift
+    uint64_t state = 0x9e3779b97f4a7c15;
+    float next() {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        return (float) (int64_t) state * 0x1p-63f;
+    }
+    std::vector<float> many(size_t count) {
+        std::vector<float> out(count);
+        for (float & value : out) value = next();
+        return out;
+    }
+};
+
+std::vector<float> product(const Kernels & kernels, const Format & format, const void * packed, const std::vector<Block> & blocks) {
+    constexpr int A_ROW = VALUES / UNIT;
+    std::vector<float> out(COLUMNS * OUTPUTS);
+    const size_t group_bytes = VALUES / format.values * format.packed_bytes;
+    for (int group = 0; group < OUTPUTS / ROWS; group++) {
+        const Block * inputs[COLUMNS];
+        float * outputs[COLUMNS];
+        for (int c = 0; c < COLUMNS; c++) inputs[c] = &blocks[c * A_ROW], outputs[c] = &out[c * OUTPUTS + group * ROWS];
+        kernels.tiles[format.type]((const char *) packed + group * group_bytes, inputs, A_ROW, outputs, COLUMNS);
+    }
+    return out;
+}
+
+std::vector<Block> blocks_of(const Kernels & kernels, const std::vector<float> & inputs) {
+    std::vector<Block> out(inputs.size() / UNIT);
+    kernels.quantize(inputs.data(), out.data(), (int) out.size());
+    return out;
+}
+
+bool is_near(const std::vector<float> & weights, const std::vector<Block> & blocks, const std::vector<float> & outputs) {
+    for (int c = 0; c < COLUMNS; c++) {
+        for (int row = 0; row < OUTPUTS; row++) {
+            double sum = 0, size = 0;
+            for (int i = 0; i < VALUES; i++) {
+                const Block & block = blocks[(c * VALUES + i) / UNIT];
+                const double each = (double) weights[row * VALUES + i] * block.bytes[i % UNIT] * block.scale;
+                sum += each, size += std::fabs(each);
+            }
+            if (!(std::fabs(outputs[c * OUTPUTS + row] - sum) <= MOST_ERROR * size)) return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+const char * self_test(const Kernels & kernels) {
+    static char said[128];
+    Random random;
+    const auto inputs = random.many(COLUMNS * VALUES), plain_weights = random.many(OUTPUTS * VALUES);
+    const auto blocks = blocks_of(kernels, inputs), same_blocks = blocks_of(KERNELS_PLAIN, inputs);
+    if (memcmp(blocks.data(), same_blocks.data(), blocks.size() * sizeof(Block)) != 0) return "activations";
+    for (const ggml_type type : TESTED) {
+        const Format format = format_of(type);
+        const auto * traits = llama.type_traits(type);
+        snprintf(said, sizeof said, "the products of %s by %s", traits->type_name, kernels.name);
+        std::vector<char> file(OUTPUTS * VALUES / format.values * format.file_bytes), packed(file.size());
+        llama.quantize_chunk(type, plain_weights.data(), file.data(), 0, OUTPUTS, VALUES, nullptr);
+        std::vector<float> weights(OUTPUTS * VALUES);
+        traits->to_float(file.data(), weights.data(), (int64_t) weights.size());
+        pack(format, file.data(), packed.data(), VALUES, OUTPUTS, 1);
+        const auto outputs = product(kernels, format, packed.data(), blocks);
+        const auto same = product(KERNELS_PLAIN, format, packed.data(), blocks);
+        if (memcmp(outputs.data(), same.data(), outputs.size() * sizeof(float)) != 0) return said;
+        if (!is_near(weights, blocks, outputs)) return said;
+    }
+    return nullptr;
+}

@@ -1,0 +1,246 @@
+// The products of a group of 16 rows with up to 16 columns, written once for all instruction sets.
+//
+// Included by kernels_*.cpp, each of which has a class `Lanes` with its vectors. Each output is one chain of operations
+// in one order, whatever the number of columns, and each operation is one that IEEE 754 defines (product, fused
+// multiply-add, conversion of an integer): so the bits depend on neither the company of a row nor the instructions.
+// The sums of 32 products are integers, and exact.
+#include "packed.h"
+
+namespace {  // of its own in each file: the linker must not take one instruction set's code for another's
+
+constexpr int8_t NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the numbers
+
+struct Nibbles {  // four vectors of bytes that hold two values each
+    template <class P> static void open(const P & packed, int part, Lanes::Bytes * out) {
+        for (int i = 0; i < 4; i++) {
+            const auto both = Lanes::bytes(packed[i] + part * 4 * Lanes::COUNT);
+            out[i] = Lanes::low(both), out[i + 4] = Lanes::high(both);
+        }
+    }
+};
+
+// Each format says: UNITS in a packed struct, the largest stored value (MOST), log2 of the offset (SHIFT; -1: none),
+// how to `open` unit `u` into eight vectors, and its scales.
+struct FormatQ8_0 {
+    using Packed = PackedQ8_0;
+    static constexpr int UNITS = 1, MOST = 255, SHIFT = 7;
+    const Packed & packed;
+    const int part;
+    void open(int, Lanes::Bytes * out) const {
+        for (int i = 0; i < 8; i++) out[i] = Lanes::bytes(packed.values[i] + part * 4 * Lanes::COUNT);
+    }
+    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
+};
+
+struct FormatQ4_0 {
+    using Packed = PackedQ4_0;
+    static constexpr int UNITS = 1, MOST = 15, SHIFT = 3;
+    const Packed & packed;
+    const int part;
+    void open(int, Lanes::Bytes * out) const { Nibbles::open(packed.values, part, out); }
+    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
+};
+
+struct FormatIQ4_NL {
+    using Packed = PackedQ4_0;
+    static constexpr int UNITS = 1, MOST = 255, SHIFT = 7;
+    const Packed & packed;
+    const int part;
+    void open(int, Lanes::Bytes * out) const {
+        Nibbles::open(packed.values, part, out);
+        const auto table = Lanes::table(NL_VALUES, 128);
+        for (int i = 0; i < 8; i++) out[i] = Lanes::look_up(table, out[i]);
+    }
+    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
+};
+
+struct FormatMXFP4 {
+    using Packed = PackedMXFP4;
+    static constexpr int UNITS = 1, MOST = 31, SHIFT = 4;
+    const Packed & packed;
+    const int part;
+    void open(int, Lanes::Bytes * out) const {
+        Nibbles::open(packed.values, part, out);
+        const auto table = Lanes::table(FP4_VALUES, 16);
+        for (int i = 0; i < 8; i++) out[i] = Lanes::look_up(table, out[i]);
+    }
+    Lanes::Floats scale(int) const { return Lanes::half_powers(packed.exponent + part * Lanes::COUNT); }
+};
+
+template <class P> struct FormatK {  // Q4_K, and what Q5_K shares with it
+    using Packed = P;
+    static constexpr int UNITS = 8, SHIFT = -1;
+    const Packed & packed;
+    const int part;
+    Lanes::Small byte(int j) const { return Lanes::small(packed.scales[j] + part * Lanes::COUNT); }
+    Lanes::Floats scale(int u) const {
+        const auto six = u < 4 ? Lanes::small_and(byte(u), 63)
+                               : Lanes::small_or(Lanes::small_and(byte(u + 4), 15), Lanes::small_shifted(byte(u - 4), 2, 48));
+        return Lanes::multiply(Lanes::halves(packed.scale + part * Lanes::COUNT), Lanes::from_small(six));
+    }
+    Lanes::Floats minimum(int u) const {
+        const auto six = u < 4 ? Lanes::small_and(byte(u + 4), 63)
+                               : Lanes::small_or(Lanes::small_shifted(byte(u + 4), 4, 15), Lanes::small_shifted(byte(u), 2, 48));
+        return Lanes::multiply(Lanes::halves(packed.minimum + part * Lanes::COUNT), Lanes::from_small(six));
+    }
+};
+
+struct FormatQ4_K : FormatK<PackedQ4_K> {
+    static constexpr int MOST = 15;
+    void open(int u, Lanes::Bytes * out) const { Nibbles::open(packed.values[u], part, out); }
+};
+
+struct FormatQ5_K : FormatK<PackedQ5_K> {
+    static constexpr int MOST = 31;
+    void open(int u, Lanes::Bytes * out) const {
+        Nibbles::open(packed.values[u], part, out);
+        const auto fifth = Lanes::bytes(packed.fifth[u] + part * 4 * Lanes::COUNT);
+        out[0] = Lanes::with_bits<4, 16>(out[0], fifth), out[1] = Lanes::with_bits<3, 16>(out[1], fifth);
+        out[2] = Lanes::with_bits<2, 16>(out[2], fifth), out[3] = Lanes::with_bits<1, 16>(out[3], fifth);
+        out[4] = Lanes::with_bits<0, 16>(out[4], fifth), out[5] = Lanes::with_bits<-1, 16>(out[5], fifth);
+        out[6] = Lanes::with_bits<-2, 16>(out[6], fifth), out[7] = Lanes::with_bits<-3, 16>(out[7], fifth);
+    }
+};
+
+struct FormatQ6_K {
+    using Packed = PackedQ6_K;
+    static constexpr int UNITS = 8, MOST = 63, SHIFT = 5;
+    const Packed & packed;
+    const int part;
+    void open(int u, Lanes::Bytes * out) const {
+        Nibbles::open(packed.values[u], part, out);
+        for (int h = 0; h < 2; h++) {
+            const auto upper = Lanes::bytes(packed.upper[u][h] + part * 4 * Lanes::COUNT);
+            auto * four = out + 4 * h;
+            four[0] = Lanes::with_bits<4, 48>(four[0], upper), four[1] = Lanes::with_bits<2, 48>(four[1], upper);
+            four[2] = Lanes::with_bits<0, 48>(four[2], upper), four[3] = Lanes::with_bits<-2, 48>(four[3], upper);
+        }
+    }
+    Lanes::Floats scale(int half) const {
+        const auto whole = Lanes::halves(packed.scale + part * Lanes::COUNT);
+        return Lanes::multiply(whole, Lanes::from_signed(packed.scales[half] + part * Lanes::COUNT));
+    }
+};
+
+inline const int32_t * fours(const Block & block) { return (const int32_t *) block.bytes; }
+
+// One unit of one scale: total += (sum of products) * (scale of the weights * scale of the activations)
+template <class Format, int COLUMNS>
+inline void add_unit(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    Lanes::Bytes values[8];
+    format.open(u, values);
+    const auto scale = format.scale(u);
+#pragma GCC unroll 16
+    for (int c = 0; c < COLUMNS; c++) {
+        const Block & block = inputs[c][at];
+        const auto sum = Lanes::dot<Format::MOST, Format::SHIFT, 0, 8>(values, fours(block), &block.minus_sum);
+        totals[c] = Lanes::add_product(sum, Lanes::multiply(scale, Lanes::all(&block.scale)), totals[c]);
+    }
+}
+
+// One unit with a minimum: total += (scale * (sum of products) - minimum * (sum of activations)) * their scale
+template <class P, int COLUMNS, class Format>
+inline void add_unit_with_minimum(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    Lanes::Bytes values[8];
+    format.open(u, values);
+    const auto scale = format.scale(u), minimum = format.minimum(u);
+#pragma GCC unroll 16
+    for (int c = 0; c < COLUMNS; c++) {
+        const Block & block = inputs[c][at];
+        const auto sum = Lanes::dot<Format::MOST, Format::SHIFT, 0, 8>(values, fours(block), &block.minus_sum);
+        const auto less = Lanes::multiply(minimum, Lanes::from_integer(&block.minus_sum));
+        totals[c] = Lanes::add_product(Lanes::add_product(scale, sum, less), Lanes::all(&block.scale), totals[c]);
+    }
+}
+
+template <int COLUMNS> inline void add(const FormatQ4_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    add_unit_with_minimum<PackedQ4_K, COLUMNS>(f, u, at, inputs, totals);
+}
+template <int COLUMNS> inline void add(const FormatQ5_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    add_unit_with_minimum<PackedQ5_K, COLUMNS>(f, u, at, inputs, totals);
+}
+// Two scales a unit: total += (scale 0 * (sum of the first 16) + scale 1 * (sum of the others)) * theirs
+template <int COLUMNS> inline void add(const FormatQ6_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    Lanes::Bytes values[8];
+    f.open(u, values);
+    const auto first = f.scale(2 * u), second = f.scale(2 * u + 1);
+#pragma GCC unroll 16
+    for (int c = 0; c < COLUMNS; c++) {
+        const Block & block = inputs[c][at];
+        const auto low = Lanes::dot<63, 5, 0, 4>(values, fours(block), &block.minus_low);
+        const auto high = Lanes::dot<63, 5, 4, 8>(values, fours(block), &block.minus_high);
+        const auto both = Lanes::add_product(second, high, Lanes::multiply(first, low));
+        totals[c] = Lanes::add_product(both, Lanes::all(&block.scale), totals[c]);
+    }
+}
+template <int COLUMNS, class Format>
+inline void add(const Format & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+    add_unit<Format, COLUMNS>(f, u, at, inputs, totals);
+}
+
+constexpr int AHEAD = 8 * 544;  // bytes of weights that are fetched before they are needed
+
+template <class Format, int COLUMNS>
+void tile(const void * group, const Block * const * inputs, int blocks, float * const * outputs) {
+    const auto * packed = (const typename Format::Packed *) group;
+    constexpr int LINES = (sizeof(*packed) / Format::UNITS + 63) / 64;
+    for (int part = 0; part < ROWS / Lanes::COUNT; part++) {
+        Lanes::Floats totals[COLUMNS];
+        for (int c = 0; c < COLUMNS; c++) totals[c] = Lanes::zero();
+        for (int at = 0; at < blocks; at++) {
+            const int u = at % Format::UNITS;
+            const Format format{packed[at / Format::UNITS], part};
+            if (part == 0) {
+                const char * next = (const char *) group + at * (sizeof(*packed) / Format::UNITS) + AHEAD;
+                for (int line = 0; line < LINES; line++) __builtin_prefetch(next + 64 * line);
+            }
+            add<COLUMNS>(format, u, at, inputs, totals);
+        }
+        for (int c = 0; c < COLUMNS; c++) Lanes::store(outputs[c] + part * Lanes::COUNT, totals[c]);
+    }
+}
+
+// Takes as many columns at once as there is a kernel for.
+template <class Format>
+void columns_of(const void * group, const Block * const * inputs, int blocks, float * const * outputs, int columns) {
+    while (columns > 0) {
+        int taken = 1;
+#define TAKE(n) if (columns >= n) { tile<Format, n>(group, inputs, blocks, outputs); taken = n; }
+        if constexpr (Lanes::COUNT == 1) tile<Format, 1>(group, inputs, blocks, outputs);
+        else TAKE(16) else TAKE(12) else TAKE(8) else TAKE(6) else TAKE(4) else TAKE(3) else TAKE(2) else TAKE(1)
+#undef TAKE
+        inputs += taken, outputs += taken, columns -= taken;
+    }
+}
+
+// Rounds to the nearest, ties to even, in blocks of 32; a block of less than 1e-30 is zero.
+void quantize(const float * values, Block * blocks, int count) {
+    for (int b = 0; b < count; b++, values += UNIT) {
+        float most = 0, finite = 0;
+        for (int i = 0; i < UNIT; i++) {
+            const float size = values[i] < 0 ? -values[i] : values[i];
+            most = size > most ? size : most;
+            finite += values[i] * 0;  // NaN if one is none, or infinite
+        }
+        Block & block = blocks[b];
+        const bool is_sound = finite == 0 && most >= 1e-30f;
+        const float by = is_sound ? 127.0f / most : 0.0f;
+        int low = 0, high = 0;
+        for (int i = 0; i < UNIT; i++) {
+            const float scaled = is_sound ? values[i] * by : 0.0f;
+            const int whole = (int) ((scaled + 12582912.0f) - 12582912.0f);  // 1.5 * 2 ** 23: no fraction is left
+            block.bytes[i] = (int8_t) whole;
+            if (i < UNIT / 2) low += whole;
+            else high += whole;
+        }
+        block.scale = is_sound ? most / 127.0f : finite;
+        block.minus_low = -low, block.minus_high = -high, block.minus_sum = -low - high;
+    }
+}
+
+}  // namespace
+
+#define ALL_TILES                                                                                            \
+    {columns_of<FormatQ8_0>, columns_of<FormatQ4_0>, columns_of<FormatIQ4_NL>, columns_of<FormatMXFP4>,      \
+     columns_of<FormatQ4_K>, columns_of<FormatQ5_K>, columns_of<FormatQ6_K>}
