@@ -33,7 +33,10 @@ CPU_FLAGS: Mapping[str, tuple[str, ...]] = {
     "avxvnni": ("-mavxvnni", *_AVX2),
     "avx2": _AVX2,
 }
-"""By the last word of a file's name, X_avx2.cpp: the instructions that it may use. Other files get none."""
+"""By the last word of a file's name, X_avx2.cpp: the instructions that it may use. Other files get none.
+
+What such a file defines must be its own (an anonymous namespace): of a template or an inline function that several
+files have the linker keeps one, and a CPU without the instructions would run it."""
 INCLUDES = ("ggml/include", "ggml/src", "ggml/src/ggml-cpu")
 _HEADER = re.compile(rf"[^/]+/vendor/llama\.cpp/((?:{'|'.join(INCLUDES)})/[^/]+\.h)")
 _ASK = """import ctypes, sys
@@ -62,7 +65,7 @@ def cpu_flags(source: Path) -> tuple[str, ...]:
 def version() -> str:
     """Return the identity of what is compiled, 16 hexadecimal digits: the sources, and the flags, which make the bits
     too."""
-    files = [path for path in sorted(SOURCES.iterdir()) if path.suffix in (".cpp", ".h")]
+    files = [path for path in sorted(SOURCES.glob("*")) if path.suffix in (".cpp", ".h")]
     parts = [repr((FLAGS, sorted(CPU_FLAGS.items()))).encode()]
     parts += [part for path in files for part in (path.name.encode(), path.read_bytes())]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
@@ -120,4 +123,4 @@ def _output(command: list[str]) -> str:
 def reason(text: str) -> str:
     """Return the first line of `text` that speaks of an error, else its last one."""
     lines = text.strip().splitlines()
-    return next((line.strip() for line in lines if re.search("error", line, re.IGNORECASE)), lines[-1])
+    return next((line.strip() for line in lines if re.search("error: ", line, re.IGNORECASE)), lines[-1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
+import os
 import re
 import sys
 import tarfile
@@ -12,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tools.build import build, kernels
-from tools.build.build import LOCK, STAMP, BuildError, download_source, headers_folder, locked_version
-from tools.build.compilers import Compiler, Host
+from tools.build.build import LOCK, STAMP, WHEELS, BuildError, download_source, headers_folder, locked_version
+from tools.build.compilers import Compiler, Host, find_compiler, this_host
 
 LINUX = Host("Linux", "x86_64", frozenset({"avx2"}))
 LOCKED = locked_version(LOCK)
+KEPT = headers_folder(LOCKED, Path(os.environ.get("LLAMA_WHEEL_CACHE") or WHEELS))
 HEADERS = ("include/ggml.h", "src/ggml-impl.h", "src/ggml-cpu/traits.h")
 OTHERS = ("src/ggml-cpu/arch/x86/quants.h", "src/ggml-cuda/common.cuh", "src/ggml-impl.h/../../../../escaped.h", "a.h")
 
@@ -156,6 +159,32 @@ def test_what_fails_is_told_in_one_line_and_leaves_llama_cpps_kernels(place, mon
     assert capsys.readouterr().out == line
     assert not (place.lib / kernels.LIBRARY).exists()
     assert "kernels" not in json.loads(place.stamp.read_text())
+
+
+@pytest.mark.laws
+@pytest.mark.skipif(not kernels.are_for(this_host()), reason="there are kernels for Linux on x86-64 only")
+@pytest.mark.skipif(not KEPT.exists(), reason="ggml's headers are not kept here: `make llama` fetches them")
+def test_the_sources_compile_and_no_file_shares_code_that_needs_instructions(tmp_path, monkeypatch):
+    """Of a weak symbol the linker keeps one for all files: on a CPU without its instructions that is a crash."""
+    shared: dict[str, list[str]] = {}
+
+    def spied(command: list[str]) -> str:
+        printed = output(command)
+        if "-c" in command and "-shared" not in command:
+            source = Path(command[command.index("-c") + 1])
+            symbols = output(["nm", "-C", command[-1]]).splitlines() if kernels.cpu_flags(source) else []
+            shared[source.name] = [line for line in symbols if re.search(r" [WVu] ", line)]
+        return printed
+
+    output = kernels._output
+    monkeypatch.setattr(kernels, "_output", spied)
+    (tmp_path / "libggml-base.so").symlink_to(
+        next(Path(sys.prefix).glob("lib/python3*/*/llama_cpp/lib/libggml-base.so"))
+    )
+    kernels.compile_into(tmp_path, find_compiler(this_host(), os.environ), KEPT)
+    assert len(shared) == len(list(kernels.SOURCES.glob("*.cpp"))) > 0
+    assert {name: found for name, found in shared.items() if found} == {}
+    ctypes.CDLL(str(tmp_path / kernels.LIBRARY))
 
 
 @pytest.mark.parametrize("host", [Host("Linux", "aarch64", frozenset()), Host("Darwin", "x86_64", frozenset())])
