@@ -1,0 +1,100 @@
+"""Which kernels multiply quantised matrices: this project's where they can, llama.cpp's else, and each with its own
+bits, whatever else the process computes. tests/operators/llama/test_kernels.py has what the kernels compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from operators.generation.wiring import identity_of, model_memory
+from operators.llama.header import read_header
+from operators.llama.model import LlamaModel
+from operators.llama.packed import library_path, state
+from operators.settings import ModelSettings
+from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from pipeline.run_dir.names import RUN_LOG
+from tests.operators.llama.test_split import TINY
+from tools.models.make_model import write_model
+from tools.models.shapes import SHAPES
+
+pytestmark = [
+    pytest.mark.slow("loads models in processes of their own"),
+    pytest.mark.skipif(not library_path().exists(), reason="this build has no kernels of its own (x86-64, Linux)"),
+]
+
+AUTO, THEIRS = ModelSettings(path=str(TINY)), ModelSettings(path=str(TINY), kernels="llama.cpp")
+MATRICES = 43
+
+
+def scored(folder: Path, *overrides: str) -> tuple[Any, str]:
+    """The log-probabilities that a job writes, and its log."""
+    fixed = ("job=score_perplexity", "data.limit=12", "runtime.slots=4", "progress=none", f"output_dir={folder}")
+    assert main([*fixed, *overrides]) == ExitCode.DONE
+    return pq.read_table(folder / "data").column("logprobs").to_pylist(), (folder / RUN_LOG).read_text()
+
+
+def test_the_switch_gives_each_job_of_a_process_its_own_bits(tmp_path):
+    ours, log = scored(tmp_path / "a")
+    assert f"this project's kernels 1 ({state()[1].partition('(')[2]}, for {MATRICES} of them" in log
+    theirs, log = scored(tmp_path / "b", "runtime.kernels=llama.cpp")
+    assert "this project's kernels" not in log
+    assert theirs != ours
+    assert scored(tmp_path / "c")[0] == ours
+    assert scored(tmp_path / "d", "model.kernels=llama.cpp")[0] == theirs, "one model of a job can have its own"
+
+
+def test_what_computes_is_a_part_of_what_identifies_a_run():
+    models = [LlamaModel(settings) for settings in (AUTO, THEIRS)]
+    ours, theirs = (identity_of(model, EngineSettings()) for model in models)
+    assert {key for key in ours if ours[key] != theirs[key]} == {"llama.cpp"}
+    assert ours["llama.cpp"] == theirs["llama.cpp"] + "; kernels 1", (
+        "without them it is what it was before there were any"
+    )
+    for model in models:
+        model.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_copy_of_a_tied_table_is_counted(tmp_path, tied):
+    shape = replace(SHAPES["tiny"], tied_embeddings=False)
+    path = TINY if tied else write_model(tmp_path / "m.gguf", file_type="q8_0", shape=shape).path
+    settings = [replace(each, path=str(path)) for each in (AUTO, THEIRS)]
+    ours, theirs = (next(iter(model_memory(each, EngineSettings(), "key"))) for each in settings)
+    assert theirs.size_bytes == path.stat().st_size
+    assert ours.size_bytes - theirs.size_bytes == read_header(path).tied_bytes
+    assert (read_header(path).tied_bytes > 0) == tied
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"0.25.", b"9.99.", "they were compiled for ggml 9.99."),
+        (b"ggml_threadpool_chunk_set", b"ggml_threadpool_chunk_let", "llama.cpp has no ggml_threadpool_chunk_let"),
+    ],
+)
+def test_a_library_that_does_not_fit_is_left_out_with_one_line(tmp_path, old, new, said):
+    data = library_path().read_bytes()
+    assert data.count(old) >= 1
+    other = tmp_path / "other.so"
+    other.write_bytes(data.replace(old, new))
+    script = (
+        "import logging, sys; from pathlib import Path; from operators.llama import packed\n"
+        "from operators.llama.model import LlamaModel; from operators.settings import ModelSettings\n"
+        "logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stdout)\n"
+        "packed.library_path = lambda: Path(sys.argv[1])\n"
+        "model = LlamaModel(ModelSettings(path=sys.argv[2], probe=False)); print(model.packed.tensors)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, other, TINY], capture_output=True, text=True, check=True)
+    *lines, tensors = done.stdout.splitlines()
+    assert int(tensors) == 0
+    assert len(lines) == 1
+    assert f"llama.cpp's kernels, not those of this project: {said}" in lines[0]
+    assert "pipeline build" in lines[0]
