@@ -76,7 +76,8 @@ $(VENV)/.locked: $(VENV)/.llama requirements.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
-$(VENV)/.llama: $(VENV)/.made requirements.lock tools/build/build.py tools/build/backends.py tools/build/compilers.py
+KERNELS := tools/build/kernels.py $(wildcard operators/llama/native/*)
+$(VENV)/.llama: $(VENV)/.made requirements.lock tools/build/build.py tools/build/backends.py tools/build/compilers.py $(KERNELS)
 	@$(PY) tools/build/build.py
 	@touch $@
 

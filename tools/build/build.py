@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # started as a script: import from the checkout, and do not let this folder's files shadow modules
     sys.path[0] = str(ROOT)
 
+from tools.build import kernels
 from tools.build.backends import BACKENDS, tool_version
 from tools.build.compilers import (
     GOOD_CLANG,
@@ -53,6 +54,10 @@ _LOG_TAIL_LINES = 20
 
 class BuildError(RuntimeError):
     """The wheel could not be built or installed; the message says what to do."""
+
+
+# command, environment, log file, title; raises BuildError if the command fails
+Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 
 class Locked(NamedTuple):
@@ -96,13 +101,18 @@ def build_wheel(locked: Locked, env: Mapping[str, str], folder: Path, title: str
     """Compile the locked version into `folder`, which appears whole or not at all. Raises BuildError if pip fails."""
     cache = ignored_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
-        made = Path(temporary) / "wheel"
-        (Path(temporary) / "requirements.txt").write_text(locked.requirement)
-        options = ["-v", "--no-cache-dir", "--no-deps", "--no-binary", PACKAGE, "--wheel-dir", str(made)]
-        command = [*PIP, "wheel", *options, "-r", f"{temporary}/requirements.txt"]
-        run_with_progress(command, env, cache / f"{folder.name}.log", title)
+        made, log = Path(temporary) / "wheel", cache / f"{folder.name}.log"
+        archive = download_source(locked, env, Path(temporary), log)
+        options = ["-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(made)]
+        run_with_progress([*PIP, "wheel", *options, str(archive)], env, log, title)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
+        kernels.keep_headers(archive, headers_folder(locked, cache))
+
+
+def headers_folder(locked: Locked, cache: Path) -> Path:
+    """Return where ggml's headers from the locked source package are kept in `cache`, beside the wheels."""
+    return cache / f"{PACKAGE}-{locked.version}-headers-{_digest([locked.requirement])}"
 
 
 def ignored_folder(path: Path) -> Path:
@@ -137,6 +147,18 @@ def run_with_progress(command: Sequence[str], env: Mapping[str, str], log: Path,
             f"{title} failed:\n{shown}\nThe whole log: {log}\n"
             "If the download failed, try again; if the compiler failed, name another one with CC=... CXX=..."
         )
+
+
+def download_source(
+    locked: Locked, env: Mapping[str, str], folder: Path, log: Path, run: Run = run_with_progress
+) -> Path:
+    """Download the locked source package into `folder`, and return the archive, whose hash is that of the lock."""
+    listed, options = folder / "requirements.txt", ["--no-deps", "--no-binary", PACKAGE, "--require-hashes"]
+    listed.write_text(locked.requirement)
+    command = [*PIP, "download", *options, "--dest", str(folder), "-r", str(listed)]
+    run(command, env, log, f"downloading the source of {PACKAGE} {locked.version}")
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
 
 
 def progress(log: str) -> str:
@@ -191,20 +213,48 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "c
         raise BuildError(f"{sys.executable} is the system's Python: run this with that of a virtual environment")
     if not arguments.rebuild and known.get("key") == key and known.get("record") == record() != "":
         print(f"{PACKAGE} {locked.version}: already installed")
+    else:
+        if arguments.rebuild or not wheels:
+            build_wheel(locked, compiling, folder, f"building {PACKAGE} {locked.version} with {compiler}")
+            wheels = sorted(folder.glob("*.whl"))
+        details = {  # what `doctor` tells about the build
+            "key": key,
+            "backend": backend,
+            "version": locked.version,
+            "compiler": str(compiler),
+            "why": compiler.why(host),
+            **{name: compiling.get(name, "") for name in ("CC", "CXX", *_USER_FLAGS)},
+        }
+        install(wheels[0], details)
+        print(f"{PACKAGE} {locked.version}: installed")
+    make_kernels(locked, compiler, host, compiling, folder.parent)
+
+
+def make_kernels(locked: Locked, compiler: Compiler, host: Host, env: Mapping[str, str], cache: Path) -> None:
+    """Compile this project's kernels beside the installed llama.cpp, unless they are there, and say how it ended: where
+    it fails llama.cpp's kernels are used."""
+    if not kernels.are_for(host):
+        print("kernels: llama.cpp's, as this project has some for Linux on x86-64 only")
         return
-    if arguments.rebuild or not wheels:
-        build_wheel(locked, compiling, folder, f"building {PACKAGE} {locked.version} with {compiler}")
-        wheels = sorted(folder.glob("*.whl"))
-    details = {  # what `doctor` tells about the build
-        "key": key,
-        "backend": backend,
-        "version": locked.version,
-        "compiler": str(compiler),
-        "why": compiler.why(host),
-        **{name: compiling.get(name, "") for name in ("CC", "CXX", *_USER_FLAGS)},
-    }
-    install(wheels[0], details)
-    print(f"{PACKAGE} {locked.version}: installed")
+    stamp, site = Path(sys.prefix) / STAMP, "lib/python{}.{}/site-packages".format(*sys.version_info)
+    known, place = read_stamp(stamp), Path(sys.prefix, site, "llama_cpp/lib")
+    made_of = _digest([compiler.cxx, locked.requirement, record()])
+    key = f"{kernels.version()}-{compiler.family}{compiler.version}-{made_of}"
+    if known.pop("kernels", "") == key and (place / kernels.LIBRARY).exists():
+        print("kernels of this project: already compiled")
+        return
+    try:
+        if not (headers := headers_folder(locked, cache)).exists():  # of a wheel that was kept without them
+            with tempfile.TemporaryDirectory(dir=ignored_folder(cache), prefix="headers-") as temporary:
+                archive = download_source(locked, env, Path(temporary), cache / f"{headers.name}.log")
+                kernels.keep_headers(archive, headers)
+        kernels.compile_into(place, compiler, headers)
+        known["kernels"] = key
+        print("kernels of this project: compiled")
+    except (BuildError, kernels.KernelsError, OSError) as error:
+        (place / kernels.LIBRARY).unlink(missing_ok=True)
+        print(f"kernels: llama.cpp's, as those of this project were not compiled: {kernels.reason(str(error))}")
+    stamp.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def chosen_compiler(host: Host, env: Mapping[str, str]) -> Compiler:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,12 +21,13 @@ if not __package__:  # started as a script: import from the checkout, and do not
     sys.path[0] = str(ROOT)
 
 from tools.build.build import (
-    PACKAGE,
     PIP,
     BuildError,
+    Run,
     build_env,
     build_key,
     chosen_compiler,
+    download_source,
     exit_code,
     ignored_folder,
     locked_version,
@@ -48,8 +49,6 @@ CMAKE_OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the programs find their libraries beside them, so the folder can be moved
 )
-# command, environment, log file, title; raises BuildError if the command fails
-Run = Callable[[Sequence[str], Mapping[str, str], Path, str], None]
 
 
 def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress) -> None:
@@ -64,11 +63,7 @@ def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress
     ignored_folder(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
         made, tools, log = Path(temporary) / "build", f"{temporary}/tools", cache / "build.log"
-        (Path(temporary) / "requirements.txt").write_text(locked.requirement)
-        options = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--dest", temporary]
-        command = [*PIP, "download", *options, "-r", f"{temporary}/requirements.txt"]
-        run(command, compiling, log, f"downloading the source of {PACKAGE} {locked.version}")
-        (archive,) = Path(temporary).glob("*.tar.gz")
+        archive = download_source(locked, compiling, Path(temporary), log, run)
         shutil.unpack_archive(archive, f"{temporary}/source")  # trusted: its hash was checked against the lock
         (source,) = Path(temporary).glob("source/*/vendor/llama.cpp")
         command = [*PIP, "install", "--quiet", "--target", tools, "cmake", "ninja"]

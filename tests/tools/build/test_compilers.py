@@ -147,6 +147,7 @@ def test_what_is_installed_is_known_by_its_stamp(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(build, "chosen_compiler", lambda host, env: CLANG)
     monkeypatch.setattr(build, "build_wheel", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(build, "make_kernels", lambda *_: None)
     folder = tmp_path / "lib/python3.11/site-packages/llama_cpp_python-0.3.36.dist-info"
     folder.mkdir(parents=True)
     (folder / "RECORD").write_text("a file,its hash,9\n")
