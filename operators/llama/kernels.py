@@ -74,6 +74,8 @@ PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
 }
 """File types whose logits were found to be the same to the bit in any company, by class
 (tests/operators/llama/test_decoding.py, tests/families/test_exact.py, tests/families/test_encoders.py)."""
+PROVEN_PACKED = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
+"""The same for all classes where kernels of our own multiply (operators/llama/packed.py)."""
 PROVEN_ON_ARM = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
 """The same for dense models on arm64, where llama.cpp was compiled with _ARM_TESTED and without _ARM_UNTESTED."""
 _ARM_TESTED = (b" DOTPROD = 1 ", b" FP16_VA = 1 ")
@@ -99,12 +101,15 @@ def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -
     return _SPLIT_FROM - _CELL_STEP if flash_attention else longest
 
 
-def doubt(architecture: str | None, file_type: int | None, machine: str | None = None) -> str | None:
+def doubt(
+    architecture: str | None, file_type: int | None, machine: str | None = None, *, packed: bool = False
+) -> str | None:
     """Say why a row's bits may depend on its neighbours; None: a test proves that they do not.
 
     Args:
         architecture, file_type: of the model file.
         machine: the processor's kind, as `platform.machine` has it; default: this one's.
+        packed: whether kernels of our own multiply.
     """
     machine = machine or platform.machine()
     kind = CLASSES.get(architecture or "")
@@ -114,7 +119,7 @@ def doubt(architecture: str | None, file_type: int | None, machine: str | None =
         return f"no test ran on a processor of this kind, {machine}"
     if kind is None:
         return f"no test ran a model of its architecture, {architecture}"
-    if file_type not in PROVEN[kind]:
+    if file_type not in (PROVEN[kind] | PROVEN_PACKED if packed else PROVEN[kind]):
         return f"its file type is not tested with its architecture, {architecture} ({kind})"
     if file_type in K_QUANTS and has_amx():
         return "K-quants on a processor with AMX"

@@ -173,7 +173,7 @@ class LlamaModel:
             return "an earlier run in this process, or the environment, chose other kernels for K-quants"
         if is_arm() and settings.flash_attention is not True:
             return "on arm64 only flash attention is tested"
-        return doubt(self._architecture, self._file_type)
+        return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0)
 
     def fingerprint(self) -> str:
         """Content id of the file."""

@@ -16,6 +16,7 @@ from operators.llama.header import read_header
 from operators.llama.kernels import CLASSES
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
+from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from tests.families.make import LOGITS_OF, PROMPTS
 from tests.families.test_families import FAMILIES, HERE, REFERENCES
@@ -79,6 +80,26 @@ def test_logits_in_bf16_are_the_same_to_the_bit_in_any_company(family, tmp_path)
     model = LlamaModel(ModelSettings(path=str(tmp_path / "model.gguf")))
     check_bits(model)
     model.close()
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("file_type", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_our_kernels_are_the_same_to_the_bit_in_any_company(family, file_type, tmp_path):
+    """And as near to those of the weights before they were rounded as llama.cpp's are."""
+    path = tmp_path / "model.gguf"
+    quantize_file(HERE / f"{family}.gguf", path, file_type)
+    model, theirs = (LlamaModel(ModelSettings(path=str(path), kernels=each)) for each in KERNELS)
+    assert model.packed.tensors > 0
+    check_bits(model)
+    prompt = np.frombuffer(PROMPTS[LOGITS_OF].encode(), np.uint8).astype(np.int32)
+    exact = LlamaModel(ModelSettings(path=str(HERE / f"{family}.gguf")))
+    found, expected, true = (logits(each, [prompt], 1, slots=1)[0][0] for each in (model, theirs, exact))
+    assert 0 < np.abs(found - expected).std() < np.abs(expected - true).std()
+    assert np.abs(found - true).std() < 1.5 * np.abs(expected - true).std()
+    exact.close()
+    model.close()
+    theirs.close()
 
 
 def logits(model: LlamaModel, prompts: Seq[np.ndarray], max_tokens: int, **settings: Any) -> list[np.ndarray]:
