@@ -88,13 +88,10 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "values",
-    often(
-        [{}, {"temperature": 1.0}, {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5}],
-        {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5},
-    ),
-)
+MIXED: dict[str, Any] = {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5}
+
+
+@pytest.mark.parametrize("values", often([{}, {"temperature": 1.0}, MIXED], MIXED))
 def test_slots_neighbours_and_preemption_change_no_token(values):
     kinds = [params(structured, **values) for structured in KINDS]
     texts = prompts(30, longest=70)

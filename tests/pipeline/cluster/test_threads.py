@@ -7,7 +7,7 @@ import itertools
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,32 +50,27 @@ def in_threads() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """The results of a job without workers, run once."""
+def once(tmp_path_factory, *cluster: str) -> Callable[[str], Path]:
+    """A function: the results of a job, run once."""
     made: dict[str, Path] = {}
 
     def get(job: str) -> Path:
         if job not in made:
             made[job] = tmp_path_factory.mktemp(job) / "out"
-            assert run(job, made[job], *JOBS[job]) == ExitCode.DONE
+            assert run(job, made[job], *JOBS[job], *cluster) == ExitCode.DONE
         return made[job]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return once(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
-    """The results of a job with two workers, run once."""
-    made: dict[str, Path] = {}
-
-    def get(job: str) -> Path:
-        if job not in made:
-            made[job] = tmp_path_factory.mktemp(job) / "out"
-            assert run(job, made[job], *JOBS[job], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
-        return made[job]
-
-    return get
+    return once(tmp_path_factory, "cluster=processes", "cluster.piece_rows=5")
 
 
 @pytest.mark.parametrize("job", often(JOBS, "quickstart"))
