@@ -12,7 +12,7 @@ from pipeline.cli.main import main
 from tests.arrow_extremes import columns, taken
 from tests.sets import often
 
-pytestmark = pytest.mark.usefixtures("reports")
+pytestmark = [pytest.mark.usefixtures("reports"), pytest.mark.slow("draws reports over columns of all types")]
 
 
 def test_a_run_prints_compares_and_writes_columns_of_all_types(tmp_path, capfd):
