@@ -23,7 +23,6 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.operators.engine.rules import scheduled
-from tests.sets import often_cases
 
 MODEL = Path(__file__).parents[2] / "families/llama.gguf"
 CONTROLS = ["<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
@@ -180,7 +179,7 @@ def test_no_row_thinks_longer_than_its_budget_and_every_row_goes_on_to_its_answe
 @pytest.mark.laws
 @pytest.mark.parametrize(
     ("rules", "way"),
-    often_cases([({}, ("runtime.slots=1",)), ({"shuffle": 2}, ("runtime.slots=4",))], {"shuffle": 2}),
+    [({}, ("runtime.slots=1",)), ({"shuffle": 2}, ("runtime.slots=4",))],
 )
 def test_no_way_changes_a_byte(tmp_path, rules, way):
     expected = ran(tmp_path / "usual", "sampling.thinking_budget=9")
