@@ -1,7 +1,8 @@
 """Keeps what Hydra composes of files, in a process that runs tests: a third of the time of a small run goes there.
 
 The tests compose some thousand jobs of the same few files. What the files give, before the settings of a command line
-are applied, is composed once for each choice of options, as long as the job files stay as they are.
+are applied, is composed once for each choice of options, as long as the job files stay as they are. And no composition
+copies the ConfigStore, which has the jobs of all tests before: 3 ms each, with 300 of them 0.9 s.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from pipeline.config.explain import job_files
@@ -92,3 +94,5 @@ def keep() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(config_loader_impl, "create_defaults_list", _defaults_list)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _composed)
+    # Hydra copies it with the list of sources, which is what changes; of a config it gives a copy each time.
+    patch.setattr(ConfigStore, "__deepcopy__", lambda store, _: store, raising=False)

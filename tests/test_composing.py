@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from pipeline.config.compose import register, register_job
@@ -44,6 +45,17 @@ def anew(monkeypatch):
 def test_it_is_the_same_whatever_was_composed_before(choices, anew):
     for values in (["seed=1"], ["seed=2", "sampling.max_tokens=3"], ["++seed=3", "progress=none"]):
         assert composed("quickstart", *choices, *values) == anew("quickstart", *choices, *values)
+
+
+def test_no_composition_copies_the_jobs_of_earlier_ones(monkeypatch, anew):
+    """Those of a thousand tests made each later run of a process cost seconds."""
+
+    class Earlier:
+        def __deepcopy__(self, memo: object) -> object:
+            raise AssertionError("it is copied")
+
+    monkeypatch.setitem(ConfigStore.instance().repo, "earlier.yaml", Earlier())
+    assert composed("quickstart", "seed=4") == anew("quickstart", "seed=4")
 
 
 @pytest.mark.laws

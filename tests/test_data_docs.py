@@ -18,6 +18,8 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.test_readme import run
 
+pytestmark = pytest.mark.slow("runs the commands of the page")
+
 PAGE = (PROJECT / "docs/data.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 NEEDS = {"outputs/quickstart": "job=quickstart"}

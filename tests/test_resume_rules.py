@@ -11,6 +11,7 @@ from operators.settings.checks import usable_cores
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.operators.engine.rules import scheduled
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("composes and begins a run for each key")
 
@@ -81,20 +82,25 @@ def finished(tmp_path_factory) -> Path:
     return prompts
 
 
-@pytest.mark.parametrize("settings", MAY_CHANGE)
+@pytest.mark.parametrize("settings", often(MAY_CHANGE, "runtime.slots=3", "store.enabled=false"))
 def test_what_cannot_change_a_byte_may_change(finished, settings, capsys):
     assert run(finished, *settings.split()) == ExitCode.DONE
     assert "finished already" in capsys.readouterr().out
 
 
-def test_and_does_not_change_a_byte(finished):
+def test_all_of_it_may_change_at_once_and_does_not_change_a_byte(finished, capsys):
     all_at_once = [word for settings in MAY_CHANGE for word in settings.split()]
+    assert run(finished, *all_at_once) == ExitCode.DONE
+    assert "finished already" in capsys.readouterr().out
     with scheduled(shuffle=1, preempt_every=3):
         assert run(finished, *all_at_once, out="changed") == ExitCode.DONE
     assert data(finished.parent / "changed") == data(finished.parent / "out")
 
 
-@pytest.mark.parametrize(("settings", "says"), MAY_NOT)
+OFTEN = ("seed=1", "sampling.n=2", "runtime.kv_type=f32", 'nodes.render.op.template="{{prompt}}!"', "output=jsonl")
+
+
+@pytest.mark.parametrize(("settings", "says"), often_cases(MAY_NOT, *OFTEN))
 def test_what_can_change_a_byte_is_refused_with_the_key_and_both_values(finished, settings, says, capsys):
     assert run(finished, *settings.split()) == ExitCode.CONFIG
     error = capsys.readouterr().err
@@ -109,7 +115,7 @@ def test_the_layout_may_change_where_texts_need_not_be_the_same_to_the_bit(tmp_p
     assert "finished already" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", ["append", "edit"])
+@pytest.mark.parametrize("change", often(["append", "edit"], "edit"))
 def test_other_data_under_the_same_name_is_noticed(tmp_path, change, capsys):
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     assert run(prompts) == ExitCode.DONE

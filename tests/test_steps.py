@@ -20,6 +20,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.expand import OVERRIDDEN, typed_key
 from tests.operators.engine.rules import scheduled
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("runs whole jobs with the model that ships")
 
@@ -202,47 +203,51 @@ def test_a_key_of_the_fingerprint_is_named_as_a_step_has_it(key, typed):
     assert typed_key(key, {**dict.fromkeys(nodes, "answer"), "longest": "longest"}) == typed
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("steps.answer.promt=x", "steps.answer has no key 'promt'; did you mean prompt?"),
-        ("steps.answer.sampling.max_token=3", "step 'answer': sampling has no key 'max_token'; did you mean max_tok"),
-        ("steps.answer.sampling.top_p=3", "step 'answer': sampling.top_p=3 cannot work"),
-        ("steps.judge.prompt='{{ anser }}'", "step 'judge', node 'judge_prompt': the user message uses 'anser'"),
-        ("steps.judge.prompt='{{ x '", "step 'judge', node 'judge_prompt': the user message, line 1: unexpected"),
-        ("steps.judge.keep='jugde'", "step 'judge', node 'judge_keep': where='jugde'"),
-        ("steps.question.after=judge", "step 'question' is on a cycle: question -> answer -> judge -> question"),
-        ("steps.judge.after=anser", "step 'judge': after: anser is no step and no node; did you mean answer?"),
-        (
-            "steps.more={prompt: x, after: question}",
-            "step 'judge', node 'judge_columns': its output is read by no node",
-        ),
-        ("steps.more={n: 2}", "step 'more': has neither prompt nor op"),
-        ("steps.more=2", "step 'more': it is 2, and must be a mapping"),
-        ("steps.kind={prompt: x}", "step 'kind', node 'kind_names': there is a column 'kind' already, so"),
-        ("steps.judge_keep={prompt: x}", "step 'judge' makes a node 'judge_keep', and there is another"),
-        ("steps.read={prompt: x}", "step 'read' makes a node 'read', and there is another"),
-        ("steps.a-b={prompt: x}", "step 'a-b': it gives a column its name"),
-        ("steps.answer.raw=true", "step 'answer': is raw, so the prompt is all that the model gets"),
-        ("steps.judge.messages=chat", "step 'judge': has prompt and messages; keep one"),
-        ("steps.more={messages: chat}", "step 'more', node 'more_prompt': messages=chat is no column; the input has"),
-        ("steps.more={messages: chat, system: x}", "step 'more': has messages, which are the whole conversation"),
-        (
-            "steps.answer.where='row > 1'",
-            "step 'answer': has where, which leaves rows without a completion, and n wants",
-        ),
-        ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
-        ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
-        ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
-        ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),
-        ("steps.answer.columns=[sed]", "step 'answer': columns has 'sed', which no completion has; did you mean seed?"),
-        ("steps.answer.columns=[completion]", "step 'answer': columns has 'completion', and that is what"),
-        ("steps.judge.score=[5,1]", "step 'judge': score=[5, 1] cannot work: it is [least, most]"),
-        ("steps.judge.pick=bets", "step 'judge': pick='bets' cannot work: it is one of all, best, majority"),
-        ("steps.x={op: {_target_: operators.dedup.Dedup}, n: 3}", "step 'x': has op, so n says nothing"),
-        ("steps.x={op: {_target_: operators.dedup.Dedup}}", "step 'x', node 'x': give columns, near or both"),
-    ],
+CANNOT_WORK = [
+    ("steps.answer.promt=x", "steps.answer has no key 'promt'; did you mean prompt?"),
+    ("steps.answer.sampling.max_token=3", "step 'answer': sampling has no key 'max_token'; did you mean max_tok"),
+    ("steps.answer.sampling.top_p=3", "step 'answer': sampling.top_p=3 cannot work"),
+    ("steps.judge.prompt='{{ anser }}'", "step 'judge', node 'judge_prompt': the user message uses 'anser'"),
+    ("steps.judge.prompt='{{ x '", "step 'judge', node 'judge_prompt': the user message, line 1: unexpected"),
+    ("steps.judge.keep='jugde'", "step 'judge', node 'judge_keep': where='jugde'"),
+    ("steps.question.after=judge", "step 'question' is on a cycle: question -> answer -> judge -> question"),
+    ("steps.judge.after=anser", "step 'judge': after: anser is no step and no node; did you mean answer?"),
+    (
+        "steps.more={prompt: x, after: question}",
+        "step 'judge', node 'judge_columns': its output is read by no node",
+    ),
+    ("steps.more={n: 2}", "step 'more': has neither prompt nor op"),
+    ("steps.more=2", "step 'more': it is 2, and must be a mapping"),
+    ("steps.kind={prompt: x}", "step 'kind', node 'kind_names': there is a column 'kind' already, so"),
+    ("steps.judge_keep={prompt: x}", "step 'judge' makes a node 'judge_keep', and there is another"),
+    ("steps.read={prompt: x}", "step 'read' makes a node 'read', and there is another"),
+    ("steps.a-b={prompt: x}", "step 'a-b': it gives a column its name"),
+    ("steps.answer.raw=true", "step 'answer': is raw, so the prompt is all that the model gets"),
+    ("steps.judge.messages=chat", "step 'judge': has prompt and messages; keep one"),
+    ("steps.more={messages: chat}", "step 'more', node 'more_prompt': messages=chat is no column; the input has"),
+    ("steps.more={messages: chat, system: x}", "step 'more': has messages, which are the whole conversation"),
+    (
+        "steps.answer.where='row > 1'",
+        "step 'answer': has where, which leaves rows without a completion, and n wants",
+    ),
+    ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
+    ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
+    ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
+    ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),
+    ("steps.answer.columns=[sed]", "step 'answer': columns has 'sed', which no completion has; did you mean seed?"),
+    ("steps.answer.columns=[completion]", "step 'answer': columns has 'completion', and that is what"),
+    ("steps.judge.score=[5,1]", "step 'judge': score=[5, 1] cannot work: it is [least, most]"),
+    ("steps.judge.pick=bets", "step 'judge': pick='bets' cannot work: it is one of all, best, majority"),
+    ("steps.x={op: {_target_: operators.dedup.Dedup}, n: 3}", "step 'x': has op, so n says nothing"),
+    ("steps.x={op: {_target_: operators.dedup.Dedup}}", "step 'x', node 'x': give columns, near or both"),
+]
+OFTEN = (
+    *("steps.answer.promt=x", "steps.answer.sampling.top_p=3", "steps.judge.prompt='{{ anser }}'"),
+    *("steps.question.after=judge", "steps.kind={prompt: x}", "steps.judge.regex=x", "steps.judge.pick=bets"),
 )
+
+
+@pytest.mark.parametrize(("change", "says"), often_cases(CANNOT_WORK, *OFTEN))
 def test_what_cannot_work_is_exit_2_and_names_the_step(tmp_path, capsys, change, says):
     (tmp_path / "job.yaml").write_text(HEAD + SHORT, encoding="utf-8")
     code = main([f"job={tmp_path / 'job.yaml'}", f"output_dir={tmp_path / 'out'}", "dry_run=plan", change])
@@ -302,7 +307,7 @@ def every(tmp_path_factory) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("pick", ["best", "majority"])
+@pytest.mark.parametrize("pick", often(["best", "majority"], "majority"))
 def test_one_of_several_samples_stays_without_a_reject_for_each_other(pick, every, tmp_path):
     out = run(tmp_path, f"steps: {{x: {PICKS[pick]}}}", "out")
     assert not (out / "rejects").exists() or not pq.read_table(out / "rejects").num_rows

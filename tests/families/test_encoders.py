@@ -25,6 +25,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.sets import often
 from tools.models.make_model import quantize_file, write_model
 
 pytestmark = pytest.mark.slow("reads texts with a model of each kind")
@@ -127,7 +128,7 @@ REST = [each for each in product(("f32", "bf16", "f16", "q8_0"), (True, False)) 
 @pytest.mark.parametrize(
     ("file_type", "flash"), [*OFTEN, *(pytest.param(*each, marks=pytest.mark.laws) for each in REST)]
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", often(NAMES, NAMES[0], "reranker"))
 def test_outputs_are_the_same_to_the_bit_in_any_company(name, file_type, flash, tmp_path):
     path = HERE / f"{name}.gguf"
     if file_type != "f32":
@@ -283,7 +284,7 @@ def test_a_causal_reranker_reads_its_template_and_answers_yes_with_a_probability
     assert cut["rerank_tokens"] in range(120, 129)
 
 
-@pytest.mark.parametrize("job", ["rerank", "classify_head"])
+@pytest.mark.parametrize("job", often(["rerank", "classify_head"], "rerank"))
 def test_the_dry_run_knows_memory_and_time(job, tmp_path, capfd):
     assert main([f"job={job}", "dry_run=true", f"output_dir={tmp_path / 'out'}", "progress=none"]) == ExitCode.DONE
     said = capfd.readouterr()

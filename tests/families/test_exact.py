@@ -19,9 +19,10 @@ from operators.settings import ModelSettings
 from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from tests.families.make import LOGITS_OF, PROMPTS
-from tests.families.test_families import FAMILIES, HERE, REFERENCES
+from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
+from tests.sets import often
 from tools.models.make_model import quantize_file
 
 pytestmark = pytest.mark.slow("decodes with a model of each family")
@@ -41,7 +42,7 @@ def tolerance(family: str) -> float:
     return 0.013 if family in GELU_BY_TABLE else LOOSE.get(family, 1e-4)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=often(FAMILIES, *OFTEN))
 def family(request) -> str:
     return str(request.param)
 

@@ -23,7 +23,7 @@ from tests.sets import often
 SHARING = ("falcon_h1", "granite_hybrid", "jamba", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_5", "rwkv7")
 
 
-@pytest.mark.parametrize("flash_attention", [True, False])
+@pytest.mark.parametrize("flash_attention", often([True, False], True))
 @pytest.mark.parametrize(
     "family",
     often(SHARING, "qwen3_5", "rwkv7"),

@@ -26,6 +26,7 @@ from pipeline.cli.main import main
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("fills disks under whole runs")
 
@@ -98,7 +99,10 @@ def failing(flag: Path, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EROFS, "make it writable for this user")],
+    often_cases(
+        [(errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EROFS, "make it writable for this user")],
+        errno.EROFS,
+    ),
 )
 def test_an_error_that_a_users_sink_lets_through_is_explained(tmp_path, caplog, number, remedy):
     flag = tmp_path / "flag"
@@ -114,7 +118,10 @@ def test_an_error_that_a_users_sink_lets_through_is_explained(tmp_path, caplog, 
 
 
 @NEEDS_DEV_FULL
-@pytest.mark.parametrize("name", ["config.yaml", "status.json", "manifest.json", "metrics/run.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    often(["config.yaml", "status.json", "manifest.json", "metrics/run.parquet"], "status.json", "manifest.json"),
+)
 def test_each_file_of_a_run_that_does_not_fit_is_named_and_the_next_run_is_whole(tmp_path, unfinished, caplog, name):
     settings = job(unfinished, failing(tmp_path / "flag", errno.EIO))
     (unfinished / f"{name}.tmp").symlink_to("/dev/full")

@@ -42,10 +42,8 @@ REPLACING = (Failpoint.RESULTS_MOVED,)
 """Points that only a run that replaces results comes to: tests/faults/test_replacing.py."""
 POINTS = [p for p in Failpoint if p not in (*COMMAND_LINE, *PUBLISHING, *REPLACING)]
 BRIEF = {
-    Failpoint.SHARD_WRITTEN,
     Failpoint.SHARD_RENAMED,
     Failpoint.STATE_COMMITTING,
-    Failpoint.JOURNAL_COMMITTING,
     Failpoint.METRICS_MERGE_RENAMED,
     Failpoint.MANIFEST_WRITTEN,
 }
@@ -168,8 +166,8 @@ def test_so_is_one_that_dies_at_every_point_in_turn(dies, resumes):
 @pytest.mark.parametrize(
     "at",
     [
-        Failpoint.RESULTS_MOVED,
         UNCOMMITTED,
+        pytest.param(Failpoint.RESULTS_MOVED, marks=pytest.mark.faults),  # tests/faults/test_replacing.py has it
         pytest.param(f"{Failpoint.STATE_OPENED}:2", marks=pytest.mark.faults),
         pytest.param(Failpoint.STATE_COMMITTING, marks=pytest.mark.faults),
     ],
@@ -187,7 +185,10 @@ def test_a_run_that_dies_while_it_replaces_results_is_done_by_the_same_command(a
 
 @pytest.mark.parametrize(
     ("point", "times"),
-    [(p, 1) for p in (Failpoint.STATE_OPENED, Failpoint.ATTEMPT_STARTED)]
+    [
+        pytest.param(Failpoint.STATE_OPENED, 1, marks=pytest.mark.faults),
+        (Failpoint.ATTEMPT_STARTED, 1),
+    ]
     + [pytest.param(p, MANY_TIMES, marks=pytest.mark.faults) for p in POINTS],
 )
 def test_a_repair_of_a_lost_state_that_dies_there_goes_on(point, times, forks, whole, matrix, tmp_path):

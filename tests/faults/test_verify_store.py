@@ -13,6 +13,7 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.digests import row_digest
+from tests.sets import often
 
 SHARD = "data/part-00001.parquet"
 
@@ -63,7 +64,7 @@ def test_the_rows_of_a_damaged_chunk_come_from_the_store(out, capsys):
     assert files(out) == spoilt
 
 
-@pytest.mark.parametrize("damage", [spoil, Path.unlink])
+@pytest.mark.parametrize("damage", often([spoil, Path.unlink], Path.unlink))
 def test_a_lost_state_is_begun_anew_from_the_store(out, damage: Callable[[Path], None]):
     before = files(out)
     manifest = json.loads((out / "manifest.json").read_text())
@@ -89,7 +90,7 @@ def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out, tmp_p
     assert run(tmp_path) == ExitCode.DONE
 
 
-@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("another", often([False, True], False))
 def test_changed_texts_are_made_again_and_removed_by_a_repair(out, tmp_path, capsys, another):
     """Of the run's own store and of one that it names."""
     more = [f"store.path={tmp_path / 'shared.sqlite'}"] if another else []

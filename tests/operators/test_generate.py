@@ -118,7 +118,7 @@ def test_a_prompt_that_cannot_be_completed_is_rejected_with_the_numbers(tmp_path
 
 
 @pytest.mark.parametrize("admission", ["reserve", "optimistic"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", often([1, 3], 3))
 def test_a_unified_cache_shorter_than_a_row_bounds_it_like_max_sequence_tokens(tmp_path, admission, n):
     rows = [{"prompt_text": "x" * length} for length in (100, 64, 60, 10, 90)]
     unified = {"kv": "unified", "deterministic": False, "n_ctx": 64, "admission": admission}

@@ -12,6 +12,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
+from tests.sets import often_cases
 
 OPS = "tests.pipeline.job_ops"
 ROWS = 200
@@ -60,7 +61,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("job", [job, gathered])
-@pytest.mark.parametrize(("fail_at", "max_open_chunks"), [(12, 1), (30, 2), (44, 8)])
+@pytest.mark.parametrize(("fail_at", "max_open_chunks"), often_cases([(12, 1), (30, 2), (44, 8)], 30))
 def test_a_run_that_broke_off_ends_with_the_same_files(tmp_path, fail_at, max_open_chunks, job):
     broken, out, whole = tmp_path / "broken", tmp_path / "out", tmp_path / "whole"
     assert run(job(whole, fail_at, broken, 4)) is ExitCode.DONE

@@ -145,7 +145,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", often(KINDS, "json", "choices", "lark"))
 @pytest.mark.parametrize("temperature", often([0.0, 1.0], 1.0))
 def test_every_row_fits_or_is_a_reject_that_was_cut(tmp_path, kind, temperature):
     wanted, fits = KINDS[kind]

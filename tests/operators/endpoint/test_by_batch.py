@@ -11,6 +11,7 @@ from operators.endpoint.estimate import TRIED
 from pipeline import estimate, run
 from pipeline.api.errors import ConfigError, NodeFailed
 from tests.operators.endpoint.fault_server import Fault, FaultServer
+from tests.sets import often_cases
 
 ROWS = [
     {"prompt": "say it", "query": "abc", "documents": ["xyz", "abx", "abc", "bca"], "answer": "one three eleven"},
@@ -67,7 +68,9 @@ def test_texts_are_scored_after_what_is_given(tmp_path):
     assert reasons[2] == "column 'answer' is empty; there is nothing to score"
 
 
-@pytest.mark.parametrize(("job", "settings", "cost"), [("rerank", RERANK, 14), ("score_perplexity", SCORE, 9)])
+@pytest.mark.parametrize(
+    ("job", "settings", "cost"), often_cases([("rerank", RERANK, 14), ("score_perplexity", SCORE, 9)], "rerank")
+)
 def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, settings, cost):
     price = {"model__price_per_million": {"input": 1e6, "output": 1e6}, "model__concurrency": 1}
     with FaultServer(lambda number, body: Fault(402, {}) if number == 1 else None) as server:
@@ -81,7 +84,10 @@ def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, sett
     assert sum(each["cost"] for each in totals) == cost
 
 
-@pytest.mark.parametrize(("job", "settings"), [("rerank", RERANK), ("score_perplexity", SCORE), ("embed", EMBED)])
+@pytest.mark.parametrize(
+    ("job", "settings"),
+    often_cases([("rerank", RERANK), ("score_perplexity", SCORE), ("embed", EMBED)], "score_perplexity"),
+)
 def test_the_jobs_store_is_taken(tmp_path, job, settings):
     with FaultServer() as server:
         asked(server, job, tmp_path / "first", store__path=str(tmp_path / "all.sqlite"), **settings)
@@ -96,7 +102,9 @@ def test_the_jobs_store_is_taken(tmp_path, job, settings):
     assert [path.name for path in tmp_path.rglob("*.sqlite")].count("completions.sqlite") == 0
 
 
-@pytest.mark.parametrize(("job", "api", "asked_for"), [("rerank", "rerank", TRIED), ("embed", "embeddings", 1)])
+@pytest.mark.parametrize(
+    ("job", "api", "asked_for"), often_cases([("rerank", "rerank", TRIED), ("embed", "embeddings", 1)], TRIED)
+)
 def test_a_dry_run_sends_a_handful(tmp_path, job, api, asked_for):
     rows = [{"prompt": f"text {i}", "query": f"a{i}", "documents": ["a", "b"]} for i in range(500)]
     with FaultServer() as server:
@@ -111,14 +119,18 @@ def test_a_dry_run_sends_a_handful(tmp_path, job, api, asked_for):
 
 @pytest.mark.parametrize(
     ("job", "owner", "settings", "said"),
-    [
-        ("score_perplexity", "llamacpp", SCORE, "model.dialect=llama_server: such a server has nothing for Score"),
-        ("rerank", "me", RERANK, "model.dialect=llama_cpp_python: such a server has nothing for Rerank"),
-        ("rerank", "vllm", RERANK | {"model__dialect": "llama_cpp_python"}, "has nothing for Rerank"),
-        ("rerank", "vllm", {}, "Rerank with a server needs model.api=rerank; it is chat"),
-        ("rerank", "vllm", RERANK | {"nodes__rerank__op__normalize": False}, "normalize=false is up to the server"),
-        ("score_perplexity", "vllm", SCORE | {"nodes__score__op__joint": False}, "add joint=true"),
-    ],
+    often_cases(
+        [
+            ("score_perplexity", "llamacpp", SCORE, "model.dialect=llama_server: such a server has nothing for Score"),
+            ("rerank", "me", RERANK, "model.dialect=llama_cpp_python: such a server has nothing for Rerank"),
+            ("rerank", "vllm", RERANK | {"model__dialect": "llama_cpp_python"}, "has nothing for Rerank"),
+            ("rerank", "vllm", {}, "Rerank with a server needs model.api=rerank; it is chat"),
+            ("rerank", "vllm", RERANK | {"nodes__rerank__op__normalize": False}, "normalize=false is up to the server"),
+            ("score_perplexity", "vllm", SCORE | {"nodes__score__op__joint": False}, "add joint=true"),
+        ],
+        "llamacpp",
+        "has nothing for Rerank",
+    ),
 )
 def test_what_a_server_has_not_is_said_before_anything_is_sent(tmp_path, job, owner, settings, said):
     with FaultServer(owner=owner) as server:

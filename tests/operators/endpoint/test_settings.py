@@ -16,6 +16,7 @@ from pipeline import estimate, run
 from pipeline.api.errors import ConfigError, ExitCode, NodeFailed
 from tests.operators.endpoint.asking import asked, started
 from tests.operators.endpoint.fault_server import Fault, FaultServer, answer_to
+from tests.sets import often_cases
 
 KEY = "sk-do-not-write-me-down"
 
@@ -40,16 +41,21 @@ def test_the_likeliest_tokens_are_told_by_their_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [
-        ({"sampling.typical_p": 0.5, "sampling.temperature": 1.0}, "typical_p"),
-        ({"output.completion_ids": True}, "completion_ids"),
-        ({"model.key_env": "NO_SUCH_VARIABLE_IS_SET"}, "NO_SUCH_VARIABLE_IS_SET"),
-        ({"model.url": "http://127.0.0.1/v1?key=1"}, "model.query={NAME: VALUE}"),
-        ({"model.query": {"api-version": 1}}, "a number in quotes"),
-        ({"model.url": "http://u:p@127.0.0.1/v1"}, "user or password"),
-        ({"model.url": "http://127.0.0.1/v1/chat/completions"}, "leave /chat/completions out"),
-        ({"model.api": "embeddings"}, "makes no texts"),
-    ],
+    often_cases(
+        [
+            ({"sampling.typical_p": 0.5, "sampling.temperature": 1.0}, "typical_p"),
+            ({"output.completion_ids": True}, "completion_ids"),
+            ({"model.key_env": "NO_SUCH_VARIABLE_IS_SET"}, "NO_SUCH_VARIABLE_IS_SET"),
+            ({"model.url": "http://127.0.0.1/v1?key=1"}, "model.query={NAME: VALUE}"),
+            ({"model.query": {"api-version": 1}}, "a number in quotes"),
+            ({"model.url": "http://u:p@127.0.0.1/v1"}, "user or password"),
+            ({"model.url": "http://127.0.0.1/v1/chat/completions"}, "leave /chat/completions out"),
+            ({"model.api": "embeddings"}, "makes no texts"),
+        ],
+        "typical_p",
+        "NO_SUCH_VARIABLE_IS_SET",
+        "user or password",
+    ),
 )
 def test_what_cannot_be_is_said_before_anything_is_sent(tmp_path, settings, said):
     with FaultServer() as server:

@@ -21,6 +21,7 @@ from operators.engine.sequence import FinishReason, Sequence
 from operators.settings.structured import StructuredSettings
 from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
 from tests.operators.rows.schemas import PERSON, valid
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("compiles grammars, and checks each text")
 
@@ -69,7 +70,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("structured", KINDS, ids=str)
+@pytest.mark.parametrize("structured", often(KINDS, *KINDS[::2]), ids=str)
 def test_greedy_takes_the_likeliest_of_what_fits(structured, skip):
     wanted = params({**structured, "skip_forced": skip})
     texts = prompts(12)
@@ -87,9 +88,10 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"temperature": 1.0}, {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5}]
-)
+MIXED: dict[str, Any] = {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5}
+
+
+@pytest.mark.parametrize("values", often([{}, {"temperature": 1.0}, MIXED], MIXED))
 def test_slots_neighbours_and_preemption_change_no_token(values):
     kinds = [params(structured, **values) for structured in KINDS]
     texts = prompts(30, longest=70)

@@ -12,6 +12,7 @@ from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import completion_lengths
 from operators.estimate.ranges import mean_of
 from pipeline.api.forecast import Range
+from tests.sets import often_cases
 
 
 def mean(tokens: Iterable[int], ended: Iterable[bool], most: int, *, whole: bool = False, samples: int = 1) -> Range:
@@ -46,7 +47,7 @@ def test_where_none_ended_all_is_left_open_up_to_the_most():
     assert (found.low, found.high) == (5, 500)
 
 
-@pytest.mark.parametrize(("typical", "watched"), [(30, 400), (80, 60), (80, 30), (80, 10), (300, 60)])
+@pytest.mark.parametrize(("typical", "watched"), often_cases([(30, 400), (80, 60), (80, 30), (80, 10), (300, 60)], 10))
 def test_the_range_holds_in_eight_of_ten_however_early_they_are_cut_off(typical, watched):
     random, held, trials = np.random.default_rng(typical + watched), 0, 40
     for _ in range(trials):

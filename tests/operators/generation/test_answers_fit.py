@@ -15,6 +15,7 @@ from operators.settings.structured import StructuredSettings
 from pipeline import run
 from pipeline.api.errors import ConfigError
 from tests.operators.endpoint.fault_server import Fault, FaultServer
+from tests.sets import often, often_cases
 
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CHECKED: list[tuple[dict[str, Any], list[str], list[str]]] = [
@@ -85,14 +86,18 @@ def test_what_a_model_of_this_process_wrote_is_held_against_it_also_from_the_sto
 
 @pytest.mark.parametrize(
     ("structured", "fits"),
-    [
-        ({"json_schema": {"type": "string"}}, False),
-        ({"regex": "answer [0-9a-f]{8}"}, True),
-        ({"regex": "answer [0-9]"}, False),
-        ({"choices": ["answer"]}, False),
-        ({"grammar": 'start: "answer " /[0-9a-f]+/'}, True),
-        ({"grammar": 'start: "question"'}, False),
-    ],
+    often_cases(
+        [
+            ({"json_schema": {"type": "string"}}, False),
+            ({"regex": "answer [0-9a-f]{8}"}, True),
+            ({"regex": "answer [0-9]"}, False),
+            ({"choices": ["answer"]}, False),
+            ({"grammar": 'start: "answer " /[0-9a-f]+/'}, True),
+            ({"grammar": 'start: "question"'}, False),
+        ],
+        {"regex": "answer [0-9a-f]{8}"},
+        {"json_schema": {"type": "string"}},
+    ),
     ids=lambda value: str(value)[:30],
 )
 def test_what_a_server_wrote_is_held_against_it(tmp_path, structured, fits):
@@ -116,8 +121,8 @@ def test_a_choice_that_begins_with_a_tag_of_reasoning_never_becomes_another_text
     assert generated(tmp_path / "out", 2, **wanted)[0] == []
 
 
-@pytest.mark.parametrize("choice", ["required", "now"])
-@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("choice", often(["required", "now"], "required"))
+@pytest.mark.parametrize("by_row", often([False, True], False))
 def test_a_server_that_makes_no_call_where_one_is_forced_has_an_error_and_keeps_its_text(tmp_path, choice, by_row):
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
     sampling = {"sampling.per_row": ["tools"]} if by_row else {"sampling.tools": choice}
@@ -130,7 +135,7 @@ def test_a_server_that_makes_no_call_where_one_is_forced_has_an_error_and_keeps_
     assert all(text.startswith("answer") for text in found["completion"])
 
 
-@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("by_row", often([False, True], True))
 def test_calls_of_a_server_are_held_against_the_tools_of_the_job_or_of_the_row(tmp_path, by_row):
     def tool(name: str, kind: str) -> list[dict[str, Any]]:
         parameters = {"type": "object", "properties": {"n": {"type": kind}}, "required": ["n"]}

@@ -45,7 +45,7 @@ def cut(rows: list[dict[str, Any]]) -> int:
 SAMPLED = {"temperature": 1.0, "max_tokens": 12, "stop": ["e "], "logprobs": 1}
 
 
-@pytest.mark.parametrize("sampling", [{"max_tokens": 12}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", often([{"max_tokens": 12}, SAMPLED], SAMPLED), ids=["greedy", "sampled"])
 @pytest.mark.parametrize("max_tokens", often([1, 5, 11, 12, 13, 20, 40], 5, 13))
 def test_under_another_max_tokens_the_rows_are_as_if_there_were_no_store(tmp_path, store, sampling, max_tokens):
     first, _ = run(tmp_path / "a", store, sampling, "a")

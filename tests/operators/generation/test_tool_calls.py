@@ -25,7 +25,7 @@ from pipeline.api.records import Batch
 from pipeline.cli.main import main
 from tests.operators.engine.rules import scheduled
 from tests.operators.generation.test_reasoning import Vocabulary, row
-from tests.sets import often
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("runs jobs with a model in several formats")
 
@@ -215,24 +215,29 @@ def test_without_tools_or_with_none_there_is_no_column(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [
-        (
-            ("sampling.tools=sub",),
-            "sampling.tools=sub is none of the tools; it is auto, required, none, or one of add, now",
-        ),
-        (("sampling.tools=ad",), "did you mean sampling.tools=add"),
-        (("sampling.tools=''",), "auto, required, none, or the name of a tool"),
-        (("sampling.tools=auto", "data.tools=null"), "needs tools; give data.tools"),
-        (("sampling.tools=add", "sampling.stop=[x]"), "sampling.stop and sampling.tools=add cannot both be"),
-        (("sampling.tools=add", "sampling.structured.choices=[a]"), "sampling.structured and sampling.tools=add"),
-        (("sampling.tools=add", "model.chat_template=null"), "name it with model.tool_format="),
-        (("model.tool_format=qwen",), "it is one of hermes, tags"),
-        (("data.tools=[{type: function, function: {name: f, parameters: {type: 7}}}]",), "the tool f, at $.type"),
-        (
-            ("sampling.tools=f", "data.tools=[{function: {name: f, parameters: {properties: {a: {not: {}}}}}}]"),
-            "a call of the tool f cannot be forced",
-        ),
-    ],
+    often_cases(
+        [
+            (
+                ("sampling.tools=sub",),
+                "sampling.tools=sub is none of the tools; it is auto, required, none, or one of add, now",
+            ),
+            (("sampling.tools=ad",), "did you mean sampling.tools=add"),
+            (("sampling.tools=''",), "auto, required, none, or the name of a tool"),
+            (("sampling.tools=auto", "data.tools=null"), "needs tools; give data.tools"),
+            (("sampling.tools=add", "sampling.stop=[x]"), "sampling.stop and sampling.tools=add cannot both be"),
+            (("sampling.tools=add", "sampling.structured.choices=[a]"), "sampling.structured and sampling.tools=add"),
+            (("sampling.tools=add", "model.chat_template=null"), "name it with model.tool_format="),
+            (("model.tool_format=qwen",), "it is one of hermes, tags"),
+            (("data.tools=[{type: function, function: {name: f, parameters: {type: 7}}}]",), "the tool f, at $.type"),
+            (
+                ("sampling.tools=f", "data.tools=[{function: {name: f, parameters: {properties: {a: {not: {}}}}}}]"),
+                "a call of the tool f cannot be forced",
+            ),
+        ],
+        ("sampling.tools=ad",),
+        "name it with model.tool_format=",
+        "a call of the tool f cannot be forced",
+    ),
 )
 def test_what_cannot_work_is_exit_code_2(tmp_path, capfd, settings, said):
     ran(tmp_path / "out", *settings, code=ExitCode.CONFIG)

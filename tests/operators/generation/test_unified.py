@@ -10,12 +10,16 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.sets import often
 
 UNIFIED = ("runtime.kv=unified", "runtime.deterministic=false", "runtime.n_ctx=256", "runtime.max_sequence_tokens=512")
 JOB = ("job=generate", "model=tiny", "max_error_rate=1", "progress=none", "sampling.ignore_eos=true")
 
 
-@pytest.mark.parametrize("settings", [(), ("runtime.admission=optimistic", "sampling.n=3")], ids=["one", "three"])
+THREE = ("runtime.admission=optimistic", "sampling.n=3")
+
+
+@pytest.mark.parametrize("settings", often([(), THREE], THREE), ids=["one", "three"])
 def test_what_does_not_fit_is_a_reject_with_the_numbers_and_what_nearly_fits_is_cut(tmp_path, settings):
     prompts = ["word " * 450, "Say something.", "a " * 150, "Again:"]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))

@@ -39,8 +39,8 @@ WARM = SamplingParams(temperature=1.0, top_k=40)
 COUNTS: dict[str, float] = {}
 """The totals of the last `complete`."""
 
-USUAL = ("f32", "bf16", "q8_0", "q4_k_m")
-RARER = ("f16", "q4_0", "q2_k", "q3_k_m", "q5_k_m", "q6_k")
+USUAL = ("f32", "q8_0", "q4_k_m")
+RARER = ("bf16", "f16", "q4_0", "q2_k", "q3_k_m", "q5_k_m", "q6_k")
 EXACT = [*USUAL, *(pytest.param(kind, marks=pytest.mark.laws, id=kind) for kind in RARER)]
 
 

@@ -56,7 +56,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name", often(WAYS, "7 slots", "grouped_prefill alone", "holes between the slots", "short calls")
+)
 def test_no_setting_changes_a_bit(model, expected, name):
     rows, how = texts(), WAYS[name]
     assert complete(model, rows, range(len(rows)), WARM, **how) == expected

@@ -28,6 +28,7 @@ from pipeline.api.runtime import Resources
 from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.llama.test_decoding import EXACT, USUAL, model, model_file
+from tests.sets import often
 from tools.models import make_model
 from tools.models.vocabularies import MetaValue, builtin_vocabulary
 
@@ -98,7 +99,7 @@ def test_outputs_are_the_same_to_the_bit_in_any_company(model, wanted):
         assert outputs(model, wanted, texts, order, slots=slots, n_ubatch=n_ubatch) == expected, f"{slots} slots"
 
 
-@pytest.mark.parametrize("model_file", ["f32", "q8_0"], indirect=True)
+@pytest.mark.parametrize("model_file", often(["f32", "q8_0"], "q8_0"), indirect=True)
 def test_a_beginning_without_outputs_changes_no_bit(model):
     """What is given before a scored text is computed without logits."""
     random = np.random.default_rng(1)
@@ -109,7 +110,7 @@ def test_a_beginning_without_outputs_changes_no_bit(model):
     assert all(rows == every[i][-len(rows) :] for i, rows in some.items())
 
 
-@pytest.mark.parametrize("flash_attention", [True, False])
+@pytest.mark.parametrize("flash_attention", often([True, False], True))
 @pytest.mark.parametrize("model_file", KINDS, indirect=True)
 def test_a_shared_beginning_changes_no_bit(model, flash_attention):
     """Texts that begin alike, with and without a head, give the bits that each gives alone."""
@@ -165,7 +166,7 @@ def test_scores_are_those_of_llama_cpp_python(tmp_path, process):
 
 
 @pytest.mark.parametrize("pooling", POOLING)
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalize", often([True, False], True))
 def test_embeddings_are_those_of_llama_cpp_python(tmp_path, process, pooling, normalize):
     settings = ModelSettings(path=str(TINY), kernels="llama.cpp")
     op = Embed(settings, EngineSettings(**PLAIN), pooling=pooling, normalize=normalize)

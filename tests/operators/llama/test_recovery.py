@@ -16,6 +16,7 @@ from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
 from operators.settings.runtime import EngineSettings
 from tests.operators.llama.test_decoding import complete, compute, model, model_file, texts
+from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
@@ -53,8 +54,8 @@ def has_poison(context: LlamaContext) -> bool:
     return POISON in context.batch.token[: context.batch.n_tokens]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 7])
-@pytest.mark.parametrize("code", [1, 2, -1, -3])
+@pytest.mark.parametrize("slots", often([1, 2, 7], 1, 7))
+@pytest.mark.parametrize("code", often([1, 2, -1, -3], 1, -3))
 def test_neighbours_of_a_row_that_fails_keep_every_bit(model, slots, code):
     prompts = texts(25)
     poisoned = [np.append(p, POISON).astype(np.int32) if i in (4, 5, 20) else p for i, p in enumerate(prompts)]
@@ -67,7 +68,7 @@ def test_neighbours_of_a_row_that_fails_keep_every_bit(model, slots, code):
     assert {k: v for k, v in bits_2.items() if k[0] in good} == {k: v for k, v in bits.items() if k[0] in good}
 
 
-@pytest.mark.parametrize("slots", [1, 2, 7])
+@pytest.mark.parametrize("slots", often([1, 2, 7], 7))
 def test_rows_that_begin_like_a_refused_one_keep_every_bit(model, slots):
     """The refused row fails at position 250, and its slot is empty then: what it had of the common tokens is gone."""
     head = np.random.default_rng(3).integers(0, 300, 245).astype(np.int32)

@@ -21,6 +21,7 @@ from pipeline.cli.run import worst
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
+from tests.sets import often_cases
 
 pytestmark = pytest.mark.slow("composes and runs jobs")
 
@@ -198,7 +199,10 @@ def test_a_folder_that_is_called_operators_does_not_hide_ours(here):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["job=nope"], 2), (["--help"], 0), (["job=squares.yaml", "x.y=1"], 2)]
+    ("arguments", "code"),
+    often_cases(
+        [(["job=nope"], 2), (["--help"], 0), (["job=squares.yaml", "x.y=1"], 2)], ["job=squares.yaml", "x.y=1"]
+    ),
 )
 def test_the_process_ends_with_the_code(arguments, code, here):
     command = [sys.executable, "-m", "pipeline", *arguments]

@@ -12,6 +12,7 @@ import pytest
 from pipeline.api.errors import DamagedError, ExitCode
 from pipeline.cli.main import main
 from tests.pipeline.damage import LAST, ODD, REJECT, cut, empty, files, flip, garbage, inodes, job, run
+from tests.sets import often, often_cases
 
 
 @pytest.fixture
@@ -40,7 +41,17 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "what"), DAMAGES, ids=lambda x: getattr(x, "__name__", str(x)))
+OFTEN = (
+    "has other bytes than were written",
+    "has 0 bytes",
+    "is not what the run wrote",
+    "is damaged: file is not a database",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "what"), often_cases(DAMAGES, *OFTEN), ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_damage_is_named_and_mended_to_the_same_bytes(out, capsys, name, damage, what):
     before, manifest = files(out), json.loads((out / "manifest.json").read_text())
     kept = inodes(out)
@@ -110,7 +121,7 @@ def test_while_a_run_works_there_nothing_is_looked_at(out, capsys):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("damage", [Path.unlink, cut])
+@pytest.mark.parametrize("damage", often([Path.unlink, cut], cut))
 def test_a_resume_refuses_what_is_missing_or_cut_and_names_the_remedy(tmp_path, finished, damage):
     broken = tmp_path / "broken"
     settings = job(tmp_path / "out", {"fail_at": 27, "broken": str(broken)}, max_open_chunks=1)
@@ -127,7 +138,9 @@ def test_a_resume_refuses_what_is_missing_or_cut_and_names_the_remedy(tmp_path, 
     assert run(settings) is ExitCode.DONE
 
 
-@pytest.mark.parametrize(("damage", "says"), [(empty, "is empty, but there are results"), (Path.unlink, "is gone")])
+@pytest.mark.parametrize(
+    ("damage", "says"), often_cases([(empty, "is empty, but there are results"), (Path.unlink, "is gone")], empty)
+)
 def test_results_without_a_state_are_never_begun_over_in_silence(out, damage, says):
     before = files(out)
     damage(out / "state.sqlite")

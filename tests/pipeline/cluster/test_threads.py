@@ -7,7 +7,7 @@ import itertools
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,24 +50,32 @@ def in_threads() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """The results of a job without workers, run once."""
+def once(tmp_path_factory, *cluster: str) -> Callable[[str], Path]:
+    """A function: the results of a job, run once."""
     made: dict[str, Path] = {}
 
     def get(job: str) -> Path:
         if job not in made:
             made[job] = tmp_path_factory.mktemp(job) / "out"
-            assert run(job, made[job], *JOBS[job]) == ExitCode.DONE
+            assert run(job, made[job], *JOBS[job], *cluster) == ExitCode.DONE
         return made[job]
 
     return get
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return once(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    return once(tmp_path_factory, "cluster=processes", "cluster.piece_rows=5")
+
+
 @pytest.mark.parametrize("job", often(JOBS, "quickstart"))
-def test_two_workers_give_the_same_files(job: str, local, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run(job, out, *JOBS[job], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
+def test_two_workers_give_the_same_files(job: str, local, by_two) -> None:
+    out = by_two(job)
     assert bytes_of(out) == bytes_of(local(job))
     assert accounts(out) == accounts(local(job))
 
@@ -83,9 +91,8 @@ def test_neither_workers_nor_pieces_change_a_byte(size: tuple[int, int], local, 
     assert bytes_of(tmp_path / "out") == bytes_of(local("quickstart") if rows <= 16 else tmp_path / "alone")
 
 
-def test_the_metrics_name_workers_and_count_rows_once(local, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("quickstart", out, *JOBS["quickstart"], "cluster=processes", "cluster.piece_rows=5") == ExitCode.DONE
+def test_the_metrics_name_workers_and_count_rows_once(local, by_two) -> None:
+    out = by_two("quickstart")
     clocks: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -143,7 +150,9 @@ def test_a_run_goes_on_without_workers_and_with_them(local, tmp_path: Path, monk
     assert bytes_of(out) == bytes_of(local("quickstart"))
 
 
-@pytest.mark.parametrize("begun", [(), ("cluster=processes",)], ids=["here", "by workers"])
+@pytest.mark.parametrize(
+    "begun", often([(), ("cluster=processes",)], ("cluster=processes",)), ids=["here", "by workers"]
+)
 def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys, monkeypatch) -> None:
     """The run is refused with other bits, another build or another device, unless that is allowed."""
     out, commit = tmp_path / "out", RunState.commit
@@ -219,7 +228,7 @@ def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch)
     assert "differ in llama.cpp of node 'generate'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["nodes.generate.model", "the program's code"])
+@pytest.mark.parametrize("what", often(["nodes.generate.model", "the program's code"], "nodes.generate.model"))
 def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: Path, capsys, monkeypatch) -> None:
     """All workers may be alike, and still have another model at the same path, or an older checkout."""
     found, loads = RunningIsland.content, []

@@ -11,80 +11,87 @@ import yaml
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("Hydra composes for each test")
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
 
 
-@pytest.mark.parametrize(
-    ("argument", "says"),
-    [
-        ("sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
-        ("temperature=1", "did you mean sampling.temperature?"),
-        ("sede=1", "did you mean seed?"),
-        ("+sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
-        ("+sampling.structured.choice=[a]", "did you mean sampling.structured.choices?"),
-        ("++model.foo.bar=1", "unknown key 'model.foo'; the keys of model are loader, path"),
-        ("+target.accepted=5", "did you mean target.accepted_rows?"),
-        ("+bench.foo=1", "unknown key 'bench.foo'"),
-        ("+nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs"),
-        ("+foo=1", "unknown key 'foo'"),
-        ("prompt=Hello", "unknown key 'prompt'; it is one of a step (steps:"),
-        ("data.schema.id=string", "data.schema has no 'id' yet; to add it write +data.schema.id=..."),
-        ("sampling.name=foo", "unknown key 'sampling.name'; the keys of sampling are temperature"),
-        ("sampling.structured.choices=[true]", "choices[0]: True is a boolean here, not a text: YAML reads words like"),
-        ("sampling.stop=[a,1.5]", 'sampling.stop[1]: 1.5 is a number here, not a text; write "1.5", with the quotes'),
-        ("sampling.bad_words=[true]", "yes, no, on, off, true and false are texts only in quotes"),
-        ("data.prompt_column=7", 'data.prompt_column: 7 is a number here, not a text; write "7"'),
-        ("output_dir=true", "output_dir: True is a boolean here"),
-        ("sampling.per_row=[max_token]", "sampling.per_row=['max_token'] cannot work: did you mean max_tokens?"),
-        ("sampling.top_p=2", "sampling.top_p=2.0 cannot work: allowed: above 0, up to 1 (1 is off)"),
-        ("nodes.square.op._target_=Filter", "did you mean operators.filter.Filter?"),
-        (
-            "nodes.write.inputs=numbers",
-            "node 'square': its output is read by no node; give it to one (nodes.write.inputs:",
-        ),
-        (
-            "nodes.square.inputs=[]",
-            "node 'square': has no inputs; write inputs: NODE (a graph has one source, and there",
-        ),
-        ("data.nothing_known=1", "the keys of data are path, storage_options"),
-        ("nodes.square.op.ad=1", "unknown key 'nodes.square.op.ad' in the graph; to add it write +nodes"),
-        ("nodes.sqare.inputs=numbers", "unknown key 'nodes.sqare': there is no such node"),
-        ("+nodes.more={inputs: square}", "unknown key 'nodes.more': there is no such node"),
-        ("nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs, capacity_rows"),
-        ("sampling.top_k=many", "sampling.top_k=many cannot work: it takes a whole number"),
-        ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
-        ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
-        ("sampling.temperature=-1", "sampling.temperature=-1.0 cannot work"),
-        ("progress=loud", "it is one of auto, log, json, none"),
-        ("max_error_rate=2", "it is a share"),
-        ("name=a/b", "it becomes the name of a directory"),
-        ("nodes.square.on_error=explode", "on_error='explode' cannot work"),
-        (
-            "sampling=gredy",
-            "sampling is one of creative, default, greedy, model, no_repeats, plain; did you mean sampling=greedy",
-        ),
-        ("data.path=${nowhere}", "data.path: Interpolation key 'nowhere' not found"),
-        ("target.accepted=5", "did you mean target.accepted_rows?"),
-        ("target.accepted_rows=0", "target.accepted_rows=0 cannot work: it is 1 or more, or null"),
-        ("max_tokens=5", "did you mean sampling.max_tokens?"),
-        ("seed=[", "'seed=[' cannot be read as key=value"),
-        ("seed=???", "seed has no value"),
-        ("sampling.top_k=???", "sampling.top_k has no value; write sampling.top_k=..."),
-        ("nodes.square.op.add=???", "square.op.add has no value"),
-        ("now=yesterday", "now='yesterday' cannot work"),
-        ("on_finish.timeout=3", "did you mean on_finish.timeout_s?"),
-        ("+nodes.square.op.factor=2", "node 'square': "),
-        ("nodes.square.inputs=nubers", "node 'square': unknown input 'nubers'"),
-        (f"nodes.square.op._target_={OPS}.Sqare", "has no 'Sqare'; did you mean 'Square'?"),
-        ("nodes.square.op._target_=nowhere.Square", "there is no module 'nowhere'"),
-        ("nodes.square.op._target_=Square", "names no module"),
-        (f"nodes.square.op._target_={OPS}.OPS", "has no 'OPS'"),
-        ("nodes.square.op._target_=builtins.dict", "is no operator"),
-    ],
+WRONG = [
+    ("sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
+    ("temperature=1", "did you mean sampling.temperature?"),
+    ("sede=1", "did you mean seed?"),
+    ("+sampling.temprature=1", "unknown key 'sampling.temprature'; did you mean sampling.temperature?"),
+    ("+sampling.structured.choice=[a]", "did you mean sampling.structured.choices?"),
+    ("++model.foo.bar=1", "unknown key 'model.foo'; the keys of model are loader, path"),
+    ("+target.accepted=5", "did you mean target.accepted_rows?"),
+    ("+bench.foo=1", "unknown key 'bench.foo'"),
+    ("+nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs"),
+    ("+foo=1", "unknown key 'foo'"),
+    ("prompt=Hello", "unknown key 'prompt'; it is one of a step (steps:"),
+    ("data.schema.id=string", "data.schema has no 'id' yet; to add it write +data.schema.id=..."),
+    ("sampling.name=foo", "unknown key 'sampling.name'; the keys of sampling are temperature"),
+    ("sampling.structured.choices=[true]", "choices[0]: True is a boolean here, not a text: YAML reads words like"),
+    ("sampling.stop=[a,1.5]", 'sampling.stop[1]: 1.5 is a number here, not a text; write "1.5", with the quotes'),
+    ("sampling.bad_words=[true]", "yes, no, on, off, true and false are texts only in quotes"),
+    ("data.prompt_column=7", 'data.prompt_column: 7 is a number here, not a text; write "7"'),
+    ("output_dir=true", "output_dir: True is a boolean here"),
+    ("sampling.per_row=[max_token]", "sampling.per_row=['max_token'] cannot work: did you mean max_tokens?"),
+    ("sampling.top_p=2", "sampling.top_p=2.0 cannot work: allowed: above 0, up to 1 (1 is off)"),
+    ("nodes.square.op._target_=Filter", "did you mean operators.filter.Filter?"),
+    (
+        "nodes.write.inputs=numbers",
+        "node 'square': its output is read by no node; give it to one (nodes.write.inputs:",
+    ),
+    (
+        "nodes.square.inputs=[]",
+        "node 'square': has no inputs; write inputs: NODE (a graph has one source, and there",
+    ),
+    ("data.nothing_known=1", "the keys of data are path, storage_options"),
+    ("nodes.square.op.ad=1", "unknown key 'nodes.square.op.ad' in the graph; to add it write +nodes"),
+    ("nodes.sqare.inputs=numbers", "unknown key 'nodes.sqare': there is no such node"),
+    ("+nodes.more={inputs: square}", "unknown key 'nodes.more': there is no such node"),
+    ("nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs, capacity_rows"),
+    ("sampling.top_k=many", "sampling.top_k=many cannot work: it takes a whole number"),
+    ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
+    ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
+    ("sampling.temperature=-1", "sampling.temperature=-1.0 cannot work"),
+    ("progress=loud", "it is one of auto, log, json, none"),
+    ("max_error_rate=2", "it is a share"),
+    ("name=a/b", "it becomes the name of a directory"),
+    ("nodes.square.on_error=explode", "on_error='explode' cannot work"),
+    (
+        "sampling=gredy",
+        "sampling is one of creative, default, greedy, model, no_repeats, plain; did you mean sampling=greedy",
+    ),
+    ("data.path=${nowhere}", "data.path: Interpolation key 'nowhere' not found"),
+    ("target.accepted=5", "did you mean target.accepted_rows?"),
+    ("target.accepted_rows=0", "target.accepted_rows=0 cannot work: it is 1 or more, or null"),
+    ("max_tokens=5", "did you mean sampling.max_tokens?"),
+    ("seed=[", "'seed=[' cannot be read as key=value"),
+    ("seed=???", "seed has no value"),
+    ("sampling.top_k=???", "sampling.top_k has no value; write sampling.top_k=..."),
+    ("nodes.square.op.add=???", "square.op.add has no value"),
+    ("now=yesterday", "now='yesterday' cannot work"),
+    ("on_finish.timeout=3", "did you mean on_finish.timeout_s?"),
+    ("+nodes.square.op.factor=2", "node 'square': "),
+    ("nodes.square.inputs=nubers", "node 'square': unknown input 'nubers'"),
+    (f"nodes.square.op._target_={OPS}.Sqare", "has no 'Sqare'; did you mean 'Square'?"),
+    ("nodes.square.op._target_=nowhere.Square", "there is no module 'nowhere'"),
+    ("nodes.square.op._target_=Square", "names no module"),
+    (f"nodes.square.op._target_={OPS}.OPS", "has no 'OPS'"),
+    ("nodes.square.op._target_=builtins.dict", "is no operator"),
+]
+OFTEN = (
+    *("sampling.temprature=1", "+nodes.square.imputs=numbers", "data.schema.id=string", "sampling.top_p=2"),
+    *("sampling.structured.choices=[true]", "nodes.square.op._target_=Filter", "nodes.sqare.inputs=numbers"),
+    *("chunk_rows=many", "sampling=gredy", "data.path=${nowhere}", "seed=[", "seed=???"),
 )
+"""One of each place that finds it: Hydra, OmegaConf, the keys, the values, the graph and the operators."""
+
+
+@pytest.mark.parametrize(("argument", "says"), often_cases(WRONG, *OFTEN))
 def test_a_wrong_argument(capsys, argument, says):
     arguments = ["job=squares.yaml", argument]
     if argument == "seed=???":
@@ -101,7 +108,7 @@ def test_a_target_of_null_switches_off_what_the_job_file_says_of_it(capsys):
     assert "it needs target.accepted_rows=N" in refused(capsys, "job=aimless.yaml")
 
 
-@pytest.mark.parametrize("key", ["steps", "nodes", "sampling", "data", "target"])
+@pytest.mark.parametrize("key", often(["steps", "nodes", "sampling", "data", "target"], "steps", "sampling"))
 def test_a_list_where_names_are_wanted_is_told_with_file_and_key(capsys, key):
     write_job("listed", f"{key}:\n  - {{prompt: Hello}}\n")
     assert f"listed.yaml: {key} is a list; it is a mapping, {key}: {{" in refused(capsys, "job=listed.yaml")

@@ -16,6 +16,7 @@ from pipeline.python.compose import settings_from as composed_settings
 from pipeline.python.job import Job
 from pipeline.run_dir.names import CARD
 from tests.pipeline.damage import job, run
+from tests.sets import often_cases
 
 
 def front(directory: Path) -> dict[str, Any]:
@@ -104,16 +105,21 @@ def test_the_same_command_with_another_license_writes_it_anew_unless_it_was_edit
 
 @pytest.mark.parametrize(
     ("settings", "written"),
-    [
-        ({}, False),
-        ({"card": {"license": None, "text": None}}, False),
-        ({"card": True}, True),
-        ({"card": {"license": "mit"}}, True),
-        ({"card": {"text": "Mine."}}, True),
-        ({"publish": "file://"}, True),
-        ({"publish": "file://", "card": False}, False),
-        ({"publish": "file://", "card": None}, False),
-    ],
+    often_cases(
+        [
+            ({}, False),
+            ({"card": {"license": None, "text": None}}, False),
+            ({"card": True}, True),
+            ({"card": {"license": "mit"}}, True),
+            ({"card": {"text": "Mine."}}, True),
+            ({"publish": "file://"}, True),
+            ({"publish": "file://", "card": False}, False),
+            ({"publish": "file://", "card": None}, False),
+        ],
+        {},
+        {"card": True},
+        {"publish": "file://"},
+    ),
 )
 def test_it_is_written_where_results_are_published_and_where_it_is_asked_for(tmp_path, settings, written):
     if "publish" in settings:

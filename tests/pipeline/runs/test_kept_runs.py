@@ -20,6 +20,8 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 
+pytestmark = pytest.mark.slow("goes on with two runs of each kept commit")
+
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
 OF_OLD = {"424e680": "(absent)", "cb1fddd": "2"}
 """Commits that read rows, made prompts or checked answers by other rules, and their number: a run of them is refused.

@@ -19,6 +19,7 @@ from pipeline.cli.main import main
 from pipeline.runs.job import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from tests.pipeline.runs.test_job import OPS, data, job
+from tests.sets import often_cases
 
 NOTE = 'cat > "$0.json"; echo "$PIPELINE_JOB $PIPELINE_STATE $PIPELINE_EXIT_CODE" > "$0.env"; echo noted'
 
@@ -55,12 +56,16 @@ def ends(directory: Path, how: str) -> JobSettings:
 
 @pytest.mark.parametrize(
     ("how", "state", "code", "error"),
-    [
-        ("done", "done", 0, None),
-        ("rejects", "done", 3, None),
-        ("failed", "failed", 1, "node 'square' failed: RuntimeError: the machine caught fire"),
-        ("interrupted", "interrupted", 4, "interrupted; run the same command again to resume"),
-    ],
+    often_cases(
+        [
+            ("done", "done", 0, None),
+            ("rejects", "done", 3, None),
+            ("failed", "failed", 1, "node 'square' failed: RuntimeError: the machine caught fire"),
+            ("interrupted", "interrupted", 4, "interrupted; run the same command again to resume"),
+        ],
+        "rejects",
+        "failed",
+    ),
 )
 def test_a_command_is_told_how_it_ended(tmp_path, how, state, code, error):
     settings = ends(tmp_path / "out", how)
@@ -86,12 +91,16 @@ def test_a_run_that_is_finished_already_is_told_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "fault"),
-    [
-        (["/bin/sh", "-c", "echo no room >&2; exit 7"], "it ended with 7 (no room)"),
-        (["/no/such/program"], "it cannot be run: No such file or directory"),
-        (["a\0b"], "it cannot be run: embedded null byte"),
-        (["/bin/sh", "-c", "sleep 1000"], "it was ended after on_finish.timeout_s=0.05 s"),
-    ],
+    often_cases(
+        [
+            (["/bin/sh", "-c", "echo no room >&2; exit 7"], "it ended with 7 (no room)"),
+            (["/no/such/program"], "it cannot be run: No such file or directory"),
+            (["a\0b"], "it cannot be run: embedded null byte"),
+            (["/bin/sh", "-c", "sleep 1000"], "it was ended after on_finish.timeout_s=0.05 s"),
+        ],
+        ["/no/such/program"],
+        ["/bin/sh", "-c", "sleep 1000"],
+    ),
 )
 def test_a_command_that_fails_is_a_warning(tmp_path, capsys, command, fault):
     settings = job(tmp_path / "out")

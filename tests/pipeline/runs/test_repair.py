@@ -24,6 +24,7 @@ from pipeline.config.config_yaml import settings_from, to_yaml
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import JOBS, find_job
 from tests.pipeline.damage import LAST, ODD, OPS, REJECT, cut, files, flip, garbage, inodes, job, run
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs, damages and mends jobs")
 
@@ -150,7 +151,7 @@ def test_without_settings_the_command_that_made_it_is_asked_for(out, capsys):
     assert "run the command that made" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in JOBS.glob("*.yaml")))
+@pytest.mark.parametrize("name", often(sorted(path.stem for path in JOBS.glob("*.yaml")), "best_of_n", "openai_rerank"))
 def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     compose.register()

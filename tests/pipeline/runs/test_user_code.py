@@ -19,7 +19,7 @@ SHOWN = ("close", "report", "status", "totals", "total_rows", "fraction_read")
 EACH = [(hook, how) for hook in (*PLANNING, *RUNNING, *SHOWN) for how in RAISES]
 
 
-OFTEN = [(hook, "exit 0") for hook in ("import", "plan", "open", "conclude", "close")]
+OFTEN = [(hook, "exit 0") for hook in ("import", "open", "close")]
 
 
 @pytest.mark.parametrize("case", often(EACH, *OFTEN))

@@ -20,6 +20,7 @@ from pipeline.monitor.run_log import run_log
 from pipeline.system.terminal import complain, say
 from tests.pipeline.damage import job, run
 from tests.pipeline.misbehaving import JOB, VARIABLE
+from tests.sets import often
 
 ROOT = Path(__file__).parents[3]
 
@@ -114,7 +115,7 @@ STREAMS = {
 @pytest.mark.parametrize(
     "how", [h if h == "all are closed" else pytest.param(h, marks=pytest.mark.faults) for h in STREAMS]
 )
-@pytest.mark.parametrize("progress", ["auto", "json"])
+@pytest.mark.parametrize("progress", often(["auto", "json"], "auto"))
 def test_where_nothing_can_be_printed_a_run_ends_as_it_would(tmp_path, how, progress):
     (tmp_path / "job.yaml").write_text(JOB.replace("progress: none", f"progress: {progress}"), encoding="utf-8")
     told = f"on_finish.command=[/bin/sh,-c,'echo $PIPELINE_EXIT_CODE > {tmp_path}/told']"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from tests.sets import often
+from tests.sets import often, often_cases
 from tools.models import make_model
 from tools.models.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, main, write_model
 from tools.models.shapes import SHAPES
@@ -89,7 +89,7 @@ def test_llama_decodes_several_sequences_to_varied_tokens(tmp_path: Path, case: 
     assert len(np.unique(tokens)) > 16  # of 48: neither one token repeated nor one text for all prompts
 
 
-@pytest.mark.parametrize(("shape", "file_type"), [("tiny", "q8_0"), ("tiny-256", "q4_k_m")])
+@pytest.mark.parametrize(("shape", "file_type"), often_cases([("tiny", "q8_0"), ("tiny-256", "q4_k_m")], "tiny"))
 def test_bytes_depend_on_the_seed_alone(tmp_path: Path, shape: str, file_type: str) -> None:
     seeds = {"a": 0, "b": 0, "c": 1}
     paths = {name: tmp_path / name for name in seeds}
@@ -218,7 +218,7 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(("shape", "file_type"), [("tiny", "f32"), ("tiny-256", "q4_k_m")])
+@pytest.mark.parametrize(("shape", "file_type"), often_cases([("tiny", "f32"), ("tiny-256", "q4_k_m")], "tiny"))
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, shape: str, file_type: str) -> None:
     target = tmp_path / "model.gguf"
     target.write_bytes(b"the old model")

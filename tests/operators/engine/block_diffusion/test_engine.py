@@ -17,7 +17,7 @@ from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from tests.operators.engine.block_diffusion.rows import Done, complete, prompts
 from tests.operators.engine.fixtures import only
 from tests.operators.engine.rules import scheduled
-from tests.sets import often
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("denoises thousands of random blocks")
 
@@ -64,17 +64,22 @@ def test_ids_depend_on_the_row_alone(remasking, length):
 
 @pytest.mark.parametrize(
     ("rules", "settings"),
-    [
-        ({"preempt_every": 3}, {}),
-        ({"preempt_every": 1}, {"optimise": only()}),
-        ({}, {"optimise": only(compaction=True)}),
-        ({}, {"kv": "unified", "deterministic": False}),
-        ({}, {"kv": "unified", "deterministic": False, "n_ctx": 128}),
-        ({"shuffle": 1}, {}),
-    ],
+    often_cases(
+        [
+            ({"preempt_every": 3}, {}),
+            ({"preempt_every": 1}, {"optimise": only()}),
+            ({}, {"optimise": only(compaction=True)}),
+            ({}, {"kv": "unified", "deterministic": False}),
+            ({}, {"kv": "unified", "deterministic": False, "n_ctx": 128}),
+            ({"shuffle": 1}, {}),
+        ],
+        {"preempt_every": 1},
+        {"kv": "unified", "deterministic": False, "n_ctx": 128},
+        {"shuffle": 1},
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("params", [ENDING, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("params", often([ENDING, WARM], WARM), ids=["greedy", "warm"])
 @pytest.mark.parametrize("decode", [FOUR, SHIFTED], ids=["", "shifted"])
 def test_how_rows_are_scheduled_changes_no_id(rules, settings, params, decode):
     with scheduled(**rules):
@@ -227,7 +232,7 @@ def test_a_mask_in_a_prompt_is_a_token_like_any_other():
     assert done.totals["committed_tokens"] == 10  # two of them in the block that the prompt opens
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 12])
+@pytest.mark.parametrize("most", often([1, 2, 7, 12], 7))
 def test_a_smaller_max_tokens_gives_the_beginning(most):
     whole = complete(FakeModel(), FOUR, TEXTS, 30, ENDING)
     cut = complete(FakeModel(), FOUR, TEXTS, most, ENDING)

@@ -17,6 +17,7 @@ from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
+from tests.sets import often_cases
 from tools.bench.contenders import Job
 from tools.bench.scenarios import SCENARIOS
 
@@ -36,14 +37,24 @@ def totals(out: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [
-        ("decode.remasking=best", "one of low_confidence_static, low_confidence_dynamic, sequential, entropy_bounded"),
-        ("decode.mask_token_id=320", "decode.mask_token_id=320 cannot work: the model's ids are 0 to 319"),
-        ("decode.blocklength=4", "did you mean decode.block_length?"),
-        ("sampling.structured.regex=a+", "sampling.structured=regex cannot work with decode=block_diffusion"),
-        ("sampling.per_row=[logprobs]", "a column 'logprobs' cannot work with decode=block_diffusion"),
-        ("decode.block_length=256", "runtime.slots=4 x decode.block_length=256 = 1024 tokens, which llama.cpp must"),
-    ],
+    often_cases(
+        [
+            (
+                "decode.remasking=best",
+                "one of low_confidence_static, low_confidence_dynamic, sequential, entropy_bounded",
+            ),
+            ("decode.mask_token_id=320", "decode.mask_token_id=320 cannot work: the model's ids are 0 to 319"),
+            ("decode.blocklength=4", "did you mean decode.block_length?"),
+            ("sampling.structured.regex=a+", "sampling.structured=regex cannot work with decode=block_diffusion"),
+            ("sampling.per_row=[logprobs]", "a column 'logprobs' cannot work with decode=block_diffusion"),
+            (
+                "decode.block_length=256",
+                "runtime.slots=4 x decode.block_length=256 = 1024 tokens, which llama.cpp must",
+            ),
+        ],
+        "decode.mask_token_id=320",
+        "sampling.structured.regex=a+",
+    ),
 )
 def test_what_cannot_work_ends_with_exit_code_2(override, said, tmp_path, capsys):
     run(tmp_path / "out", override, code=ExitCode.CONFIG)

@@ -25,6 +25,7 @@ from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import time_spent
 from pipeline.system.failpoints import VARIABLE, Failpoint
 from pipeline.system.file_cache import PLACE
+from tests.sets import often_cases
 from tools.models.make_model import write_model
 from tools.models.shapes import named_shape
 
@@ -71,22 +72,30 @@ def test_drafts_are_counted_for_rows_steps_and_the_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [
-        ("decode.draft_tokens=63", "decode.draft_tokens=63 cannot work: it is 1 to 62: from 64 tokens of a row on"),
-        (
-            "decode.draft=model",
-            "decode.draft='model' cannot work: it is lookup; a model is named by decode.draft.model=",
-        ),
-        ("decode.draft.model=3", "decode.draft.model=3 cannot work: it is the path of a GGUF file"),
-        ("decode.draft.modle=x", "unknown key 'decode.draft.modle'"),
-        ("decode.draft.model=no.gguf", "decode.draft.model=no.gguf does not exist; give the path of a GGUF file"),
-        ("decode.draft.model=README.md", "decode.draft.model=README.md is a file that begins with"),
-        ("decode.draft.model=tests/families/lfm2.gguf", "lfm2.gguf cannot make drafts: it has recurrent layers"),
-        ("decode.draft.model=tests/families/encoders/bert.gguf", "bert.gguf cannot make drafts: a model of the arch"),
-        ("decode.draft.model=tests/families/qwen3.gguf", "has another vocabulary than the model: token"),
-        ("runtime.flash_attention=false", "decode=speculative needs runtime.flash_attention=true"),
-        ("model.path=tests/families/lfm2.gguf", "it has recurrent layers, whose state cannot drop"),
-    ],
+    often_cases(
+        [
+            ("decode.draft_tokens=63", "decode.draft_tokens=63 cannot work: it is 1 to 62: from 64 tokens of a row on"),
+            (
+                "decode.draft=model",
+                "decode.draft='model' cannot work: it is lookup; a model is named by decode.draft.model=",
+            ),
+            ("decode.draft.model=3", "decode.draft.model=3 cannot work: it is the path of a GGUF file"),
+            ("decode.draft.modle=x", "unknown key 'decode.draft.modle'"),
+            ("decode.draft.model=no.gguf", "decode.draft.model=no.gguf does not exist; give the path of a GGUF file"),
+            ("decode.draft.model=README.md", "decode.draft.model=README.md is a file that begins with"),
+            ("decode.draft.model=tests/families/lfm2.gguf", "lfm2.gguf cannot make drafts: it has recurrent layers"),
+            (
+                "decode.draft.model=tests/families/encoders/bert.gguf",
+                "bert.gguf cannot make drafts: a model of the arch",
+            ),
+            ("decode.draft.model=tests/families/qwen3.gguf", "has another vocabulary than the model: token"),
+            ("runtime.flash_attention=false", "decode=speculative needs runtime.flash_attention=true"),
+            ("model.path=tests/families/lfm2.gguf", "it has recurrent layers, whose state cannot drop"),
+        ],
+        "decode.draft_tokens=63",
+        "decode.draft.model=no.gguf",
+        "decode.draft.model=tests/families/qwen3.gguf",
+    ),
 )
 def test_what_cannot_work_ends_with_exit_code_2(override, said, tmp_path, capsys):
     run(tmp_path / "out", override, "decode=speculative", code=ExitCode.CONFIG)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace, gains
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("simulates many paces")
 
@@ -174,7 +175,7 @@ def test_a_job_is_never_slower_than_without_drafts_by_two_percent(rows, phases):
         assert right == 0.0 or sum(job.chosen[-100:]) > 500
 
 
-@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
+@pytest.mark.parametrize("choice_s", often([0.02, 0.2, 2.0], 0.2))
 def test_what_choices_cost_does_not_keep_good_drafts_from_being_tried(choice_s):
     """A call costs the same whatever its tokens, and a choice as much as many calls save: they begin all the same."""
     job = Job(1, lambda _: 1.0, 0.0, choice_s=choice_s)
@@ -186,8 +187,8 @@ def test_what_choices_cost_does_not_keep_good_drafts_from_being_tried(choice_s):
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("choice_s", [0.02, 0.2, 2.0])
-@pytest.mark.parametrize("change_s", [0.0, 0.5])
+@pytest.mark.parametrize("choice_s", often([0.02, 0.2, 2.0], 0.2))
+@pytest.mark.parametrize("change_s", often([0.0, 0.5], 0.5))
 def test_hopeless_drafts_lose_no_more_than_their_shares_of_the_time(rows, choice_s, change_s):
     """One choice or trial that has begun may go beyond them."""
     job = Job(rows, lambda n: 1 + 0.02 * n, 0.0, choice_s=choice_s, change_s=change_s)
