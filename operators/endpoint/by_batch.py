@@ -133,6 +133,7 @@ class AsksByBatch(BaseOperator):
         def of_own(own: Sequence[Batch], part: Task) -> Forecast:
             if not own:
                 return Forecast(part.rows)
+            self._store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
             self.open(runtime)
             many = self._model.concurrency if isinstance(self._model.concurrency, int) else None
             price = None if self._model.price_per_million is None else self._model.cost

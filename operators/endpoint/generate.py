@@ -147,6 +147,7 @@ class EndpointGenerate(BaseOperator):
         def of_own(own: Sequence[Batch], part: Task) -> Forecast:
             if not own:
                 return Forecast(part.rows)
+            self._store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
             self.open(runtime)
             model = self._model
             many = model.concurrency if isinstance(model.concurrency, int) else None

@@ -117,7 +117,7 @@ def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
         dialect = OPENAI
         runtime.log.info("the server does not say what it is; model.dialect=%s is assumed", dialect)
     runtime.log.info("model %s at %s, dialect %s", name, ", ".join(map(clean_url, settings.urls)), dialect)
-    endpoint.attempts.model = name
+    endpoint.attempts.model = (settings.extra_body or {}).get("model", name)
     description = json.dumps([name, dialect, _kept(card or {})], sort_keys=True, default=str)
     return Server(endpoint, replace(found, dialect=dialect), description)
 

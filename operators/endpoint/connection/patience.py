@@ -117,6 +117,6 @@ class Patience:
         elif down_s >= _SAID_AFTER_S:
             self.say(without(failed.reason, hidden))
         if down_s > patience:
-            why = f"no request was answered for model.patience_s={patience:g} s"
-            raise EndpointError(f"{failed.reason}; {why}. {_KEPT}")
+            waited = f" for model.patience_s={patience:g} s" if patience else ""
+            raise EndpointError(f"{failed.reason}; no request was answered{waited}. {_KEPT}")
         return patience - down_s

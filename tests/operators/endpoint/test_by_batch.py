@@ -84,10 +84,32 @@ def test_an_answer_is_kept_when_the_run_ends_before_its_time(tmp_path, job, sett
     assert sum(each["cost"] for each in totals) == cost
 
 
+STORED = [("rerank", RERANK), ("score_perplexity", SCORE), ("embed", EMBED)]
+
+
 @pytest.mark.parametrize(
     ("job", "settings"),
-    often_cases([("rerank", RERANK), ("score_perplexity", SCORE), ("embed", EMBED)], "score_perplexity"),
+    often_cases([*STORED, ("generate", {}), ("generate", {"model__api": "completions"})], "embed"),
 )
+def test_a_dry_run_neither_writes_the_store_nor_takes_its_answers(tmp_path, job, settings):
+    store = tmp_path / "all.sqlite"
+    with FaultServer() as server:
+
+        def tried() -> int:
+            before = server.requests
+            given = {key.replace("__", "."): value for key, value in settings.items()}
+            estimate(job, {"model.url": server.url, "store.path": str(store)} | given, rows=ROWS, model="endpoint")
+            return server.requests - before
+
+        first = tried()
+        assert not list(tmp_path.iterdir())
+        asked(server, job, tmp_path / "out", store__path=str(store), **settings)
+        before = store.read_bytes()
+        assert tried() == first > 0
+        assert store.read_bytes() == before
+
+
+@pytest.mark.parametrize(("job", "settings"), often_cases(STORED, "score_perplexity"))
 def test_the_jobs_store_is_taken(tmp_path, job, settings):
     with FaultServer() as server:
         asked(server, job, tmp_path / "first", store__path=str(tmp_path / "all.sqlite"), **settings)

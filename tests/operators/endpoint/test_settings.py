@@ -95,11 +95,12 @@ def test_an_answer_of_another_model_is_said_once(tmp_path):
     def other(number: int, body: dict[str, Any]) -> Fault | None:
         return Fault(200, answer_to(body) | {"model": "stub-2026"})
 
-    for faults, count in ((other, 1), (None, 0)):
+    named = {"model__extra_body": {"model": "stub-2026"}}
+    for n, (faults, settings, count) in enumerate(((other, {}, 1), (None, {}, 0), (other, named, 0))):
         with FaultServer(faults) as server:
-            asked(server, tmp_path / f"{count}", 5)
-        log = (tmp_path / f"{count}/run.log").read_text(encoding="utf-8")
-        assert log.count("'stub' was asked for, and the server says that 'stub-2026' answers") == count
+            asked(server, tmp_path / f"{n}", 5, **settings)
+        log = (tmp_path / f"{n}/run.log").read_text(encoding="utf-8")
+        assert log.count("was asked for, and the server says that 'stub-2026' answers") == count
 
 
 def test_a_message_of_the_server_may_name_the_model_and_quotes_no_prompt(tmp_path):
