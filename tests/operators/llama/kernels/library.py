@@ -81,8 +81,9 @@ def weights(kind: str, rows: int, values: int, seed: str, scale: int | None = No
         return made
     for at in KINDS[kind]:
         if at is not None:
-            bits = made[..., at : at + 2].copy().view(np.uint16) & 0xBFFF if scale is None else np.uint16([scale])
-            made[..., at : at + 2] = np.broadcast_to(bits, (*made.shape[:2], 1)).copy().view(np.uint8)
+            bits = made[..., at : at + 2].copy().view(np.uint16)
+            bits[...] = bits & 0xBFFF if scale is None else scale
+            made[..., at : at + 2] = bits.view(np.uint8)
     return made
 
 

@@ -105,7 +105,7 @@ def test_what_is_no_number_stays_in_its_row_and_its_column_and_is_not_lost(kind,
     bad_rows = []
     for row, at in zip((5, 40), (KINDS[kind].scale, KINDS[kind].minimum), strict=True):
         if kind != "MXFP4" and at is not None:  # whose scales are all numbers
-            bad_file[row, 1, at : at + 2] = np.float16([bad]).view(np.uint8)
+            bad_file[row, 1, at : at + 2] = np.array([bad], np.float16).view(np.uint8)
             bad_rows.append(row)
     is_bad = np.zeros((20, 48), bool)
     is_bad[[3, 17]], is_bad[:, bad_rows] = True, True
