@@ -1,0 +1,132 @@
+// Packs and multiplies matrices of random sizes as llama.cpp's threads do, with room for not a byte more than is said:
+// for sanitizers. argv: seed, rounds. Ends with 0, or says what is wrong.
+//
+// The team's barrier and chunks are these, not llama.cpp's, which no sanitizer sees into.
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "product.h"
+
+// Those of other CPUs are not linked.
+extern const Kernels KERNELS_AVX512VNNI __attribute__((weak)), KERNELS_AVXVNNI __attribute__((weak)),
+    KERNELS_AVX2 __attribute__((weak));
+
+namespace {
+
+struct Team {
+    pthread_barrier_t together;
+    std::atomic<int> chunk{0};
+};
+Team * of(ggml_threadpool * pool) { return (Team *) pool; }
+
+std::mt19937 random_numbers;
+int between(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_numbers); }
+
+void numbered(ggml_tensor & tensor, ggml_type type, size_t item, int64_t a, int64_t b, int64_t c, int64_t d) {
+    memset((void *) &tensor, 0, sizeof tensor);
+    tensor.type = type;
+    const int64_t sizes[] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) tensor.ne[i] = sizes[i], tensor.nb[i] = i ? tensor.nb[i - 1] * sizes[i - 1] : item;
+}
+
+constexpr ggml_type TYPES_OF[] = {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
+                                  GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+
+bool round_of(const Kernels & kernels, int number) {
+    const ggml_type type = TYPES_OF[number % TYPES];
+    const Format format = format_of(type);
+    const bool by_expert = between(0, 1);
+    const int64_t values = format.values * between(1, 640 / format.values), rows = ROWS * between(1, 12);
+    const int64_t experts = by_expert ? between(1, 6) : 1, tokens = between(1, 40), used = between(1, (int) experts);
+    const int64_t given = by_expert ? (between(0, 1) ? used : 1) : between(1, 3), gap = UNIT * between(0, 1);
+    const size_t bytes = experts * rows * (values / format.values) * format.file_bytes;
+    std::unique_ptr<char[]> file(new char[bytes]), packed(new char[bytes]);
+    for (size_t i = 0; i < bytes; i++) file[i] = (char) between(0, 255);
+    pack(format, file.get(), packed.get(), values, experts * rows, between(1, 8));
+
+    ggml_tensor weights, inputs, ids, op;
+    numbered(weights, type, 0, values, rows, experts, 1);
+    weights.data = packed.get();
+    const int64_t width = values + gap;  // rows of activations may stand apart
+    std::unique_ptr<float[]> numbers(new float[width * given * tokens - gap]);
+    for (int64_t i = 0; i < width * given * tokens - gap; i++) numbers[i] = (float) between(-1000, 1000) / 64;
+    numbered(inputs, GGML_TYPE_F32, sizeof(float), values, given, by_expert ? tokens : 1, by_expert ? 1 : tokens);
+    inputs.nb[1] = width * sizeof(float), inputs.nb[2] = inputs.nb[1] * inputs.ne[1], inputs.nb[3] = inputs.nb[2] * inputs.ne[2];
+    inputs.data = numbers.get();
+    std::unique_ptr<int32_t[]> chosen(new int32_t[used * tokens]);
+    for (int64_t i = 0; i < used * tokens; i++) chosen[i] = between(0, (int) experts - 1);
+    numbered(ids, GGML_TYPE_I32, sizeof(int32_t), used, tokens, 1, 1);
+    ids.data = chosen.get();
+    const int64_t columns = (by_expert ? used : given) * tokens;
+    std::unique_ptr<float[]> out(new float[columns * rows]);
+    numbered(op, GGML_TYPE_F32, sizeof(float), rows, by_expert ? used : given, by_expert ? tokens : 1, by_expert ? 1 : tokens);
+    op.op = by_expert ? GGML_OP_MUL_MAT_ID : GGML_OP_MUL_MAT;
+    op.src[0] = &weights, op.src[1] = &inputs, op.src[2] = by_expert ? &ids : nullptr;
+    op.data = out.get();
+    if (!Product::computes(&op)) return printf("declined\n"), false;
+
+    Product product;
+    product.kernels = &kernels;
+    const int threads = between(1, 8);
+    size_t size = 0;
+    product.work_size(threads, &op, size);
+    std::unique_ptr<char[]> work(new char[size]);
+    Team team;
+    pthread_barrier_init(&team.together, nullptr, threads);
+    std::vector<std::thread> others;
+    const auto run = [&](int thread) {
+        ggml_compute_params params = {};
+        params.ith = thread, params.nth = threads, params.wsize = size, params.wdata = work.get();
+        params.threadpool = (ggml_threadpool *) &team;
+        product.compute_forward(&params, &op);
+    };
+    for (int t = 1; t < threads; t++) others.emplace_back(run, t);
+    run(0);
+    for (auto & other : others) other.join();
+    pthread_barrier_destroy(&team.together);
+
+    // Each column alone, by plain C++.
+    for (int64_t c = 0; c < columns; c++) {
+        const int64_t expert = by_expert ? chosen[c] : 0, row = by_expert ? c / used * given + c % used % given : c;
+        std::vector<Block> blocks(values / UNIT);
+        KERNELS_PLAIN.quantize(numbers.get() + row * width, blocks.data(), (int) blocks.size());
+        const Block * from = blocks.data();
+        const size_t group_bytes = values / format.values * format.packed_bytes;
+        for (int64_t group = 0; group < rows / ROWS; group++) {
+            float expected[ROWS], * to = expected;
+            KERNELS_PLAIN.tiles[format.type](packed.get() + (expert * rows / ROWS + group) * group_bytes, &from,
+                                             (int) blocks.size(), &to, 1);
+            for (int i = 0; i < ROWS; i++) {
+                const float is = out[c * rows + group * ROWS + i];
+                if (memcmp(&is, &expected[i], sizeof is) != 0 && (is == is || expected[i] == expected[i])) {
+                    return printf("round %d, %s: column %d, row %d\n", number, kernels.name, (int) c, (int) (group * ROWS + i)), false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+int main(int, char ** arguments) {
+    random_numbers.seed(atoi(arguments[1]));
+    llama.barrier = [](ggml_threadpool * pool) { pthread_barrier_wait(&of(pool)->together); };
+    llama.chunk_set = [](ggml_threadpool * pool, int value) { of(pool)->chunk = value; };
+    llama.chunk_add = [](ggml_threadpool * pool, int value) { return of(pool)->chunk.fetch_add(value); };
+    llama.buft_is_host = [](ggml_backend_buffer_type_t) { return true; };
+    for (const Kernels * kernels : {&KERNELS_PLAIN, &KERNELS_AVX2, &KERNELS_AVXVNNI, &KERNELS_AVX512VNNI}) {
+        if (!kernels || !kernels->runs()) continue;
+        for (int i = 0; i < atoi(arguments[2]); i++) {
+            if (!round_of(*kernels, i)) return 1;
+        }
+        printf("%s: %s rounds\n", kernels->name, arguments[2]);
+    }
+}
