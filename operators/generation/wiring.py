@@ -22,6 +22,7 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
+from operators.settings.model import AUTO
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
@@ -106,7 +107,8 @@ def model_memory(
         return
     name = model.path or model.file or model.loader
     converted = f" as {model.converts_to}" if model.converts_to else ""
-    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", facts.sizes.weights_bytes, shared=True)
+    weights = facts.sizes.weights_bytes + (facts.sizes.tied_bytes if model.kernels == AUTO else 0)
+    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", weights, shared=True)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
@@ -126,7 +128,7 @@ def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSetti
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
     own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(strategy.draft_model, own, ("draft", key)))
+    return list(model_memory(replace(strategy.draft_model, kernels=settings.kernels), own, ("draft", key)))
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -152,7 +154,7 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
-    key = ("engine", model.fingerprint(), repr(settings), repr(decode))
+    key = ("engine", model.fingerprint(), model.kernels, repr(settings), repr(decode))
     made = runtime.resource(key, lambda: _make_engine(runtime, model, settings, decode), lambda made: made[1].close())
     return made[0]
 
@@ -168,7 +170,7 @@ def _make_engine(
         meters = (runtime.part("decode"), runtime.part("sample"))
         worker = Worker(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
         if strategy.draft_model is not None:
-            draft = load_model(runtime, strategy.draft_model)
+            draft = load_model(runtime, replace(strategy.draft_model, kernels=settings.kernels))
             leased.callback(strategy.take_draft_model(draft, settings))
             runtime.when_stuck(draft.abort)
         closing = leased.pop_all()

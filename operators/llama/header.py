@@ -18,6 +18,7 @@ import llama_cpp
 from operators.llama.gguf_check import check_gguf
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
+from operators.llama.packed import tied_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 
@@ -61,6 +62,8 @@ class Header:
     recurrent: bool = False
     fits_amx: bool = True
     """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
+    tied_bytes: int = 0
+    """Of a packed copy of the table of tokens, see packed.tied_bytes."""
     encoder: str | None = None
     outputs: int = 0
     pooling: str | None = None
@@ -151,6 +154,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             _kv_values(model, architecture) if encoder is None else None,
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
+            tied_bytes({name: tensor for each in contents for name, tensor in each.tensors.items()}),
             encoder,
             ((labels and labels.n_items) or 1) if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),

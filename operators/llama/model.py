@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,14 +19,16 @@ from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
-from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
+from operators.llama.kernels import K_QUANTS, doubt, has_amx, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
+from operators.llama.packed import library_path, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.trial import require_sound_build
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
+from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
@@ -122,16 +123,16 @@ class LlamaModel:
         params.vocab_only = vocab_only
         params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
-        self._file_type = header.file_type
-        params.use_extra_bufts = repacks(self._file_type, amx=header.fits_amx)
         self.is_cpu = settings.gpu_layers == 0
-        info = system_info().decode(errors="replace").strip()
-        self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}"
         self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
-        self._architecture = header.architecture
-        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
+        self._file_type, self._architecture = header.file_type, header.architecture
+        ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
+        may_repack = repacks(self._file_type, amx=header.fits_amx)
+        self._model, self.packed = load_model(self._path, params, header.tied_bytes, ours=ours, repacks=may_repack)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
+        info = system_info().decode(errors="replace").strip()
+        self.kernels = f"llama-cpp-python {llama_cpp.__version__}, {info}{self.packed.identity}"
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.contexts = ContextPool[LlamaContext]()
         self.encoders = ContextPool[EncoderContext]()
@@ -290,7 +291,8 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
     header = read_header(path)
     fingerprint = content_of(path) if fingerprint is None else fingerprint
     size = sum(part.stat().st_size for part in parts_of(path))
-    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent)
+    tied_bytes = header.tied_bytes if library_path().exists() and not has_amx() else 0
+    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, tied_bytes)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         tool_template=header.tool_template,

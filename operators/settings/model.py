@@ -22,6 +22,8 @@ WEIGHTS = (
 (others need an importance matrix, or ternary weights)."""
 AS_IS = "as_is"
 TEXT, PARSE = "text", "parse"
+AUTO = "auto"
+KERNELS = (AUTO, "llama.cpp")
 
 
 @dataclass
@@ -46,6 +48,7 @@ class ModelSettings:
             q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
             none. See docs/weights.md.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
+        kernels: see runtime.kernels, whose value it takes in a job.
         probe: try the file, once, in a process of its own that may die, while the run is planned. See docs/models.md.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -64,6 +67,7 @@ class ModelSettings:
     date: str | None = field(default=None, metadata=WHEN_GIVEN)
     weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
     gpu_layers: int = 0
+    kernels: str = field(default=AUTO, metadata=NOT_IN_DATA)  # what computes is told apart, with the bits that it gives
     probe: bool = field(default=True, metadata=NOT_IN_DATA)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -89,6 +93,7 @@ class ModelSettings:
         except ValueError:
             wanted = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
             check(False, "model.date", self.date, wanted)
+        check_one_of("model.kernels", self.kernels, KERNELS)
         check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
     @classmethod

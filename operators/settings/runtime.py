@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operators.settings.checks import NOT_IN_DATA, check, check_one_of
+from operators.settings.model import AUTO, KERNELS
 
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
@@ -71,6 +72,8 @@ class EngineSettings:
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
+        kernels: auto (our kernels multiply the quantised matrices that they know, where this CPU has the instructions;
+            docs/kernels.md) or llama.cpp (its own do).
         flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
             rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
@@ -95,6 +98,7 @@ class EngineSettings:
     snapshot_mb: int = field(default=512, metadata=NOT_IN_DATA)
     n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
     n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
+    kernels: str = field(default=AUTO, metadata=NOT_IN_DATA)
     flash_attention: bool | None = True
     memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
     lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
@@ -126,6 +130,7 @@ class EngineSettings:
         )
         check_one_of("runtime.kv", self.kv, KV_LAYOUTS)
         check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
+        check_one_of("runtime.kernels", self.kernels, KERNELS)
         check_one_of("runtime.admission", self.admission, ADMISSIONS)
         self._check("slots", self.slots <= MAX_SLOTS, f"llama.cpp decodes {MAX_SLOTS} rows at most")
         self._check("n_ubatch", self.n_ubatch >= self.slots, f"at least slots={self.slots}")

@@ -103,7 +103,10 @@ def _store_schemas() -> None:
     store.store(name=SCHEMA, node=schema)
     for group, options in schemas().items():
         for name, schema in options.items():
-            store.store(group=group, name=name, node=schema)
+            node = OmegaConf.structured(schema)
+            if group == "model":
+                node.kernels = "${runtime.kernels}"
+            store.store(group=group, name=name, node=node)
 
 
 def register_job(job: JobFile) -> None:

@@ -20,6 +20,7 @@ from llama_cpp import _ggml
 
 from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
+from operators.llama.packed import state
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from tools.models.make_model import write_model
@@ -34,7 +35,7 @@ MIN_AGREEMENT = 0.98
 def info() -> dict[str, Any]:
     """Return versions, and the CPU features that were compiled in."""
     initialise()
-    answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip()}
+    answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip(), "kernels": state()[1]}
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)
         if function is not None:

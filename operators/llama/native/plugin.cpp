@@ -25,7 +25,7 @@ Product product;
 // What the thread that loads a model has asked for: which weights are taken, and what came of it. A table of tokens
 // that is the last matrix, too, is there twice if that is taken.
 thread_local struct {
-    bool take_ours = false, take_tied = false, leave_theirs = true;
+    bool take_ours = false, take_tied = false, leave_theirs = false;
     int threads = 1, tensors = 0;
     uint64_t bytes = 0;
 } load;

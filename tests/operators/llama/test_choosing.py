@@ -45,7 +45,7 @@ def choose(
     **settings: Any,
 ) -> tuple[list[Any], float]:
     """The rows with their choices, and how many tokens were computed."""
-    op = Choose(ModelSettings(path=str(path)), EngineSettings(**settings), "options", schema.names[0])
+    op = Choose(ModelSettings(path=str(path), kernels="llama.cpp"), EngineSettings(**settings), "options", schema.names[0])
     flow = Flow(directory, chain(Rows(rows, schema, batch=8), op=op), process)
     out = flow.run()
     totals = {k: v for values in flow.context.totals for k, v in values().items()}

@@ -152,7 +152,7 @@ def their_logprobs(path: Path, ids: Seq[int]) -> np.ndarray:
 
 
 def test_scores_are_those_of_llama_cpp_python(tmp_path, process):
-    settings = ModelSettings(path=str(TINY))
+    settings = ModelSettings(path=str(TINY), kernels="llama.cpp")
     rows = run(tmp_path, process, Score(settings, EngineSettings(**PLAIN)), [w for w in WORDS if len(w) > 1])
     vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
     for row in rows:
@@ -167,7 +167,7 @@ def test_scores_are_those_of_llama_cpp_python(tmp_path, process):
 @pytest.mark.parametrize("pooling", POOLING)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_embeddings_are_those_of_llama_cpp_python(tmp_path, process, pooling, normalize):
-    settings = ModelSettings(path=str(TINY))
+    settings = ModelSettings(path=str(TINY), kernels="llama.cpp")
     op = Embed(settings, EngineSettings(**PLAIN), pooling=pooling, normalize=normalize)
     ours = np.array([row["embedding"] for row in run(tmp_path, process, op)])
     theirs = their_embeddings(TINY, pooling, normalize=normalize)
@@ -188,7 +188,7 @@ def test_joint_tokens_are_those_of_the_whole_behind_those_of_the_beginning(tmp_p
     vocabulary = llama_cpp.Llama(str(TINY), vocab_only=True, verbose=False)
     rows = [{"text": text, "before": before} for before, text in [("They were ", "tired"), ("many peo", "ple of")]]
     schema = pa.schema([("text", pa.string()), ("before", pa.string())])
-    settings = ModelSettings(path=str(TINY)), EngineSettings(**PLAIN)
+    settings = ModelSettings(path=str(TINY), kernels="llama.cpp"), EngineSettings(**PLAIN)
     joint, apart = (
         Flow(
             tmp_path / f"{on}", chain(Rows(rows, schema), op=Score(*settings, given_column="before", joint=on)), process

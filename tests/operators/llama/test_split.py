@@ -61,7 +61,7 @@ def test_its_texts_are_those_of_the_model_in_one_file(tmp_path):
 def test_all_parts_count_in_the_content_and_in_the_memory(tmp_path):
     first = split(tmp_path)
     parts = sorted(tmp_path.glob("tiny-*.gguf"))
-    settings = ModelSettings(path=str(first))
+    settings = ModelSettings(path=str(first), kernels="llama.cpp")
     weights, _ = model_memory(settings, EngineSettings(max_sequence_tokens=256), "key")
     assert weights.size_bytes == sum(part.stat().st_size for part in parts) > TINY.stat().st_size
     before = inspect_model(settings).fingerprint

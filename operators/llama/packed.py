@@ -1,0 +1,139 @@
+"""The kernels of our own for quantised matrices: found beside llama.cpp, tested, and put into its list; docs/kernels.md
+has what they are. Where anything is off, llama.cpp's kernels compute, and the log says why, once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llama_cpp
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from operators.llama.gguf_check import Tensor
+from operators.llama.kernels import has_amx
+from operators.settings.checks import usable_cores
+from pipeline.system.machine import free_memory
+
+LIBRARY = "libllama-batch-kernels.so"
+"""In the folder of llama.cpp's own libraries; tools/build/kernels.py puts it there."""
+TYPES = frozenset(GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K"))
+"""Types of weights that the kernels multiply."""
+_ROWS = 16
+"""Matrices whose rows are a multiple of this are packed."""
+_TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
+_LOADED = re.compile(r"(/\S*/libggml-(base|cpu)\S*\.so\S*)$", re.MULTILINE)
+_WHAT = "quantised matrices:"
+BUILD = "`python -m pipeline build`"
+log = logging.getLogger(__name__)
+_one_at_a_time = threading.Lock()
+
+
+class Packed(NamedTuple):
+    """What kernels of our own compute of a model: so many matrices, by kernels of that name and version."""
+
+    name: str = ""
+    version: int = 0
+    tensors: int = 0
+
+    @property
+    def identity(self) -> str:
+        """What tells their bits apart from those of llama.cpp's kernels; '' if they compute nothing."""
+        return f"; kernels {self.version}" if self.tensors else ""
+
+
+def library_path() -> Path:
+    """Return where the library is, if it is there."""
+    return Path(llama_cpp.__file__).parent / "lib" / LIBRARY
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Open the library; None if it is not there or cannot be opened."""
+    try:
+        found = ctypes.CDLL(str(library_path()))
+    except OSError:
+        return None
+    for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
+        getattr(found, name).restype = ctypes.c_char_p
+    found.kernels_loaded_bytes.restype = ctypes.c_uint64
+    return found
+
+
+def state() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library with its kernels in llama.cpp's list, None where that cannot be, and a line that says what
+    multiplies quantised matrices in this process, and why not ours.
+
+    The first call of a process tests them. It must come after `initialise` and before the first model is loaded.
+    """
+    with _one_at_a_time:
+        return _state()
+
+
+@functools.cache
+def _state() -> tuple[ctypes.CDLL | None, str]:
+    if has_amx():
+        return None, f"{_WHAT} llama.cpp's AMX kernels"
+    if (found := library()) is None:
+        return None, f"{_WHAT} llama.cpp's kernels; {BUILD} adds faster ones (x86-64 with AVX2, Linux)"
+    loaded = {kind: path for path, kind in _LOADED.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))}
+    refusal = found.kernels_plug_in(loaded.get("base", "").encode(), loaded.get("cpu", "").encode(), b"")
+    if refusal is not None:
+        why = refusal.decode("utf-8", "replace")
+        return None, f"{_WHAT} llama.cpp's kernels, not those of this project: {why}; {BUILD} makes them anew"
+    return found, f"{_WHAT} this project's kernels {found.kernels_version()} ({found.kernels_name().decode()})"
+
+
+def load_model(
+    path: Path, params: llama_cpp.llama_model_params, tied_bytes: int, *, ours: bool, repacks: bool
+) -> tuple[Any, Packed]:
+    """Load a model with the kernels that it is to have.
+
+    Args:
+        path: its file.
+        params: of llama.cpp, where this sets use_extra_bufts.
+        tied_bytes: what a packed copy of a table of tokens takes that is the last matrix, too. It has one where there
+            is memory for it.
+        ours: whether kernels of our own compute what they can.
+        repacks: whether llama.cpp may repack weights that ours do not compute.
+
+    Returns:
+        the model, None if llama.cpp refuses it, and what ours compute of it.
+    """
+    found, what_computes = state() if ours else (library(), "")
+    params.use_extra_bufts = repacks or (ours and found is not None)
+    if found is None:
+        log.info("%s: %s", path.name, what_computes)
+        return llama_cpp.llama_model_load_from_file(os.fsencode(path), params), Packed()
+    found.kernels_choose(ours, 2 * tied_bytes < free_memory(), repacks, usable_cores())
+    try:
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        packed = _loaded(found)
+        if ours:
+            log.info("%s: %s, for %d of them", path.name, what_computes, packed.tensors)
+        return model, packed
+    finally:
+        found.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
+
+
+def _loaded(found: ctypes.CDLL) -> Packed:
+    tensors = found.kernels_loaded_tensors()
+    return Packed(found.kernels_name().decode(), found.kernels_version(), tensors) if tensors else Packed()
+
+
+def tied_bytes(tensors: Mapping[bytes, Tensor]) -> int:
+    """Return the bytes that a packed copy of the table of tokens takes; 0 if the model has a last matrix of its own, or
+    the table is not packed."""
+    table = tensors.get(_TABLE)
+    if table is None or _OUTPUT in tensors or table.kind not in TYPES or table.lengths[1] % _ROWS:
+        return 0
+    values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(table.kind)]
+    return 0 if table.lengths[0] % values else math.prod(table.lengths) // values * n_bytes
