@@ -32,7 +32,8 @@ Q8_0 = 34 / 32
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-llama", "tiny-qwen3moe"])
 def test_a_token_is_multiplied_with_each_matrix_and_each_is_read_once(tmp_path, name):
-    shape, header = SHAPES[name], read_header(write_model(tmp_path / "model.gguf", shape=name).path)
+    path = write_model(tmp_path / "model.gguf", shape=name, file_type="q8_0").path
+    shape, header = SHAPES[name], read_header(path)
     attention = shape.n_embd * (2 * shape.q_dim + 2 * shape.kv_dim)
     feed_forward = 3 * shape.n_embd * shape.n_ff
     output = shape.n_embd * header.n_vocab
@@ -143,9 +144,9 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "has_amx", lambda: False)
 
     def ask(native: object, threads: int = 2, alone: float = 1.0) -> Peaks | None:
-        clock = iter(range(10))
-        ticks = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(clock) * threads * alone)
-        monkeypatch.setattr(limits, "time", ticks)
+        wall, cpu = iter((0.0, 1.0)), iter((0.0, threads * alone))
+        clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(cpu))
+        monkeypatch.setattr(limits, "time", clocks)
         monkeypatch.setattr(limits, "library", lambda: native)
         limits.peaks.cache_clear()
         return limits.peaks(threads)
