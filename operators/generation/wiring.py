@@ -175,7 +175,9 @@ def _make_engine(
             runtime.when_stuck(draft.abort)
         closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))
-    engine = Engine(worker, runtime.table("steps", STEPS_SCHEMA), engine_thread(runtime), number)
+    thread = engine_thread(runtime)
+    limit = thread.call(lambda: model.limit(settings))  # may be measured, with all cores
+    engine = Engine(worker, runtime.table("steps", STEPS_SCHEMA), thread, number, limit)
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)

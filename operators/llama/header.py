@@ -15,9 +15,11 @@ from pathlib import Path
 
 import llama_cpp
 
+from operators.engine.backend.limit import ModelWork
 from operators.llama.gguf_check import check_gguf
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
+from operators.llama.limits import work_of
 from operators.llama.packed import tied_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
@@ -64,6 +66,7 @@ class Header:
     """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
     tied_bytes: int = 0
     """Of a packed copy of the table of tokens, see packed.tied_bytes."""
+    work: ModelWork = field(default_factory=ModelWork)
     encoder: str | None = None
     outputs: int = 0
     pooling: str | None = None
@@ -144,6 +147,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
+        kv_values = _kv_values(model, architecture) if encoder is None else None
         labels = contents[0].values.get(f"{architecture}.classifier.output_labels".encode())
         return Header(
             architecture,
@@ -151,10 +155,11 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             n_ctx_train,
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
-            _kv_values(model, architecture) if encoder is None else None,
+            kv_values,
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
             tied_bytes({name: tensor for each in contents for name, tensor in each.tensors.items()}),
+            work_of(contents, architecture, kv_values),
             encoder,
             ((labels and labels.n_items) or 1) if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
+from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
 from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.convert import converted
@@ -21,6 +22,7 @@ from operators.llama.gguf_check import tokens_of
 from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
+from operators.llama.limits import machine_limit
 from operators.llama.packed import library_path, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
@@ -125,7 +127,7 @@ class LlamaModel:
         header = read_header(self._path)
         self.is_cpu = settings.gpu_layers == 0
         self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
-        self._file_type, self._architecture = header.file_type, header.architecture
+        self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
         self._model, self.packed = load_model(self._path, params, header.tied_bytes, ours=ours, repacks=may_repack)
@@ -174,6 +176,9 @@ class LlamaModel:
         if is_arm() and settings.flash_attention is not True:
             return "on arm64 only flash attention is tested"
         return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0)
+
+    def limit(self, settings: EngineSettings) -> MachineLimit | None:
+        return machine_limit(self._work, settings) if self.is_cpu else None
 
     def fingerprint(self) -> str:
         """Content id of the file."""

@@ -27,6 +27,18 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
+def of_the_limit(totals: Mapping[str, float]) -> str:
+    """Say how near the calls of the model came to what the machine can do, by the totals of a run: `12.4 of 31 GB/s and
+    40 of 128 GMAC/s: 41.2 % of this machine's limit`; empty if it is not known."""
+    if not totals.get("work_limit_s") or not totals["work_s"]:
+        return ""
+    rates = []
+    for work, unit in (("work_bytes", "GB/s"), ("work_macs", "GMAC/s")):
+        reached, peak = (totals[work] / totals[seconds] / 1e9 for seconds in ("work_s", f"{work}_s"))
+        rates.append(f"{number(reached)} of {number(peak)} {unit}")
+    return f"{' and '.join(rates)}: {share(totals['work_limit_s'], totals['work_s'])} of this machine's limit"
+
+
 def duration(seconds: float) -> str:
     """Format a duration: `2h03m`, `4m05s` or `7s`."""
     whole = round(seconds)

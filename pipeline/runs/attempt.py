@@ -23,6 +23,7 @@ from pipeline.monitor.recorder import Recorder
 from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
+from pipeline.monitor.wording import of_the_limit
 from pipeline.results.reader import read_results
 from pipeline.results.reject_reasons import Key, of_all_rows
 from pipeline.results.report.write import report_of_attempt
@@ -121,6 +122,8 @@ class Attempt:
         ended = outcome.status in (RunStatus.DONE, RunStatus.BUDGET)
         lines = report_lines(self._graph, self._directory, self._ending_s) if ended else []
         show([*lines, *summary_lines(outcome)])
+        if said := of_the_limit(outcome.totals):
+            log.info("calls of the model: %s", said, extra=FILE_ONLY)
         draw = partial(report_of_attempt, self._directory, wanted=self._settings.report)
         nothing: list[str] = []
         report = or_else("report.html is not drawn", partial(within, self._ending_s, "the report", draw), nothing)

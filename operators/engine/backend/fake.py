@@ -183,6 +183,9 @@ class FakeModel:
     def doubt(self, settings: EngineSettings) -> str | None:
         return None
 
+    def limit(self, settings: EngineSettings) -> None:
+        """Return None: there is nothing to multiply."""
+
     def fingerprint(self) -> str:
         return inspect(ModelSettings()).fingerprint
 

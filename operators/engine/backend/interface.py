@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.limit import MachineLimit
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
@@ -214,6 +215,9 @@ class Model(Protocol):
     def doubt(self, settings: EngineSettings) -> str | None:
         """Say why its logits with `settings` may depend on neighbours despite the scheduler's rules; None: they are
         proven not to, to the bit."""
+
+    def limit(self, settings: EngineSettings) -> MachineLimit | None:
+        """Return the limit of this machine for an engine with `settings`; None if it is not known."""
 
     def fingerprint(self) -> str:
         """Return an id of the content: equal for equal weights and vocabulary."""

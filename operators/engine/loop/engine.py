@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
+from operators.engine.backend.limit import MachineLimit
 from operators.engine.loop.step_log import StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import Worker
@@ -26,9 +27,17 @@ class Engine:
         steps: the table of steps, one row per call.
         thread: runs the steps, and has the clock; None: a thread of its own, which ends with it.
         number: its number in that table.
+        limit: of the machine, to add the calls up; None: it is not known.
     """
 
-    def __init__(self, worker: Worker, steps: Table, thread: EngineThread | None = None, number: int = 0) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        steps: Table,
+        thread: EngineThread | None = None,
+        number: int = 0,
+        limit: MachineLimit | None = None,
+    ) -> None:
         self.worker = worker
         self.queue = worker.scheduler.queue
         self._owns_thread = thread is None
@@ -36,7 +45,7 @@ class Engine:
         self._clients: list[Client] = []
         self._served = False
         clock, began = self.thread.clock, self.thread.began
-        worker.log = StepLog(steps, number, worker.scheduler, worker.meters, clock, began)
+        worker.log = StepLog(steps, number, worker.scheduler, worker.meters, clock, began, limit)
         worker.on_stop = self._wake_clients
 
     def connect(
@@ -86,8 +95,9 @@ class Engine:
     def totals(self) -> dict[str, float]:
         """Return its counts and seconds."""
         worker = self.worker
+        limit = worker.log.limit
         counts = asdict(worker.log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
-        return {key: float(count) for key, count in counts.items()}
+        return {key: float(count) for key, count in counts.items()} | ({} if limit is None else limit.totals())
 
     def _wake_clients(self) -> None:
         """Wake the nodes, which find out why the steps have stopped."""

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
+from operators.engine.backend.limit import MachineLimit
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.histogram import Histogram
@@ -84,6 +85,7 @@ class StepLog:
         engine: its number.
         meters: of decode and of sample.
         began: when the first engine began, on `clock`, in seconds.
+        limit: of the machine, which adds the calls up; None: it is not known.
     """
 
     def __init__(
@@ -94,9 +96,11 @@ class StepLog:
         meters: tuple[StageMeter, StageMeter],
         clock: Clock,
         began: float,
+        limit: MachineLimit | None = None,
     ) -> None:
         self.clock = clock
         self.totals = StepTotals()
+        self.limit = limit
         self._table = table
         self._engine = engine
         self._scheduler = scheduler
@@ -161,6 +165,12 @@ class StepLog:
             self._prefill_calls.add(seconds["decode"])
         elif batch.decoding:
             self._decode_calls.add(seconds["decode"])
+        if self.limit is not None and tokens:
+            each = decode_tokens // max(len(batch.decoding), 1)
+            spans = [(each, row.slot.num_cached) for row in batch.decoding]
+            spans += [(chunk.count, chunk.row.slot.num_cached) for chunk in batch.chunks]
+            outputs = decode_tokens + sum(chunk.completes for chunk in batch.chunks)
+            self.limit.add(spans, outputs, seconds["decode"])
         if batch.decoding:
             sums.slot_steps += self._slots
             sums.slot_steps_used += len(batch.decoding)

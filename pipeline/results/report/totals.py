@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pipeline.monitor.summary import too_many_errors
-from pipeline.monitor.wording import seconds, share
+from pipeline.monitor.wording import of_the_limit, seconds, share
 from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures, run_totals
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Fold, Panel, Table
@@ -65,7 +65,10 @@ def totals(results: Results) -> list[tuple[str, str]]:
         rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
         if 0 < rows <= source:
             shown[name] += f" ({share(rows, source)})"
-    counts = {key.removeprefix(OF_WORKERS): v for key, v in run_totals(results).items() if key.startswith(OF_WORKERS)}
+    sums = run_totals(results)
+    if said := of_the_limit(sums):
+        shown["calls of the model"] = said
+    counts = {key.removeprefix(OF_WORKERS): v for key, v in sums.items() if key.startswith(OF_WORKERS)}
     told = [f"{counts[key]:,.0f} {what}" for key, what in WORKERS.items() if counts.get(key)]
     return [*shown.items(), *([("workers", ", ".join(told))] if told else [])]
 

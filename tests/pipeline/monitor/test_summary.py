@@ -16,7 +16,7 @@ from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import MAX_REASONS, RejectTally
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines
-from pipeline.monitor.wording import one_line
+from pipeline.monitor.wording import of_the_limit, one_line
 from pipeline.results.reject_reasons import with_reason
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.state import RunStatus
@@ -128,6 +128,15 @@ def test_a_summary_has_ten_lines_at_most_and_cuts_reasons_between_words(tmp_path
         "tokens      500 in, 412 of them from the prefix cache, 40 out (250 and 20 tokens/s) in this attempt;"
         " slots 75.0% full"
     ) in lines
+
+
+def test_the_share_of_the_limit_is_told_with_what_it_is_a_share_of():
+    sums = {"work_s": 2.0, "work_limit_s": 0.8, "work_bytes": 24.8e9, "work_bytes_s": 0.8, "work_macs": 2e11}
+    sums["work_macs_s"] = 0.25
+    assert of_the_limit(sums) == "12.4 of 31 GB/s and 100 of 800 GMAC/s: 40.0 % of this machine's limit"
+    several = {key: 3 * value for key, value in sums.items()}  # attempts and workers are added up
+    assert of_the_limit(several) == of_the_limit(sums)
+    assert of_the_limit({}) == of_the_limit(dict.fromkeys(sums, 0.0)) == ""
 
 
 @pytest.mark.parametrize(

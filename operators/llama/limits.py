@@ -1,0 +1,123 @@
+"""The limit of this machine for a model: what a call of it multiplies and reads, by the model's header, and how much of
+that the machine does in a second at most, which is measured once and kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import math
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gguf import GGML_QUANT_SIZES
+
+from operators.engine.backend.limit import MachineLimit, ModelWork, Peaks
+from operators.llama.gguf_check import Contents
+from operators.llama.kernels import has_amx
+from operators.llama.packed import library
+from operators.settings.checks import usable_cores
+from operators.settings.runtime import KV_TYPES, EngineSettings
+from pipeline.api.errors import PipelineError
+from pipeline.system.file_cache import FileCache, cache_folder
+from pipeline.system.machine import machine
+
+_TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
+_LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
+"""Beginnings of the names of tables and heads, which the calls of an engine do not multiply with."""
+_EXPERTS = b"exps."
+_LAYER = re.compile(rb"blk\.(\d+)\.")
+_ALONE = 0.8
+"""Share of the time of all threads that a measurement must have had of the cores."""
+_MOST_BYTES, _FILE_BYTES = 1 << 20, 100
+log = logging.getLogger(__name__)
+
+
+class _Disturbed(PipelineError):
+    """The machine is busy, or has not the instructions."""
+
+
+def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: int | None) -> ModelWork:
+    """Return what a model multiplies and reads, by the headers of its files. `kv_values`: see ModelSizes; None: the
+    keys and values are left out."""
+
+    def number(key: str) -> int:
+        found = contents[0].values.get(f"{architecture}.{key}".encode())
+        return int(found.scalar) if found and isinstance(found.scalar, int | float) else 0
+
+    tensors = {name: tensor for each in contents for name, tensor in each.tensors.items() if len(tensor.lengths) > 1}
+    layers = number("block_count") - number("nextn_predict_layers")  # those behind guess tokens for drafts
+    sums = {"": [0, 0], "expert_": [0, 0], "output_": [0, 0]}
+    last = _OUTPUT if _OUTPUT in tensors else _TABLE
+    for name, tensor in tensors.items():
+        layer = _LAYER.match(name)
+        if (name.startswith(_LOOKED_UP) and name != last) or (layer and int(layer[1]) >= layers):
+            continue
+        values, n_bytes = GGML_QUANT_SIZES.get(tensor.kind, (1, 0))
+        macs = math.prod(tensor.lengths)
+        of = sums["output_" if name == last else "expert_" if _EXPERTS in name else ""]
+        of[:] = of[0] + macs, of[1] + macs // values * n_bytes
+    experts, kv_heads = max(number("expert_count"), 1), number("attention.head_count_kv")
+    return ModelWork(
+        **{f"{of}{what}": n for of, both in sums.items() for what, n in zip(("macs", "bytes"), both, strict=True)},
+        experts=experts,
+        experts_used=min(number("expert_used_count") or 1, experts),
+        kv_values=kv_values or 0,
+        attention_macs=(kv_values or 0) * number("attention.head_count") // kv_heads if kv_heads else 0,
+        window=number("attention.sliding_window") or math.inf,
+    )
+
+
+def machine_limit(work: ModelWork, settings: EngineSettings) -> MachineLimit | None:
+    """Return the limit of this machine for an engine with `settings`; None if it is not known."""
+    found = peaks(settings.threads or usable_cores())
+    return None if found is None else MachineLimit(found, work, KV_TYPES[settings.kv_type] / 8)
+
+
+@functools.cache
+def peaks(threads: int) -> Peaks | None:
+    """Return what this machine does at most with so many threads: as it was kept in the cache folder, or measured, in
+    half a second. None where that cannot be: without the library, on a busy machine, and with AMX, which multiplies
+    more than any instruction that is measured."""
+    native = library()
+    if native is None or has_amx() or not hasattr(native, "kernels_peak_bytes"):
+        return None
+    key = repr((machine()["cpu"], usable_cores(), threads, native.kernels_sources()))
+    name, files = hashlib.sha256(key.encode()).hexdigest()[:16], FileCache(cache_folder() / "peaks", _MOST_BYTES)
+    try:
+        kept = files.find(name)
+        if kept is not None and (found := _read(kept)) is not None:
+            return found
+        if kept is not None:  # damaged
+            kept.unlink(missing_ok=True)
+        return _read(files.make(name, _FILE_BYTES, functools.partial(_measure, native, threads), lambda: None))
+    except (PipelineError, OSError) as error:
+        log.info("how near the run comes to this machine's limit is not told: %s", error)
+        return None
+
+
+def _read(file: Path) -> Peaks | None:
+    with suppress(ValueError, TypeError):
+        found = Peaks(*map(float, file.read_text(encoding="ascii").split()))
+        return found if min(found) > 0 and max(found) < math.inf else None
+    return None
+
+
+def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
+    """Measure, and write the peaks to `file`. Raises _Disturbed."""
+    began, used = time.perf_counter(), time.process_time()
+    found = []
+    for measure in (native.kernels_peak_products, native.kernels_peak_bytes):
+        measure.restype = ctypes.c_double
+        found.append(measure(threads))
+    if min(found) <= 0:
+        raise _Disturbed("it has no AVX2, or no room for the memory to read")
+    if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
+        raise _Disturbed("other processes were using the cores; the next run measures it")
+    file.write_text(f"{found[0]} {found[1]}\n", encoding="ascii")
+    log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", found[0] / 1e9, found[1] / 1e9)
