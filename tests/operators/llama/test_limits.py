@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from pathlib import Path
@@ -216,7 +217,7 @@ def test_the_library_measures_what_is_more_than_nothing():
     if native is None or not hasattr(native, "kernels_peak_bytes"):
         pytest.skip("the library of kernels is not built here")
     for measure in (native.kernels_peak_products, native.kernels_peak_bytes):
-        measure.restype = limits.ctypes.c_double
+        measure.restype = ctypes.c_double
         assert all(0 < measure(threads) < 1e15 for threads in (1, 2))
 
 
