@@ -97,7 +97,8 @@ LAWS = pytest.mark.laws
     "rows",
     [
         [],
-        *(pytest.param(rows, marks=LAWS) for rows in (iter([]), pl.DataFrame({"prompt": []}))),
+        pytest.param(iter([]), marks=LAWS),
+        pytest.param(pl.DataFrame({"prompt": []}), marks=LAWS),
         pytest.param(pa.table({"prompt": ["a"]}).slice(1), marks=LAWS),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import functools
 import io
 import json
 import os
 import re
 import sys
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -104,15 +107,15 @@ def test_a_wheel_that_is_built_leaves_the_headers_of_its_package(tmp_path, monke
     """One download: the wheel is made of the archive whose hash was checked."""
     ran: list[list[str]] = []
 
-    def pip(command: list[str], env: object, log: object, title: object) -> None:
-        ran.append(command)
+    def pip(command: Sequence[str], env: Mapping[str, str], log: Path, title: str) -> None:
+        ran.append(list(command))
         if "download" in command:
             package(Path(command[command.index("--dest") + 1]))
         else:
             Path(command[command.index("--wheel-dir") + 1]).mkdir()
 
     monkeypatch.setattr(build, "run_with_progress", pip)
-    monkeypatch.setattr(build, "download_source", lambda *given: download_source(*given, run=pip))
+    monkeypatch.setattr(build, "download_source", functools.partial(download_source, run=pip))
     build.build_wheel(LOCKED, {}, tmp_path / "key", "building")
     assert [command[3] for command in ran] == ["download", "wheel"]
     assert {"--require-hashes", "--no-deps", "--no-binary"} <= set(ran[0])
@@ -124,6 +127,7 @@ def test_the_same_sources_compiler_and_llama_cpp_are_compiled_once(place, capsys
     assert len(place.make()) == 5
     assert place.make() == []
     assert "already compiled" in capsys.readouterr().out
+    record = place.lib.parents[1] / "llama_cpp_python-1.2.3.dist-info/RECORD"
     changes = [
         lambda: (place.sources / "plain.cpp").write_text("// another\n"),
         lambda: (place.sources / "a.h").touch(),
@@ -131,7 +135,6 @@ def test_the_same_sources_compiler_and_llama_cpp_are_compiled_once(place, capsys
         lambda: record.parent.mkdir() or record.write_text("another build\n"),
         lambda: place.stamp.write_text(json.dumps({"key": "of what was installed anew"})),
     ]
-    record = place.lib.parents[1] / "llama_cpp_python-1.2.3.dist-info/RECORD"
     for change in changes:
         change()
         assert place.make()
@@ -209,6 +212,6 @@ def test_every_build_makes_them_after_llama_cpp(tmp_path, monkeypatch, backend, 
     (tmp_path / "key/a.whl").touch()
     if installed:
         (tmp_path / STAMP).write_text(json.dumps({"key": "key", "record": "record"}))
-    given = build.argparse.Namespace(rebuild=False, dry_run=False)
+    given = argparse.Namespace(rebuild=False, dry_run=False)
     build.run(given, {"LLAMA_WHEEL_CACHE": str(tmp_path)}, backend)
     assert asked == ["kernels"] if installed else ["installed", "kernels"]

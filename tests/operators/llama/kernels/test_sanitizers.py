@@ -37,7 +37,8 @@ def test_sanitizers_find_nothing(tmp_path, sanitizer, rounds, lanes):
     with_it = [*cxx, *kernels.FLAGS, *FLAGS, f"-fsanitize={sanitizer}", f"-I{kernels.SOURCES}"]
     with_it += [f"-isystem{headers / folder}" for folder in kernels.INCLUDES]
     (tmp_path / "empty.cpp").write_text("int main() {}\n")
-    probe = subprocess.run([*with_it, tmp_path / "empty.cpp", "-o", tmp_path / "empty"], capture_output=True, check=False)
+    command = [*with_it, tmp_path / "empty.cpp", "-o", tmp_path / "empty"]
+    probe = subprocess.run(command, capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"{cxx[0]} has no -fsanitize={sanitizer}")
     made = []
