@@ -9,6 +9,7 @@ import functools
 import hashlib
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from pipeline.api.errors import PipelineError
 from pipeline.system.file_cache import FileCache, cache_folder
-from pipeline.system.machine import machine
+from pipeline.system.machine import free_memory, machine
 
 _TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
 _LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
@@ -34,12 +35,15 @@ _EXPERTS = b"exps."
 _LAYER = re.compile(rb"blk\.(\d+)\.")
 _ALONE = 0.8
 """Share of the time of all threads that a measurement must have had of the cores."""
+_BUSY = "other work is using the cores; a run that begins without it measures what they can do"
 _MOST_BYTES, _FILE_BYTES = 1 << 20, 100
+_ROOM_BYTES = 2 << 30
+"""Free memory from which a measurement, which reads up to half of that, is no danger to the run."""
 log = logging.getLogger(__name__)
 
 
 class _Disturbed(PipelineError):
-    """The machine is busy, or has not the instructions."""
+    """The machine is busy, or lacks memory or the instructions."""
 
 
 def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: int | None) -> ModelWork:
@@ -110,14 +114,18 @@ def _read(file: Path) -> Peaks | None:
 
 def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
     """Measure, and write the peaks to `file`. Raises _Disturbed."""
+    if os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        raise _Disturbed(_BUSY)
+    if free_memory() < _ROOM_BYTES:
+        raise _Disturbed("memory is too short to measure how fast it is read")
     began, used = time.perf_counter(), time.process_time()
     found = []
     for measure in (native.kernels_peak_products, native.kernels_peak_bytes):
         measure.restype = ctypes.c_double
         found.append(measure(threads))
     if min(found) <= 0:
-        raise _Disturbed("it has no AVX2, or no room for the memory to read")
+        raise _Disturbed("it has no AVX2, or gives no memory to read")
     if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
-        raise _Disturbed("other processes were using the cores; the next run measures it")
+        raise _Disturbed(_BUSY)
     file.write_text(f"{found[0]} {found[1]}\n", encoding="ascii")
     log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", found[0] / 1e9, found[1] / 1e9)

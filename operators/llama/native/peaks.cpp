@@ -17,7 +17,7 @@ namespace {
 constexpr int CHAINS = 12;  // independent sums, so that a product need not wait for the one before
 constexpr int64_t PRODUCTS = CHAINS << 17;  // vectors that a thread multiplies in a round
 constexpr std::chrono::duration<double> LONG_ENOUGH(0.25);
-constexpr int64_t LEAST_BYTES = 256 << 20, MOST_BYTES = 1 << 30, PAGE = 4096;
+constexpr int64_t LEAST_BYTES = 128 << 20, MOST_BYTES = 1 << 30, PAGE = 4096;
 constexpr int PARTS = 4;  // of the memory, one for a round: short ones are less often disturbed
 
 // Multiplies PRODUCTS vectors as the fastest kernels do: AVX2 has to add in 32 bits, too, but not each product. The empty

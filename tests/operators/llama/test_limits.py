@@ -140,11 +140,14 @@ class Native:
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
-    """`ask(native, threads)`: the peaks as a process says them that begins now. `alone`: share of the cores it had."""
+    """`ask(native, threads)`: the peaks as a process says them that begins now. `alone`: the share of the cores that it
+    had; `load`: of the machine before."""
     monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
     monkeypatch.setattr(limits, "has_amx", lambda: False)
+    monkeypatch.setattr(limits, "free_memory", lambda: limits._ROOM_BYTES)
 
-    def ask(native: object, threads: int = 2, alone: float = 1.0) -> Peaks | None:
+    def ask(native: object, threads: int = 2, alone: float = 1.0, load: float = 0.0) -> Peaks | None:
+        monkeypatch.setattr(limits.os, "getloadavg", lambda: (load, 0.0, 0.0))
         wall, cpu = iter((0.0, 1.0)), iter((0.0, threads * alone))
         clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(cpu))
         monkeypatch.setattr(limits, "time", clocks)
@@ -184,8 +187,10 @@ def test_a_damaged_measurement_is_made_anew(measured, tmp_path, text):
 def test_beside_other_work_nothing_is_kept_and_nothing_is_told(measured, tmp_path, caplog):
     native = Native()
     with caplog.at_level("INFO"):
+        assert measured(native, load=1000.0) is None
+        assert native.measured == 0
         assert measured(native, alone=0.5) is None
-    assert "other processes were using the cores; the next run measures it" in caplog.text
+    assert caplog.text.count("is not told: other work is using the cores") == 2
     assert not kept_files(tmp_path)
     assert measured(native) == Peaks(8e9, 2e9)
 
@@ -198,6 +203,13 @@ def test_beside_other_work_nothing_is_kept_and_nothing_is_told(measured, tmp_pat
 def test_where_nothing_can_be_measured_there_is_no_limit(measured, native):
     assert measured(native) is None
     assert limits.machine_limit(ModelWork(), EngineSettings(threads=2)) is None
+
+
+def test_where_memory_is_short_nothing_is_measured(measured, monkeypatch):
+    monkeypatch.setattr(limits, "free_memory", lambda: limits._ROOM_BYTES - 1)
+    native = Native()
+    assert measured(native) is None
+    assert native.measured == 0
 
 
 def test_with_amx_there_is_no_limit_since_its_products_are_not_measured(measured, monkeypatch):
