@@ -140,8 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         for size, (rows, values) in SIZES.items():
             for place in bench.places:
-                speeds = [bench.speed(place, kind, rows, values, columns) for columns in COLUMNS]
-                if None not in speeds:
+                found = [bench.speed(place, kind, rows, values, columns) for columns in COLUMNS]
+                speeds = [speed for speed in found if speed is not None]
+                if len(speeds) == len(COLUMNS):
                     read = f"{speeds[0] / n_values * n_bytes / 1e9:8.1f} GB/s" if size == "memory" else ""
                     print(f"{kind:8}{size:8}{place:14}" + "".join(f"{each / 1e9:8.1f}" for each in speeds) + read)
 

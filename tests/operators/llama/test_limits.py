@@ -147,7 +147,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "free_memory", lambda: limits._ROOM_BYTES)
 
     def ask(native: object, threads: int = 2, alone: float = 1.0, load: float = 0.0) -> Peaks | None:
-        monkeypatch.setattr(limits.os, "getloadavg", lambda: (load, 0.0, 0.0))
+        monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
         wall, cpu = iter((0.0, 1.0)), iter((0.0, threads * alone))
         clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(cpu))
         monkeypatch.setattr(limits, "time", clocks)
