@@ -112,7 +112,7 @@ def load_model(
         said = "%s: %s llama.cpp's kernels, as those of this project need %d bytes of memory, and %d are free"
         log.warning(said, path.name, _WHAT, size - tied, free)
         ours = False
-    found, what_computes = state() if ours else (library(), "")
+    found, what_computes = state()  # also for a model that gets none: llama.cpp copies its list at the first model
     params.use_extra_bufts = repacks or (ours and found is not None)
     if found is None:
         if ours:

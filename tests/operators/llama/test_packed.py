@@ -88,6 +88,17 @@ def test_without_memory_for_them_llama_cpps_kernels_compute(monkeypatch, caplog,
     model.close()
 
 
+def test_a_model_before_that_has_none_changes_nothing():
+    """llama.cpp copies its list of buffer types when the first model is loaded."""
+    script = (
+        "import sys; from operators.llama.model import LlamaModel; from operators.settings import ModelSettings\n"
+        "for kernels in ('llama.cpp', 'auto', 'llama.cpp'):\n"
+        "    print(LlamaModel(ModelSettings(path=sys.argv[1], probe=False, kernels=kernels)).packed.tensors)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, TINY], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", str(MATRICES), "0"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
