@@ -50,7 +50,7 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
 
     def number(key: str) -> int:
         found = contents[0].values.get(f"{architecture}.{key}".encode())
-        return int(found.scalar) if found and isinstance(found.scalar, int | float) else 0
+        return max(found.scalar, 0) if found and isinstance(found.scalar, int) else 0
 
     tensors = {name: tensor for each in contents for name, tensor in each.tensors.items() if len(tensor.lengths) > 1}
     layers = number("block_count") - number("nextn_predict_layers")  # those behind guess tokens for drafts

@@ -74,7 +74,22 @@ def test_every_matrix_of_every_family_is_counted_once_but_for_a_table_that_is_on
     assert work.bytes + work.expert_bytes + work.output_bytes == n_bytes
     assert (work.expert_macs > 0) == (work.experts > 1)
     assert 0 < work.experts_used <= work.experts
+    names = list(contents.tensors)
+    parts = [contents._replace(tensors={n: contents.tensors[n] for n in half}) for half in (names[::2], names[1::2])]
+    assert limits.work_of(parts, architecture.decode(), None) == work, "of a model in two files"
     assert work.window == (32 if path.stem in ("gemma3", "gpt-oss") else math.inf)
+
+
+@pytest.mark.parametrize("scalar", [None, b"text", -1, -(2**31), 0.5, math.nan, math.inf])
+def test_a_key_that_is_no_number_is_left_out_and_makes_nothing_negative(scalar):
+    contents = check_gguf(PROJECT / "tests/families/gpt-oss.gguf")
+    keys = ("nextn_predict_layers", "expert_used_count", "attention.head_count", "attention.sliding_window")
+    for key in (*keys, "attention.head_count_kv", "block_count", "expert_count"):
+        odd = {f"gpt-oss.{key}".encode(): contents.values[b"gpt-oss.block_count"]._replace(scalar=scalar)}
+        work = limits.work_of([contents._replace(values={**contents.values, **odd})], "gpt-oss", 8)
+        assert work.macs_of(3, 1, 9) > 0 < work.bytes_of(3, 1, 9, 2.0) < math.inf
+        assert 0 < work.experts_used <= work.experts
+        assert work.attention_macs >= 0 < work.window
 
 
 def test_layers_that_guess_tokens_for_drafts_are_not_counted():
