@@ -18,7 +18,7 @@ from tests.operators.endpoint.real_server import LLAMA_SERVER, llama_server
 pytestmark = pytest.mark.skipif(not LLAMA_SERVER.exists(), reason="there is no llama-server; `make peers` builds it")
 
 HERE = {"progress": "none", "max_error_rate": 1.0}
-LOCAL = HERE | {"runtime.flash_attention": False, "runtime.threads": 1}
+LOCAL = HERE | {"runtime.flash_attention": False, "runtime.threads": 1, "runtime.kernels": "llama.cpp"}
 ROWS = [{"id": i, "prompt": f"What is {i} plus {i * 7}?"} for i in range(12)]
 RERANKER = PROJECT / "tests/families/encoders/reranker.gguf"
 

@@ -65,7 +65,12 @@ def scored(rows: Any, directory: Path, **given: Any) -> list[dict[str, Any]]:
 def test_scores_of_a_real_server_are_those_of_the_local_job(tmp_path):
     """llama-cpp-python's server has them right for models with a beginning-of-text token alone."""
     model = begins_texts(TINY, tmp_path / "begins.gguf")
-    local = {"model": "gguf", "model.path": str(model), "runtime.flash_attention": False}
+    local = {
+        "model": "gguf",
+        "model.path": str(model),
+        "runtime.flash_attention": False,
+        "runtime.kernels": "llama.cpp",
+    }
     ours = scored(SCORED, tmp_path / "ours", **local)
     with llama_cpp_server(tmp_path / "log", model) as url:
         theirs = scored(
@@ -85,6 +90,12 @@ def test_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path, rows
     with llama_cpp_server(tmp_path / "log") as url:
         there = {"model": "endpoint", "model.url": url}
         theirs = texts(run("quickstart", settings | there, directory=tmp_path / "theirs"))
-    ours = texts(run("quickstart", settings | {"runtime.flash_attention": False}, directory=tmp_path / "ours"))
+    ours = texts(
+        run(
+            "quickstart",
+            settings | {"runtime.flash_attention": False, "runtime.kernels": "llama.cpp"},
+            directory=tmp_path / "ours",
+        )
+    )
     assert len(ours) == rows
     assert theirs == ours
