@@ -11,8 +11,8 @@ namespace {  // of its own in each file: the linker must not take one instructio
 constexpr int8_t NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the numbers
 
-// What the formats share: UNITS of a packed struct, the largest stored value (MOST), log2 of the offset (SHIFT; -1: none).
-// Each says how to `open` unit `u` into eight vectors, and its scales.
+// What the formats share: UNITS of a packed struct, largest stored value (MOST), log2 of the offset (SHIFT; -1: none
+// but a minimum). Each says how to `open` unit `u` into eight vectors, and its scales.
 template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
     using Packed = P;
     static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF;
@@ -21,7 +21,8 @@ template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
     Lanes::Bytes bytes(const uint8_t * vector) const { return Lanes::bytes(vector + part * 4 * Lanes::COUNT); }
     Lanes::Small small(const uint8_t * of_rows) const { return Lanes::small(of_rows + part * Lanes::COUNT); }
     Lanes::Floats halves(const uint16_t * of_rows) const { return Lanes::halves(of_rows + part * Lanes::COUNT); }
-    void nibbles(const uint8_t (*vectors)[VECTOR], Lanes::Bytes * out) const {  // four, of bytes that hold two values each
+    Lanes::Floats minimum(int) const { return Lanes::zero(); }
+    void nibbles(const uint8_t (*vectors)[VECTOR], Lanes::Bytes * out) const {  // of bytes with two values each
         for (int i = 0; i < 4; i++) {
             const auto both = bytes(vectors[i]);
             out[i] = Lanes::low(both), out[i + 4] = Lanes::high(both);
@@ -57,15 +58,16 @@ struct FormatMXFP4 : Stored<PackedMXFP4, 1, 31, 4> {
 };
 
 template <class P, int MOST> struct FormatK : Stored<P, 8, MOST, -1> {  // Q4_K, and what Q5_K shares with it
+    using L = Lanes;
     Lanes::Small byte(int j) const { return this->small(this->packed.scales[j]); }
     Lanes::Floats scale(int u) const {
-        const auto six = u < 4 ? Lanes::small_and(byte(u), 63)
-                               : Lanes::small_or(Lanes::small_and(byte(u + 4), 15), Lanes::small_shifted(byte(u - 4), 2, 48));
+        const auto six = u < 4 ? L::small_and(byte(u), 63)
+                               : L::small_or(L::small_and(byte(u + 4), 15), L::small_shifted(byte(u - 4), 2, 48));
         return Lanes::multiply(this->halves(this->packed.scale), Lanes::from_small(six));
     }
     Lanes::Floats minimum(int u) const {
-        const auto six = u < 4 ? Lanes::small_and(byte(u + 4), 63)
-                               : Lanes::small_or(Lanes::small_shifted(byte(u + 4), 4, 15), Lanes::small_shifted(byte(u), 2, 48));
+        const auto six = u < 4 ? L::small_and(byte(u + 4), 63)
+                               : L::small_or(L::small_shifted(byte(u + 4), 4, 15), L::small_shifted(byte(u), 2, 48));
         return Lanes::multiply(this->halves(this->packed.minimum), Lanes::from_small(six));
     }
 };
@@ -102,23 +104,10 @@ struct FormatQ6_K : Stored<PackedQ6_K, 8, 63, 5> {
 
 inline const int32_t * fours(const Block & block) { return (const int32_t *) block.bytes; }
 
-// One unit of one scale: total += (sum of products) * (scale of the weights * scale of the activations)
+// One unit: total += (sum of products) * (scale * scale of the activations), or with a minimum
+// total += (scale * (sum of products) - minimum * (sum of activations)) * scale of the activations
 template <int COLUMNS, class Format>
 inline void add(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    Lanes::Bytes values[8];
-    format.open(u, values);
-    const auto scale = format.scale(u);
-#pragma GCC unroll 16
-    for (int c = 0; c < COLUMNS; c++) {
-        const Block & block = inputs[c][at];
-        const auto sum = Lanes::dot<Format::MOST, Format::SHIFT, 0, 8>(values, fours(block), &block.minus_sum);
-        totals[c] = Lanes::add_product(sum, Lanes::multiply(scale, Lanes::all(&block.scale)), totals[c]);
-    }
-}
-
-// One unit with a minimum: total += (scale * (sum of products) - minimum * (sum of activations)) * their scale
-template <int COLUMNS, class Format>
-inline void add_unit_with_minimum(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
     Lanes::Bytes values[8];
     format.open(u, values);
     const auto scale = format.scale(u), minimum = format.minimum(u);
@@ -126,19 +115,17 @@ inline void add_unit_with_minimum(const Format & format, int u, int at, const Bl
     for (int c = 0; c < COLUMNS; c++) {
         const Block & block = inputs[c][at];
         const auto sum = Lanes::dot<Format::MOST, Format::SHIFT, 0, 8>(values, fours(block), &block.minus_sum);
-        const auto less = Lanes::multiply(minimum, Lanes::from_integer(&block.minus_sum));
-        totals[c] = Lanes::add_product(Lanes::add_product(scale, sum, less), Lanes::all(&block.scale), totals[c]);
+        if (Format::SHIFT < 0) {
+            const auto less = Lanes::multiply(minimum, Lanes::from_integer(&block.minus_sum));
+            totals[c] = Lanes::add_product(Lanes::add_product(scale, sum, less), Lanes::all(&block.scale), totals[c]);
+        } else {
+            totals[c] = Lanes::add_product(sum, Lanes::multiply(scale, Lanes::all(&block.scale)), totals[c]);
+        }
     }
 }
-template <int COLUMNS> inline void add(const FormatQ4_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    add_unit_with_minimum<COLUMNS>(f, u, at, inputs, totals);
-}
-template <int COLUMNS> inline void add(const FormatQ5_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    add_unit_with_minimum<COLUMNS>(f, u, at, inputs, totals);
-}
-
 // Two scales a unit: total += (scale 0 * (sum of the first 16) + scale 1 * (sum of the others)) * theirs
-template <int COLUMNS> inline void add(const FormatQ6_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+template <int COLUMNS>
+inline void add(const FormatQ6_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
     Lanes::Bytes values[8];
     f.open(u, values);
     const auto first = f.scale(2 * u), second = f.scale(2 * u + 1);
