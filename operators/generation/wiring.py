@@ -107,8 +107,11 @@ def model_memory(
         return
     name = model.path or model.file or model.loader
     converted = f" as {model.converts_to}" if model.converts_to else ""
-    weights = facts.sizes.weights_bytes + (facts.sizes.tied_bytes if model.kernels == AUTO else 0)
+    packed, tied = (facts.sizes.packed_bytes, facts.sizes.tied_bytes) if model.kernels == AUTO else (0, 0)
+    weights = facts.sizes.weights_bytes - (packed - tied)
     yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", weights, shared=True)
+    if packed:
+        yield MemoryNeed((*model_key(model), "packed"), f"those that are packed (model.kernels) of {name}", packed)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)

@@ -16,11 +16,12 @@ from pathlib import Path
 import llama_cpp
 
 from operators.engine.backend.limit import ModelWork
-from operators.llama.gguf_check import check_gguf
+from operators.engine.backend.loading import ModelFacts, ModelSizes
+from operators.llama.gguf_check import check_gguf, tokens_of
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import work_of
-from operators.llama.packed import tied_bytes
+from operators.llama.packed import library_path, packed_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 
@@ -64,8 +65,8 @@ class Header:
     recurrent: bool = False
     fits_amx: bool = True
     """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
-    tied_bytes: int = 0
-    """Of a packed copy of the table of tokens, see packed.tied_bytes."""
+    packed: tuple[int, int] = (0, 0)
+    """Bytes of matrices, see packed.packed_bytes."""
     work: ModelWork = field(default_factory=ModelWork)
     encoder: str | None = None
     outputs: int = 0
@@ -158,7 +159,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             kv_values,
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
-            tied_bytes({name: tensor for each in contents for name, tensor in each.tensors.items()}),
+            packed_bytes({name: tensor for each in contents for name, tensor in each.tensors.items()}),
             work_of(contents, architecture, kv_values),
             encoder,
             ((labels and labels.n_items) or 1) if has_head else 0,
@@ -169,6 +170,23 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         )
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = None) -> ModelFacts:
+    """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content.
+    `refusal`: see `refusal_of`."""
+    header = read_header(path)
+    fingerprint = content_of(path) if fingerprint is None else fingerprint
+    size = sum(part.stat().st_size for part in parts_of(path))
+    packed = header.packed if library_path().exists() else (0, 0)
+    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, *packed)
+    return ModelFacts(
+        *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
+        tool_template=header.tool_template,
+        sampling=header.sampling,
+        refusal=refusal,
+        tokens=functools.partial(tokens_of, parts_of(path)[0]),
+    )
 
 
 def template_in(model: ctypes.c_void_p, name: bytes | None = None) -> str | None:

@@ -9,8 +9,8 @@ from inspect import signature
 from pathlib import Path
 
 from operators.engine.backend.loading import ModelFacts, check_options
-from operators.llama.header import part_names, parts_of
-from operators.llama.model import LlamaModel, check_gpu, facts_of, refusal_of, weights_path
+from operators.llama.header import facts_of, part_names, parts_of
+from operators.llama.model import LlamaModel, check_gpu, refusal_of, weights_path
 from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError, install

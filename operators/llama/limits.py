@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES
 from operators.engine.backend.limit import MachineLimit, ModelWork, Peaks
 from operators.llama.gguf_check import Contents
 from operators.llama.kernels import has_amx
-from operators.llama.packed import library
+from operators.llama.packed import LOOKED_UP, library
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from pipeline.api.errors import PipelineError
@@ -29,8 +29,6 @@ from pipeline.system.file_cache import FileCache, cache_folder
 from pipeline.system.machine import free_memory, machine
 
 _TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
-_LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
-"""Beginnings of the names of tables and heads, which the calls of an engine do not multiply with."""
 _EXPERTS = b"exps."
 _LAYER = re.compile(rb"blk\.(\d+)\.")
 _ALONE = 0.8
@@ -60,7 +58,7 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
     last = _OUTPUT if _OUTPUT in tensors else _TABLE
     for name, tensor in tensors.items():
         layer = _LAYER.match(name)
-        if (name.startswith(_LOOKED_UP) and name != last) or (layer and int(layer[1]) >= layers):
+        if (name.startswith(LOOKED_UP) and name != last) or (layer and int(layer[1]) >= layers):
             continue
         values, n_bytes = GGML_QUANT_SIZES.get(tensor.kind, (1, 0))
         macs = math.prod(tensor.lengths)

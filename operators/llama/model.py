@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.limit import MachineLimit
-from operators.engine.backend.loading import ModelFacts, ModelSizes, check_options
+from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.context import ContextPool, LlamaContext
 from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
-from operators.llama.gguf_check import tokens_of
-from operators.llama.header import TOOL_USE, Header, content_of, parts_of, read_header, template_in
+from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
-from operators.llama.packed import library_path, load_model
+from operators.llama.packed import load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.trial import require_sound_build
@@ -130,7 +129,7 @@ class LlamaModel:
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
-        self._model, self.packed = load_model(self._path, params, header.tied_bytes, ours=ours, repacks=may_repack)
+        self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         info = system_info().decode(errors="replace").strip()
@@ -288,20 +287,3 @@ class LlamaModel:
             if count >= 0:
                 return count
             self._scratch = (ctypes.c_int * (2 * -count))()
-
-
-def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = None) -> ModelFacts:
-    """Return the facts of the model in `path` and its other parts. `fingerprint`: None for that of the content.
-    `refusal`: see `refusal_of`."""
-    header = read_header(path)
-    fingerprint = content_of(path) if fingerprint is None else fingerprint
-    size = sum(part.stat().st_size for part in parts_of(path))
-    tied_bytes = header.tied_bytes if library_path().exists() else 0
-    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, tied_bytes)
-    return ModelFacts(
-        *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
-        tool_template=header.tool_template,
-        sampling=header.sampling,
-        refusal=refusal,
-        tokens=functools.partial(tokens_of, parts_of(path)[0]),
-    )

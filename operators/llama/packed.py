@@ -29,6 +29,8 @@ TYPES = frozenset(GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "IQ4_N
 _ROWS = 16
 """Matrices whose rows are a multiple of this are packed."""
 _TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
+LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
+"""Beginnings of the names of tables and heads, which the calls of an engine do not multiply with."""
 _LOADED = re.compile(r"(/\S*/libggml-(base|cpu)\S*\.so\S*)$", re.MULTILINE)
 _WHAT = "quantised matrices:"
 BUILD = "`python -m pipeline build`"
@@ -46,7 +48,7 @@ class Packed(NamedTuple):
     @property
     def identity(self) -> str:
         """What tells their bits apart from those of llama.cpp's kernels; '' if they compute nothing."""
-        return f"; kernels {self.version}" if self.tensors else ""
+        return f"; kernels {self.version}, {self.tensors} matrices" if self.tensors else ""
 
 
 def library_path() -> Path:
@@ -90,27 +92,33 @@ def _state() -> tuple[ctypes.CDLL | None, str]:
 
 
 def load_model(
-    path: Path, params: llama_cpp.llama_model_params, tied_bytes: int, *, ours: bool, repacks: bool
+    path: Path, params: llama_cpp.llama_model_params, sizes: tuple[int, int], *, ours: bool, repacks: bool
 ) -> tuple[Any, Packed]:
     """Load a model with the kernels that it is to have.
 
     Args:
         path: its file.
         params: of llama.cpp, where this sets use_extra_bufts.
-        tied_bytes: what a packed copy of a table of tokens takes that is the last matrix, too. It has one where there
-            is memory for it.
+        sizes: of its matrices, see `packed_bytes`. Without memory for them llama.cpp's kernels compute, which need not
+            have the whole file in memory; without memory for a second table of tokens they compute that.
         ours: whether kernels of our own compute what they can.
         repacks: whether llama.cpp may repack weights that ours do not compute.
 
     Returns:
         the model, None if llama.cpp refuses it, and what ours compute of it.
     """
-    found, what_computes = state() if ours else (library(), "")
+    (size, tied), free = sizes, free_memory()
+    if ours and size - tied > free:
+        said = "%s: %s llama.cpp's kernels, as those of this project need %d bytes of memory, and %d are free"
+        log.warning(said, path.name, _WHAT, size - tied, free)
+        ours = False
+    found, what_computes = state()  # also for a model that gets none: llama.cpp copies its list at the first model
     params.use_extra_bufts = repacks or (ours and found is not None)
     if found is None:
-        log.info("%s: %s", path.name, what_computes)
+        if ours:
+            log.info("%s: %s", path.name, what_computes)
         return llama_cpp.llama_model_load_from_file(os.fsencode(path), params), Packed()
-    found.kernels_choose(ours, 2 * tied_bytes < free_memory(), repacks, usable_cores())
+    found.kernels_choose(ours, size <= free, repacks, usable_cores())
     try:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         packed = _loaded(found)
@@ -126,11 +134,17 @@ def _loaded(found: ctypes.CDLL) -> Packed:
     return Packed(found.kernels_name().decode(), found.kernels_version(), tensors) if tensors else Packed()
 
 
-def tied_bytes(tensors: Mapping[bytes, Tensor]) -> int:
-    """Return the bytes that a packed copy of the table of tokens takes; 0 if the model has a last matrix of its own, or
-    the table is not packed."""
-    table = tensors.get(_TABLE)
-    if table is None or _OUTPUT in tensors or table.kind not in TYPES or table.lengths[1] % _ROWS:
+def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:
+    """Return the bytes of the matrices that kernels of our own multiply, and what of them is a table of tokens that is
+    the last matrix, too: it is in memory twice then, once as it is in the file."""
+    tied = 0 if _OUTPUT in tensors else _size(tensors.get(_TABLE))
+    matrices = (tensor for name, tensor in tensors.items() if not name.startswith(LOOKED_UP))
+    return sum(map(_size, matrices)) + tied, tied
+
+
+def _size(tensor: Tensor | None) -> int:
+    """Return the bytes of a matrix; 0 if it is not packed."""
+    if tensor is None or len(tensor.lengths) < 2 or tensor.kind not in TYPES or tensor.lengths[1] % _ROWS:
         return 0
-    values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(table.kind)]
-    return 0 if table.lengths[0] % values else math.prod(table.lengths) // values * n_bytes
+    values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+    return 0 if tensor.lengths[0] % values else math.prod(tensor.lengths) // values * n_bytes

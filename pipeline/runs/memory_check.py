@@ -15,8 +15,8 @@ from pipeline.settings import JobSettings
 from pipeline.system.machine import free_memory
 
 REMEDIES = (
-    "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, or smaller or more quantised"
-    " models"
+    "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, smaller or more quantised"
+    " models, or runtime.kernels=llama.cpp, which need not have all weights in memory"
 )
 
 

@@ -13,6 +13,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import DecoderShape, Logits
 from operators.engine.backend.loading import ModelFacts
 from operators.llama.context import LlamaContext
+from operators.llama.header import facts_of
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 
@@ -22,7 +23,7 @@ LOADER = f"model.loader={__name__}:load"
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    return llama.facts_of(llama.gguf_path(settings))
+    return facts_of(llama.gguf_path(settings))
 
 
 def load(settings: ModelSettings) -> llama.LlamaModel:

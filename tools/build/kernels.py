@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from tools.build.compilers import Compiler, Host
@@ -99,22 +99,39 @@ def compile_into(place: Path, compiler: Compiler, headers: Path, more: Iterable[
     names = ("GGML_VERSION", "GGML_COMMIT", "SOURCES")
     defines = [f'-DKERNELS_{name}="{value}"' for name, value in zip(names, [*ggml, version()], strict=True)]
     given = [*FLAGS, *defines, *(f"-isystem{headers / folder}" for folder in INCLUDES), *more]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with tempfile.TemporaryDirectory() as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         calls = [
             [*cxx, *given, *cpu_flags(source), "-c", str(source), "-o", made]
             for source, made in zip(sources, objects, strict=True)
         ]
-        list(pool.map(_output, calls))
+        _run_at_once(calls)
         linked = place / f"{LIBRARY}.new"
         _output([*cxx, "-shared", "-pthread", *more, *objects, "-ldl", "-o", str(linked)])
         linked.replace(place / LIBRARY)  # whole or not at all, and whoever has loaded the former one keeps it
 
 
+def _run_at_once(commands: list[list[str]]) -> None:
+    """Run commands beside each other. Raises KernelsError as `_output` does, once all have ended."""
+    with ExitStack() as opened:
+        said = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        running = [
+            subprocess.Popen(command, stdout=log, stderr=log, env=_english())
+            for command, log in zip(commands, said, strict=True)
+        ]
+        failed = [log for process, log in zip(running, said, strict=True) if process.wait()]
+        for log in failed:
+            log.seek(0)
+            raise KernelsError(reason(log.read() or "a compiler failed"))
+
+
+def _english() -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C"}
+
+
 def _output(command: list[str]) -> str:
     """Return what a command prints. Raises KernelsError with the first line in which it speaks of an error."""
-    english = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=english)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=_english())
     if done.returncode:
         raise KernelsError(reason(done.stderr or f"{command[0]} ended with {done.returncode}"))
     return done.stdout

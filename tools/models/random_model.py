@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from operators.engine.backend.loading import ModelFacts, check_options
-from operators.llama.model import LlamaModel, check_gpu, facts_of, weights_path
+from operators.llama.header import facts_of
+from operators.llama.model import LlamaModel, check_gpu, weights_path
 from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError

@@ -44,6 +44,7 @@ _FILTERED = "content_filter"
 _UNFINISHED: Mapping[str, str] = {
     "abort": "the server gave up the answer",
     "error": "the server failed on the answer",
+    "network_error": "the server failed on the answer",
 }
 LEAST_LOGPROB = -9999.0
 """What vLLM and OpenAI write for a log-probability of minus infinity."""
@@ -148,8 +149,11 @@ def read_answer(body: object, api: str) -> Answer:
 
 def _finish(choice: Mapping[str, Any]) -> tuple[str, str]:
     detail = text(choice.get("finish_reason"), "finish_reason")
-    if detail in _UNFINISHED:
-        raise Failed(_UNFINISHED[detail])
+    places = (choice, choice.get("provider_specific_fields"))  # of OpenRouter, and of LiteLLM, which makes a stop of it
+    native = [place.get("native_finish_reason") for place in places if isinstance(place, dict)]
+    for word in (detail, *native):
+        if isinstance(word, str) and word.lower() in _UNFINISHED:
+            raise Failed(_UNFINISHED[word.lower()])
     if detail == _FILTERED:
         raise OfRow("the server's content filter cut the answer")
     if detail not in _REASONS:

@@ -38,12 +38,14 @@ def model_key(settings: ModelSettings) -> tuple[str, str]:
 class ModelSizes:
     """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
     (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
-    `tied_bytes`: of the copy that `model.kernels=auto` makes of a table of tokens that is the last matrix, too."""
+    `packed_bytes`: of weights that `model.kernels=auto` packs, which each process has for itself. `tied_bytes`: what of
+    these is in memory a second time."""
 
     weights_bytes: int
     n_vocab: int
     kv_values: int | None = None
     recurrent: bool = False
+    packed_bytes: int = 0
     tied_bytes: int = 0
 
 

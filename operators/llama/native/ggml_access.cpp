@@ -17,17 +17,8 @@ const char * find_ggml(const char * base, const char * cpu) {
         function = (std::decay_t<decltype(function)>) dlsym(library, name);
         if (!function && !missing) missing = name;
     };
-    find(base_library, "ggml_backend_buffer_init", llama.buffer_init);
-    find(base_library, "ggml_backend_buft_is_host", llama.buft_is_host);
-    find(base_library, "ggml_backend_reg_dev_get", llama.reg_dev_get);
-    find(base_library, "ggml_get_type_traits", llama.type_traits);
-    find(base_library, "ggml_quantize_chunk", llama.quantize_chunk);
-    find(base_library, "ggml_version", llama.version);
-    find(base_library, "ggml_commit", llama.commit);
-    find(cpu_library, "ggml_backend_cpu_reg", llama.cpu_reg);
-    find(cpu_library, "ggml_barrier", llama.barrier);
-    find(cpu_library, "ggml_threadpool_chunk_set", llama.chunk_set);
-    find(cpu_library, "ggml_threadpool_chunk_add", llama.chunk_add);
+#define FIND(library, name, function) find(library, #function, llama.name);
+    EACH_OF_GGML(FIND)
     find(cpu_library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv", llama.extra_buffer_types);
     return missing;
 }

@@ -10,18 +10,23 @@
 #include "ggml.h"
 #include "traits.h"
 
+// Of which library, the name here, the function.
+#define EACH_OF_GGML(F)                                                \
+    F(base_library, buffer_init, ggml_backend_buffer_init)             \
+    F(base_library, buft_is_host, ggml_backend_buft_is_host)           \
+    F(base_library, reg_dev_get, ggml_backend_reg_dev_get)             \
+    F(base_library, type_traits, ggml_get_type_traits)                 \
+    F(base_library, quantize_chunk, ggml_quantize_chunk)               \
+    F(base_library, version, ggml_version)                             \
+    F(base_library, commit, ggml_commit)                               \
+    F(cpu_library, cpu_reg, ggml_backend_cpu_reg)                      \
+    F(cpu_library, barrier, ggml_barrier)                              \
+    F(cpu_library, chunk_set, ggml_threadpool_chunk_set)               \
+    F(cpu_library, chunk_add, ggml_threadpool_chunk_add)
+
 struct Ggml {
-    decltype(&ggml_backend_buffer_init) buffer_init;
-    decltype(&ggml_backend_buft_is_host) buft_is_host;
-    decltype(&ggml_backend_reg_dev_get) reg_dev_get;
-    decltype(&ggml_get_type_traits) type_traits;
-    decltype(&ggml_quantize_chunk) quantize_chunk;
-    decltype(&ggml_version) version;
-    decltype(&ggml_commit) commit;
-    decltype(&ggml_backend_cpu_reg) cpu_reg;
-    decltype(&ggml_barrier) barrier;
-    decltype(&ggml_threadpool_chunk_set) chunk_set;
-    decltype(&ggml_threadpool_chunk_add) chunk_add;
+#define MEMBER(library, name, function) decltype(&function) name;
+    EACH_OF_GGML(MEMBER)
     decltype(&ggml_backend_cpu_get_extra_buffer_types) extra_buffer_types;
 };
 extern Ggml llama;

@@ -5,8 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ggml_access.h"
-#include "pack.h"
+#include "product.h"
 
 namespace {
 
@@ -31,13 +30,10 @@ struct Random {  // xorshift
 std::vector<float> product(const Kernels & kernels, const Format & format, const void * packed, const std::vector<Block> & blocks) {
     constexpr int A_ROW = VALUES / UNIT;
     std::vector<float> out(COLUMNS * OUTPUTS);
-    const size_t group_bytes = VALUES / format.values * format.packed_bytes;
-    for (int group = 0; group < OUTPUTS / ROWS; group++) {
-        const Block * inputs[COLUMNS];
-        float * outputs[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) inputs[c] = &blocks[c * A_ROW], outputs[c] = &out[c * OUTPUTS + group * ROWS];
-        kernels.tiles[format.type]((const char *) packed + group * group_bytes, inputs, A_ROW, outputs, COLUMNS);
-    }
+    multiply(kernels.tiles[format.type], (const char *) packed, VALUES / format.values * format.packed_bytes, 0, OUTPUTS / ROWS,
+             A_ROW, COLUMNS, [&](int64_t column, const Block *& from, float *& to) {
+                 from = &blocks[column * A_ROW], to = &out[column * OUTPUTS];
+             });
     return out;
 }
 

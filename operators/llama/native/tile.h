@@ -11,91 +11,73 @@ namespace {  // of its own in each file: the linker must not take one instructio
 constexpr int8_t NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the numbers
 
-struct Nibbles {  // four vectors of bytes that hold two values each
-    template <class P> static void open(const P & packed, int part, Lanes::Bytes * out) {
+// What the formats share: UNITS of a packed struct, the largest stored value (MOST), log2 of the offset (SHIFT; -1: none).
+// Each says how to `open` unit `u` into eight vectors, and its scales.
+template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
+    using Packed = P;
+    static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF;
+    const Packed & packed;
+    const int part;  // of the rows of the group, so many as a vector has
+    Lanes::Bytes bytes(const uint8_t * vector) const { return Lanes::bytes(vector + part * 4 * Lanes::COUNT); }
+    Lanes::Small small(const uint8_t * of_rows) const { return Lanes::small(of_rows + part * Lanes::COUNT); }
+    Lanes::Floats halves(const uint16_t * of_rows) const { return Lanes::halves(of_rows + part * Lanes::COUNT); }
+    void nibbles(const uint8_t (*vectors)[VECTOR], Lanes::Bytes * out) const {  // four, of bytes that hold two values each
         for (int i = 0; i < 4; i++) {
-            const auto both = Lanes::bytes(packed[i] + part * 4 * Lanes::COUNT);
+            const auto both = bytes(vectors[i]);
             out[i] = Lanes::low(both), out[i + 4] = Lanes::high(both);
         }
     }
-};
-
-// Each format says: UNITS in a packed struct, the largest stored value (MOST), log2 of the offset (SHIFT; -1: none),
-// how to `open` unit `u` into eight vectors, and its scales.
-struct FormatQ8_0 {
-    using Packed = PackedQ8_0;
-    static constexpr int UNITS = 1, MOST = 255, SHIFT = 7;
-    const Packed & packed;
-    const int part;
-    void open(int, Lanes::Bytes * out) const {
-        for (int i = 0; i < 8; i++) out[i] = Lanes::bytes(packed.values[i] + part * 4 * Lanes::COUNT);
-    }
-    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
-};
-
-struct FormatQ4_0 {
-    using Packed = PackedQ4_0;
-    static constexpr int UNITS = 1, MOST = 15, SHIFT = 3;
-    const Packed & packed;
-    const int part;
-    void open(int, Lanes::Bytes * out) const { Nibbles::open(packed.values, part, out); }
-    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
-};
-
-struct FormatIQ4_NL {
-    using Packed = PackedQ4_0;
-    static constexpr int UNITS = 1, MOST = 255, SHIFT = 7;
-    const Packed & packed;
-    const int part;
-    void open(int, Lanes::Bytes * out) const {
-        Nibbles::open(packed.values, part, out);
-        const auto table = Lanes::table(NL_VALUES, 128);
+    void look_up(const uint8_t (*vectors)[VECTOR], const int8_t * values, Lanes::Bytes * out) const {
+        nibbles(vectors, out);
+        const auto table = Lanes::table(values, 1 << SHIFT);
         for (int i = 0; i < 8; i++) out[i] = Lanes::look_up(table, out[i]);
     }
-    Lanes::Floats scale(int) const { return Lanes::halves(packed.scale + part * Lanes::COUNT); }
 };
 
-struct FormatMXFP4 {
-    using Packed = PackedMXFP4;
-    static constexpr int UNITS = 1, MOST = 31, SHIFT = 4;
-    const Packed & packed;
-    const int part;
+struct FormatQ8_0 : Stored<PackedQ8_0, 1, 255, 7> {
     void open(int, Lanes::Bytes * out) const {
-        Nibbles::open(packed.values, part, out);
-        const auto table = Lanes::table(FP4_VALUES, 16);
-        for (int i = 0; i < 8; i++) out[i] = Lanes::look_up(table, out[i]);
+        for (int i = 0; i < 8; i++) out[i] = bytes(packed.values[i]);
     }
+    Lanes::Floats scale(int) const { return halves(packed.scale); }
+};
+
+struct FormatQ4_0 : Stored<PackedQ4_0, 1, 15, 3> {
+    void open(int, Lanes::Bytes * out) const { nibbles(packed.values, out); }
+    Lanes::Floats scale(int) const { return halves(packed.scale); }
+};
+
+struct FormatIQ4_NL : Stored<PackedQ4_0, 1, 255, 7> {
+    void open(int, Lanes::Bytes * out) const { look_up(packed.values, NL_VALUES, out); }
+    Lanes::Floats scale(int) const { return halves(packed.scale); }
+};
+
+struct FormatMXFP4 : Stored<PackedMXFP4, 1, 31, 4> {
+    void open(int, Lanes::Bytes * out) const { look_up(packed.values, FP4_VALUES, out); }
     Lanes::Floats scale(int) const { return Lanes::half_powers(packed.exponent + part * Lanes::COUNT); }
 };
 
-template <class P> struct FormatK {  // Q4_K, and what Q5_K shares with it
-    using Packed = P;
-    static constexpr int UNITS = 8, SHIFT = -1;
-    const Packed & packed;
-    const int part;
-    Lanes::Small byte(int j) const { return Lanes::small(packed.scales[j] + part * Lanes::COUNT); }
+template <class P, int MOST> struct FormatK : Stored<P, 8, MOST, -1> {  // Q4_K, and what Q5_K shares with it
+    Lanes::Small byte(int j) const { return this->small(this->packed.scales[j]); }
     Lanes::Floats scale(int u) const {
         const auto six = u < 4 ? Lanes::small_and(byte(u), 63)
                                : Lanes::small_or(Lanes::small_and(byte(u + 4), 15), Lanes::small_shifted(byte(u - 4), 2, 48));
-        return Lanes::multiply(Lanes::halves(packed.scale + part * Lanes::COUNT), Lanes::from_small(six));
+        return Lanes::multiply(this->halves(this->packed.scale), Lanes::from_small(six));
     }
     Lanes::Floats minimum(int u) const {
         const auto six = u < 4 ? Lanes::small_and(byte(u + 4), 63)
                                : Lanes::small_or(Lanes::small_shifted(byte(u + 4), 4, 15), Lanes::small_shifted(byte(u), 2, 48));
-        return Lanes::multiply(Lanes::halves(packed.minimum + part * Lanes::COUNT), Lanes::from_small(six));
+        return Lanes::multiply(this->halves(this->packed.minimum), Lanes::from_small(six));
     }
 };
 
-struct FormatQ4_K : FormatK<PackedQ4_K> {
-    static constexpr int MOST = 15;
-    void open(int u, Lanes::Bytes * out) const { Nibbles::open(packed.values[u], part, out); }
+struct FormatQ4_K : FormatK<PackedQ4_K, 15> {
+    void open(int u, Lanes::Bytes * out) const { nibbles(packed.values[u], out); }
 };
 
-struct FormatQ5_K : FormatK<PackedQ5_K> {
-    static constexpr int MOST = 31;
+struct FormatQ5_K : FormatK<PackedQ5_K, 31> {
     void open(int u, Lanes::Bytes * out) const {
-        Nibbles::open(packed.values[u], part, out);
-        const auto fifth = Lanes::bytes(packed.fifth[u] + part * 4 * Lanes::COUNT);
+        nibbles(packed.values[u], out);
+        const auto fifth = bytes(packed.fifth[u]);
         out[0] = Lanes::with_bits<4, 16>(out[0], fifth), out[1] = Lanes::with_bits<3, 16>(out[1], fifth);
         out[2] = Lanes::with_bits<2, 16>(out[2], fifth), out[3] = Lanes::with_bits<1, 16>(out[3], fifth);
         out[4] = Lanes::with_bits<0, 16>(out[4], fifth), out[5] = Lanes::with_bits<-1, 16>(out[5], fifth);
@@ -103,31 +85,26 @@ struct FormatQ5_K : FormatK<PackedQ5_K> {
     }
 };
 
-struct FormatQ6_K {
-    using Packed = PackedQ6_K;
-    static constexpr int UNITS = 8, MOST = 63, SHIFT = 5;
-    const Packed & packed;
-    const int part;
+struct FormatQ6_K : Stored<PackedQ6_K, 8, 63, 5> {
     void open(int u, Lanes::Bytes * out) const {
-        Nibbles::open(packed.values[u], part, out);
+        nibbles(packed.values[u], out);
         for (int h = 0; h < 2; h++) {
-            const auto upper = Lanes::bytes(packed.upper[u][h] + part * 4 * Lanes::COUNT);
+            const auto upper = bytes(packed.upper[u][h]);
             auto * four = out + 4 * h;
             four[0] = Lanes::with_bits<4, 48>(four[0], upper), four[1] = Lanes::with_bits<2, 48>(four[1], upper);
             four[2] = Lanes::with_bits<0, 48>(four[2], upper), four[3] = Lanes::with_bits<-2, 48>(four[3], upper);
         }
     }
     Lanes::Floats scale(int half) const {
-        const auto whole = Lanes::halves(packed.scale + part * Lanes::COUNT);
-        return Lanes::multiply(whole, Lanes::from_signed(packed.scales[half] + part * Lanes::COUNT));
+        return Lanes::multiply(halves(packed.scale), Lanes::from_signed(packed.scales[half] + part * Lanes::COUNT));
     }
 };
 
 inline const int32_t * fours(const Block & block) { return (const int32_t *) block.bytes; }
 
 // One unit of one scale: total += (sum of products) * (scale of the weights * scale of the activations)
-template <class Format, int COLUMNS>
-inline void add_unit(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
+template <int COLUMNS, class Format>
+inline void add(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
     Lanes::Bytes values[8];
     format.open(u, values);
     const auto scale = format.scale(u);
@@ -140,7 +117,7 @@ inline void add_unit(const Format & format, int u, int at, const Block * const *
 }
 
 // One unit with a minimum: total += (scale * (sum of products) - minimum * (sum of activations)) * their scale
-template <class P, int COLUMNS, class Format>
+template <int COLUMNS, class Format>
 inline void add_unit_with_minimum(const Format & format, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
     Lanes::Bytes values[8];
     format.open(u, values);
@@ -153,13 +130,13 @@ inline void add_unit_with_minimum(const Format & format, int u, int at, const Bl
         totals[c] = Lanes::add_product(Lanes::add_product(scale, sum, less), Lanes::all(&block.scale), totals[c]);
     }
 }
-
 template <int COLUMNS> inline void add(const FormatQ4_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    add_unit_with_minimum<PackedQ4_K, COLUMNS>(f, u, at, inputs, totals);
+    add_unit_with_minimum<COLUMNS>(f, u, at, inputs, totals);
 }
 template <int COLUMNS> inline void add(const FormatQ5_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    add_unit_with_minimum<PackedQ5_K, COLUMNS>(f, u, at, inputs, totals);
+    add_unit_with_minimum<COLUMNS>(f, u, at, inputs, totals);
 }
+
 // Two scales a unit: total += (scale 0 * (sum of the first 16) + scale 1 * (sum of the others)) * theirs
 template <int COLUMNS> inline void add(const FormatQ6_K & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
     Lanes::Bytes values[8];
@@ -173,10 +150,6 @@ template <int COLUMNS> inline void add(const FormatQ6_K & f, int u, int at, cons
         const auto both = Lanes::add_product(second, high, Lanes::multiply(first, low));
         totals[c] = Lanes::add_product(both, Lanes::all(&block.scale), totals[c]);
     }
-}
-template <int COLUMNS, class Format>
-inline void add(const Format & f, int u, int at, const Block * const * inputs, Lanes::Floats * totals) {
-    add_unit<Format, COLUMNS>(f, u, at, inputs, totals);
 }
 
 constexpr int AHEAD = 8 * 544;  // bytes of weights that are fetched before they are needed

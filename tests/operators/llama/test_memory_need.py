@@ -60,7 +60,7 @@ def test_slots_and_tokens_multiply(tmp_path):
 
 def generate(**runtime) -> Generate:
     settings = EngineSettings(max_sequence_tokens=256, **runtime)
-    return Generate(TINY, SamplingSettings(), DecodeSettings(), settings, StoreSettings(enabled=False))
+    return Generate(PLAIN, SamplingSettings(), DecodeSettings(), settings, StoreSettings(enabled=False))
 
 
 def test_nodes_that_share_an_engine_give_the_same_keys_and_others_do_not():
@@ -71,7 +71,7 @@ def test_nodes_that_share_an_engine_give_the_same_keys_and_others_do_not():
     weights, context = zip(keys(generate()), keys(generate(slots=4)), strict=True)
     assert len(set(weights)) == 1
     assert len(set(context)) == 2
-    readers = [Score(TINY, EngineSettings()), Score(TINY, EngineSettings()), Embed(TINY, EngineSettings())]
+    readers = [Score(PLAIN, EngineSettings()), Score(PLAIN, EngineSettings()), Embed(PLAIN, EngineSettings())]
     assert len({keys(op)[0] for op in [*readers, generate()]}) == 1
     assert len({keys(op)[1] for op in readers}) == 3
 

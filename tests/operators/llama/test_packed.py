@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.generation.wiring import identity_of, model_memory
+from operators.llama import packed
 from operators.llama.header import read_header
 from operators.llama.model import LlamaModel
 from operators.llama.packed import library_path, state
@@ -55,22 +56,47 @@ def test_what_computes_is_a_part_of_what_identifies_a_run():
     models = [LlamaModel(settings) for settings in (AUTO, THEIRS)]
     ours, theirs = (identity_of(model, EngineSettings()) for model in models)
     assert {key for key in ours if ours[key] != theirs[key]} == {"llama.cpp"}
-    assert ours["llama.cpp"] == theirs["llama.cpp"] + "; kernels 1", (
-        "without them it is what it was before there were any"
-    )
+    without = ours["llama.cpp"].removesuffix(f"; kernels 1, {MATRICES} matrices")
+    assert without == theirs["llama.cpp"], "this is what it was before there were any"
     for model in models:
         model.close()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_copy_of_a_tied_table_is_counted(tmp_path, tied):
+def test_packed_weights_are_counted_for_each_process_and_a_tied_table_twice(tmp_path, tied):
     shape = replace(SHAPES["tiny"], tied_embeddings=False)
     path = TINY if tied else write_model(tmp_path / "m.gguf", file_type="q8_0", shape=shape).path
     settings = [replace(each, path=str(path)) for each in (AUTO, THEIRS)]
-    ours, theirs = (next(iter(model_memory(each, EngineSettings(), "key"))) for each in settings)
-    assert theirs.size_bytes == path.stat().st_size
-    assert ours.size_bytes - theirs.size_bytes == read_header(path).tied_bytes
-    assert (read_header(path).tied_bytes > 0) == tied
+    ours, theirs = (list(model_memory(each, EngineSettings(), "key")) for each in settings)
+    weights, private = ours[:2]
+    assert theirs[0].size_bytes == path.stat().st_size
+    assert [each.shared for each in (theirs[0], weights, private)] == [True, True, False]
+    size, copied = read_header(path).packed
+    assert private.size_bytes == size
+    assert weights.size_bytes + size == path.stat().st_size + copied
+    assert (copied > 0) == tied
+
+
+@pytest.mark.parametrize(("free", "tensors"), [(0, 0), (1, MATRICES - 1), (2, MATRICES)])
+def test_without_memory_for_them_llama_cpps_kernels_compute(monkeypatch, caplog, free, tensors):
+    """All of it, or the last matrix alone, for which the table of tokens would be in memory twice."""
+    size, tied = read_header(TINY).packed
+    monkeypatch.setattr(packed, "free_memory", lambda: [0, size - tied, size][free])
+    model = LlamaModel(AUTO)
+    assert model.packed.tensors == tensors
+    assert ("are free" in caplog.text) == (tensors == 0)
+    model.close()
+
+
+def test_a_model_before_that_has_none_changes_nothing():
+    """llama.cpp copies its list of buffer types when the first model is loaded."""
+    script = (
+        "import sys; from operators.llama.model import LlamaModel; from operators.settings import ModelSettings\n"
+        "for kernels in ('llama.cpp', 'auto', 'llama.cpp'):\n"
+        "    print(LlamaModel(ModelSettings(path=sys.argv[1], probe=False, kernels=kernels)).packed.tensors)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, TINY], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", str(MATRICES), "0"]
 
 
 @pytest.mark.parametrize(

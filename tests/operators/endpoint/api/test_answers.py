@@ -214,6 +214,10 @@ def test_a_token_that_cannot_be_has_the_log_probability_that_vllm_writes_for_it(
         (chat(error={"code": 503, "message": "m"}), 503),
         (chat(finish_reason="error"), None),
         (chat(finish_reason="abort"), None),
+        (chat(finish_reason="ERROR"), None),
+        (chat(finish_reason="network_error"), None),
+        (chat(native_finish_reason="error"), None),
+        (chat(provider_specific_fields={"native_finish_reason": "abort"}), None),
         ({"choices": []}, None),
         ({"choices": None}, None),
         (chat({"content": None}) | {"usage": {"completion_tokens": 7}}, None),
@@ -230,6 +234,12 @@ def test_an_answer_that_is_empty_is_one():
     for message in ({"content": ""}, {"content": None, "reasoning": "hm"}, {"content": None, "refusal": "no"}):
         assert read_answer(chat(message) | {"usage": {"completion_tokens": 7}}, CHAT).text == ""
     assert read_answer(chat({"content": None}), CHAT).text == ""
+
+
+@pytest.mark.parametrize("said", [None, 3, {}, "STOP", "completed"], ids=str)
+def test_other_words_of_the_server_behind_cost_no_text(said):
+    for given in ({"native_finish_reason": said}, {"provider_specific_fields": {"native_finish_reason": said}}):
+        assert read_answer(chat(**given), CHAT).text == read_answer(chat(), CHAT).text
 
 
 def test_a_long_message_of_a_server_is_cut():

@@ -68,7 +68,7 @@ def loaded(path: Path, *, ours: bool) -> Iterator[tuple[Any, int]]:
     initialise()
     if state()[0] is None:
         pytest.skip(state()[1])
-    model, kernels = load_model(path, llama_cpp.llama_model_default_params(), 0, ours=ours, repacks=False)
+    model, kernels = load_model(path, llama_cpp.llama_model_default_params(), (0, 0), ours=ours, repacks=False)
     try:
         yield model, kernels.tensors
     finally:

@@ -1,0 +1,151 @@
+"""Measure products of quantised matrices, in thousands of millions of multiplications a second (GMAC/s): by this
+project's kernels, llama.cpp's plain ones (tiled for K-quants from 8 columns up), and its repacked or AMX ones.
+
+    python -m tools.bench.kernels --threads 2 --types Q8_0 Q4_K
+
+Each is the same operation of a graph, whose weights lie in another type of buffer. `cache`: a matrix that the second
+cache holds; `memory`: one that no cache holds, of which GB/s are what a single column reads. Other work on the machine
+is in the figures: the best of many runs is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from llama_cpp import llama_cpp as binding
+
+from operators.llama import packed
+from operators.llama.library import initialise
+
+TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K")
+COLUMNS = (1, 4, 16, 64)
+SIZES = {"cache": (256, 1024), "memory": (16_384, 4096)}
+"""Outputs and values a row."""
+_QUANTISED, _LONG_ENOUGH_S = 64, 0.3  # rows; a larger matrix has them again and again
+_CPU, _F32 = 0, 0
+PLAIN = "CPU"
+Address = ctypes.c_void_p
+
+
+class _Memory(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("buffer", Address), ("no_alloc", ctypes.c_bool))
+
+
+def ggml(name: str, *arguments: Any, returns: type[Any] | None = Address) -> Any:
+    """Call a function of ggml."""
+    function = getattr(binding._lib, name)
+    function.restype = returns
+    made = function(*(ctypes.c_int64(each) if isinstance(each, int) else each for each in arguments))
+    return Address(made) if returns is Address else made
+
+
+class Bench:
+    """llama.cpp's CPU, with `threads` threads, and its types of buffers by name."""
+
+    def __init__(self, threads: int) -> None:
+        self.device = ggml("ggml_backend_dev_by_type", _CPU)
+        self.backend = ggml("ggml_backend_dev_init", self.device, None)
+        self._of_registry("ggml_backend_set_n_threads", None, Address, ctypes.c_int)(self.backend, threads)
+        extra = self._of_registry("ggml_backend_dev_get_extra_bufts", ctypes.POINTER(Address), Address)(self.device)
+        places = [ggml("ggml_backend_dev_buffer_type", self.device)]
+        while extra and extra[len(places) - 1]:
+            places.append(Address(extra[len(places) - 1]))
+        names = [ggml("ggml_backend_buft_name", place, returns=ctypes.c_char_p).decode() for place in places]
+        self.places = dict(zip(names, places, strict=True))
+
+    def _of_registry(self, name: str, returns: Any, *takes: Any) -> Callable[..., Any]:
+        registry = ggml("ggml_backend_dev_backend_reg", self.device)
+        found = ggml("ggml_backend_reg_get_proc_address", registry, name.encode())
+        return ctypes.CFUNCTYPE(returns, *takes)(found.value)
+
+    def speed(self, place: str, kind: str, rows: int, values: int, columns: int) -> float | None:
+        """Return multiplications a second; None where llama.cpp does not keep such a matrix there."""
+        with _context() as of_weights, _context() as of_graph:
+            number = int(GGMLQuantizationType[kind])
+            weights = ggml("ggml_new_tensor_2d", of_weights, number, values, rows)
+            inputs = ggml("ggml_new_tensor_2d", of_graph, _F32, values, columns)
+            output = ggml("ggml_mul_mat", of_graph, weights, inputs)
+            graph = ggml("ggml_new_graph", of_graph)
+            ggml("ggml_build_forward_expand", graph, output, returns=None)
+            buffers = [
+                ggml("ggml_backend_alloc_ctx_tensors_from_buft", of_weights, self.places[place]),
+                ggml("ggml_backend_alloc_ctx_tensors_from_buft", of_graph, self.places[PLAIN]),
+            ]
+            try:
+                if not ggml("ggml_backend_dev_supports_op", self.device, output, returns=ctypes.c_bool):
+                    return None
+                _set(weights, _quantised(kind, rows, values))
+                _set(inputs, np.random.default_rng(0).standard_normal((columns, values), np.float32))
+                return rows * values * columns / self._seconds(graph)
+            finally:
+                for buffer in buffers:
+                    ggml("ggml_backend_buffer_free", buffer, returns=None)
+
+    def _seconds(self, graph: Address) -> float:
+        best, began, start = float("inf"), time.perf_counter(), 0.0
+        while start - began < _LONG_ENOUGH_S:
+            start = time.perf_counter()
+            ggml("ggml_backend_graph_compute", self.backend, graph, returns=ctypes.c_int)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+
+@contextmanager
+def _context() -> Iterator[Address]:
+    context = ggml("ggml_init", _Memory(1 << 20, None, True))
+    try:
+        yield context
+    finally:
+        ggml("ggml_free", context, returns=None)
+
+
+def _set(tensor: Address, data: np.ndarray[Any, Any]) -> None:
+    ggml("ggml_backend_tensor_set", tensor, Address(data.ctypes.data), 0, data.nbytes, returns=None)
+
+
+def _quantised(kind: str, rows: int, values: int) -> np.ndarray[Any, Any]:
+    drawn = np.random.default_rng(1).standard_normal((_QUANTISED, values), np.float32)
+    n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    made = np.empty((_QUANTISED, values // n_values * n_bytes), np.uint8)
+    number, given = int(GGMLQuantizationType[kind]), Address(drawn.ctypes.data)
+    ggml("ggml_quantize_chunk", number, given, Address(made.ctypes.data), 0, _QUANTISED, values, None, returns=None)
+    return np.tile(made, (rows // _QUANTISED, 1))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
+    options = parser.parse_args(arguments)
+    initialise()
+    library, what = packed.state()
+    print(what)
+    if library is not None and hasattr(library, "kernels_peak_products"):
+        library.kernels_peak_products.restype = library.kernels_peak_bytes.restype = ctypes.c_double
+        peaks = library.kernels_peak_products(options.threads), library.kernels_peak_bytes(options.threads)
+        print(f"this machine at most: {peaks[0] / 1e9:.0f} GMAC/s in registers, {peaks[1] / 1e9:.1f} GB/s from memory")
+    bench = Bench(options.threads)
+    print(f"{'type':8}{'from':8}{'weights in':14}" + "".join(f"{n:>8}" for n in COLUMNS) + " columns, GMAC/s")
+    for kind in options.types:
+        n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        for size, (rows, values) in SIZES.items():
+            for place in bench.places:
+                found = [bench.speed(place, kind, rows, values, columns) for columns in COLUMNS]
+                speeds = [speed for speed in found if speed is not None]
+                if len(speeds) == len(COLUMNS):
+                    read = f"{speeds[0] / n_values * n_bytes / 1e9:8.1f} GB/s" if size == "memory" else ""
+                    print(f"{kind:8}{size:8}{place:14}" + "".join(f"{each / 1e9:8.1f}" for each in speeds) + read)
+
+
+if __name__ == "__main__":
+    main()
