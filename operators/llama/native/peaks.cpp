@@ -1,4 +1,4 @@
-// What this machine can do at most: products of bytes in registers, and reading of memory. docs/performance.md says of a
+// What this machine can do at most: products of bytes in registers, and reading of memory. docs/metrics.md says of a
 // run how near it came.
 #include <immintrin.h>
 #include <pthread.h>
