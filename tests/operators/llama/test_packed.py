@@ -1,5 +1,5 @@
 """Which kernels multiply quantised matrices: this project's where they can, llama.cpp's else, and each with its own
-bits, whatever else the process computes. tests/operators/llama/test_kernels.py has what the kernels compute."""
+bits, whatever else the process computes. tests/operators/llama/kernels has what they compute."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pytest
 from operators.generation.wiring import identity_of, model_memory
 from operators.llama import packed
 from operators.llama.header import read_header
+from operators.llama.library import forget_errors, recent_lines
 from operators.llama.model import LlamaModel
 from operators.llama.packed import library_path, state
 from operators.settings import ModelSettings
+from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -86,6 +88,19 @@ def test_without_memory_for_them_llama_cpps_kernels_compute(monkeypatch, caplog,
     assert model.packed.tensors == tensors
     assert ("are free" in caplog.text) == (tensors == 0)
     model.close()
+
+
+def test_what_ours_leave_is_repacked_only_where_it_was_before(tmp_path):
+    """llama.cpp's repacked K-quants have other bits for other numbers of rows."""
+    shape = replace(SHAPES["tiny-256"], n_head=32, n_head_kv=1, head_dim=24)  # keys of 24 rows: llama.cpp repacks 8
+    path = write_model(tmp_path / "m.gguf", file_type="q4_k_m", shape=shape).path
+    buffers = {}
+    for kernels in KERNELS:
+        forget_errors()
+        model = LlamaModel(replace(AUTO, path=str(path), kernels=kernels))
+        buffers[kernels] = {line.split()[1] for line in recent_lines() if "model buffer size" in line}
+        model.close()
+    assert buffers["auto"] == buffers["llama.cpp"] | {"PACKED"}
 
 
 def test_a_model_before_that_has_none_changes_nothing():
