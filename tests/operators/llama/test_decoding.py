@@ -22,10 +22,12 @@ from operators.generation.canary import canary
 from operators.llama.context import ContextPool
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
+from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Table, check_pool, worker_on
+from tests.sets import often
 from tools.models.make_model import write_model
 from tools.models.shapes import Shape
 
@@ -51,9 +53,9 @@ def model_file(request, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def model(model_file):
-    loaded = LlamaModel(ModelSettings(path=str(model_file)))
+@pytest.fixture(scope="module", params=often(KERNELS, "auto"))
+def model(model_file, request):
+    loaded = LlamaModel(ModelSettings(path=str(model_file), kernels=request.param))
     yield loaded
     loaded.close()
 
