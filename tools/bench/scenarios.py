@@ -44,6 +44,7 @@ RUNGS = "tools.bench.rungs"
 JOB = Job("job")
 PROCESSES = ("cluster=processes",)
 RAY = ("cluster=ray", "cluster.address=local", "cluster.cpus=0.2")
+ITS_KERNELS = Job("job, llama.cpp's kernels", ("model.kernels=llama.cpp",))
 SERVER = Program("llama-server", "tools.bench.alternatives:server")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
@@ -53,6 +54,7 @@ LADDER = (
 )
 PEERS = (
     JOB,
+    ITS_KERNELS,
     SERVER,
     BatchedBench("llama-batched-bench"),
     LlamaBench("llama-bench", once=True),

@@ -100,7 +100,7 @@ def test_its_weights_are_counted(hub, content):
     sizes = inspect(settings).sizes
     assert sizes is not None
     assert sizes.weights_bytes == len(content)
-    weights, _ = model_memory(settings, EngineSettings(max_sequence_tokens=128), "key")
+    weights, *_ = model_memory(settings, EngineSettings(max_sequence_tokens=128), "key")
     assert weights.what == "the weights of tiny.gguf"
 
 
