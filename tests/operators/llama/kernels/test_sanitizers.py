@@ -24,8 +24,8 @@ FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-
 @pytest.mark.parametrize(
     ("sanitizer", "rounds", "lanes"),
     [
-        ("address,undefined", 300, [name for title, name in LANES.items() if title in runnable()]),
-        ("thread", 100, []),  # what the threads do is the same for all instructions
+        ("address,undefined", 100, [name for title, name in LANES.items() if title in runnable()]),
+        ("thread", 40, []),  # what the threads do is the same for all instructions
     ],
 )
 def test_sanitizers_find_nothing(tmp_path, sanitizer, rounds, lanes):
