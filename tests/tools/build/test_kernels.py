@@ -171,16 +171,15 @@ def test_the_sources_compile_and_no_file_shares_code_that_needs_instructions(tmp
     """Of a weak symbol the linker keeps one for all files: on a CPU without its instructions that is a crash."""
     shared: dict[str, list[str]] = {}
 
-    def spied(command: list[str]) -> str:
-        printed = output(command)
-        if "-c" in command and "-shared" not in command:
+    def spied(commands: list[list[str]]) -> None:
+        run_at_once(commands)
+        for command in commands:
             source = Path(command[command.index("-c") + 1])
             symbols = output(["nm", "-C", command[-1]]).splitlines() if kernels.cpu_flags(source) else []
             shared[source.name] = [line for line in symbols if re.search(r" [WVu] ", line)]
-        return printed
 
-    output = kernels._output
-    monkeypatch.setattr(kernels, "_output", spied)
+    output, run_at_once = kernels._output, kernels._run_at_once
+    monkeypatch.setattr(kernels, "_run_at_once", spied)
     (tmp_path / "libggml-base.so").symlink_to(
         next(Path(sys.prefix).glob("lib/python3*/*/llama_cpp/lib/libggml-base.so"))
     )
