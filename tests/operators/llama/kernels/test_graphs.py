@@ -15,6 +15,7 @@ import pytest
 from gguf import GGUFReader, Keys
 from numpy.typing import NDArray
 
+from operators.llama.kernels import keep_rows_apart
 from operators.llama.library import initialise
 from operators.llama.packed import load_model, state
 from tests.operators.llama.kernels.library import GROUP, KINDS
@@ -66,6 +67,7 @@ def packable(path: Path) -> int:
 def loaded(path: Path, *, ours: bool) -> Iterator[tuple[Any, int]]:
     """The model, and how many of its matrices are ours."""
     initialise()
+    keep_rows_apart(True)  # read at the first product of a process, which other tests are in
     if state()[0] is None:
         pytest.skip(state()[1])
     model, kernels = load_model(path, llama_cpp.llama_model_default_params(), (0, 0), ours=ours, repacks=False)
