@@ -15,7 +15,7 @@ from operators.generation.requests import Requests, Samples, require_columns
 from operators.generation.structured import structured_form
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
-from operators.generation.wiring import check_room, decode_strategy, draft_memory, model_memory
+from operators.generation.wiring import check_room, decode_strategy, draft_memory, model_memory, of_engine
 from operators.rows.row_condition import Where
 from operators.rows.sql import RowExpression
 from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
@@ -45,7 +45,7 @@ class GenerateSetup(BaseOperator):
         where: str | None = None,
     ) -> None:
         self._where = Where(where)
-        self._model_settings = model
+        self._model_settings = of_engine(model, runtime)
         self._sampling = sampling
         self._decode = decode
         self._engine_settings = decode_strategy(decode).settled(runtime)

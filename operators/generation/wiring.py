@@ -50,6 +50,11 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         max_sequence_tokens(settings, facts.n_ctx_train)
 
 
+def of_engine(model: ModelSettings, settings: EngineSettings) -> ModelSettings:
+    """Return `model` as an engine with `settings` loads it: with llama.cpp's kernels if either says so."""
+    return model if settings.kernels == AUTO else replace(model, kernels=settings.kernels)
+
+
 def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
     """Refuse open settings in a worker of a cluster: each would choose its own, and some change the bits of a row."""
     if runtime.services is not None and settings.open_keys():
@@ -131,7 +136,7 @@ def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSetti
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
     own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(replace(strategy.draft_model, kernels=settings.kernels), own, ("draft", key)))
+    return list(model_memory(of_engine(strategy.draft_model, settings), own, ("draft", key)))
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -173,7 +178,7 @@ def _make_engine(
         meters = (runtime.part("decode"), runtime.part("sample"))
         worker = Worker(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
         if strategy.draft_model is not None:
-            draft = load_model(runtime, replace(strategy.draft_model, kernels=settings.kernels))
+            draft = load_model(runtime, of_engine(strategy.draft_model, settings))
             leased.callback(strategy.take_draft_model(draft, settings))
             runtime.when_stuck(draft.abort)
         closing = leased.pop_all()

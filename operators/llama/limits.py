@@ -16,19 +16,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gguf import GGML_QUANT_SIZES
-
 from operators.engine.backend.limit import MachineLimit, ModelWork, Peaks
 from operators.llama.gguf_check import Contents
 from operators.llama.kernels import has_amx
-from operators.llama.packed import LOOKED_UP, library
+from operators.llama.packed import LOOKED_UP, OUTPUT, TABLE, bytes_of, library
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from pipeline.api.errors import PipelineError
 from pipeline.system.file_cache import FileCache, cache_folder
 from pipeline.system.machine import free_memory, machine
 
-_TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
 _EXPERTS = b"exps."
 _LAYER = re.compile(rb"blk\.(\d+)\.")
 _ALONE = 0.8
@@ -55,15 +52,13 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
     tensors = {name: tensor for each in contents for name, tensor in each.tensors.items() if len(tensor.lengths) > 1}
     layers = number("block_count") - number("nextn_predict_layers")  # those behind guess tokens for drafts
     sums = {"": [0, 0], "expert_": [0, 0], "output_": [0, 0]}
-    last = _OUTPUT if _OUTPUT in tensors else _TABLE
+    last = OUTPUT if OUTPUT in tensors else TABLE
     for name, tensor in tensors.items():
         layer = _LAYER.match(name)
         if (name.startswith(LOOKED_UP) and name != last) or (layer and int(layer[1]) >= layers):
             continue
-        values, n_bytes = GGML_QUANT_SIZES.get(tensor.kind, (1, 0))
-        macs = math.prod(tensor.lengths)
         of = sums["output_" if name == last else "expert_" if _EXPERTS in name else ""]
-        of[:] = of[0] + macs, of[1] + macs // values * n_bytes
+        of[:] = of[0] + math.prod(tensor.lengths), of[1] + bytes_of(tensor)
     experts, kv_heads = max(number("expert_count"), 1), number("attention.head_count_kv")
     return ModelWork(
         **{f"{of}{what}": n for of, both in sums.items() for what, n in zip(("macs", "bytes"), both, strict=True)},

@@ -26,9 +26,12 @@ LIBRARY = "libllama-batch-kernels.so"
 """In the folder of llama.cpp's own libraries; tools/build/kernels.py puts it there."""
 TYPES = frozenset(GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K"))
 """Types of weights that the kernels multiply."""
+_SIZES: Mapping[int, tuple[int, int]] = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+"""By type, the values of a block and its bytes."""
 _ROWS = 16
 """Matrices whose rows are a multiple of this are packed."""
-_TABLE, _OUTPUT = b"token_embd.weight", b"output.weight"
+TABLE, OUTPUT = b"token_embd.weight", b"output.weight"
+"""The table of tokens, and the last matrix: without one of its own the table is that, too."""
 LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
 """Beginnings of the names of tables and heads, which the calls of an engine do not multiply with."""
 _LOADED = re.compile(r"(/\S*/libggml-(base|cpu)\S*\.so\S*)$", re.MULTILINE)
@@ -39,9 +42,8 @@ _one_at_a_time = threading.Lock()
 
 
 class Packed(NamedTuple):
-    """What kernels of our own compute of a model: so many matrices, by kernels of that name and version."""
+    """What kernels of our own compute of a model: so many matrices, by kernels of that version."""
 
-    name: str = ""
     version: int = 0
     tensors: int = 0
 
@@ -65,7 +67,6 @@ def library() -> ctypes.CDLL | None:
         return None
     for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
         getattr(found, name).restype = ctypes.c_char_p
-    found.kernels_loaded_bytes.restype = ctypes.c_uint64
     return found
 
 
@@ -131,13 +132,13 @@ def load_model(
 
 def _loaded(found: ctypes.CDLL) -> Packed:
     tensors = found.kernels_loaded_tensors()
-    return Packed(found.kernels_name().decode(), found.kernels_version(), tensors) if tensors else Packed()
+    return Packed(found.kernels_version(), tensors) if tensors else Packed()
 
 
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:
     """Return the bytes of the matrices that kernels of our own multiply, and what of them is a table of tokens that is
     the last matrix, too: it is in memory twice then, once as it is in the file."""
-    tied = 0 if _OUTPUT in tensors else _size(tensors.get(_TABLE))
+    tied = 0 if OUTPUT in tensors else _size(tensors.get(TABLE))
     matrices = (tensor for name, tensor in tensors.items() if not name.startswith(LOOKED_UP))
     return sum(map(_size, matrices)) + tied, tied
 
@@ -146,5 +147,10 @@ def _size(tensor: Tensor | None) -> int:
     """Return the bytes of a matrix; 0 if it is not packed."""
     if tensor is None or len(tensor.lengths) < 2 or tensor.kind not in TYPES or tensor.lengths[1] % _ROWS:
         return 0
-    values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-    return 0 if tensor.lengths[0] % values else math.prod(tensor.lengths) // values * n_bytes
+    return 0 if tensor.lengths[0] % _SIZES[tensor.kind][0] else bytes_of(tensor)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of a tensor in its file; 0 if its type is not known here."""
+    values, n_bytes = _SIZES.get(tensor.kind, (1, 0))
+    return math.prod(tensor.lengths) // values * n_bytes

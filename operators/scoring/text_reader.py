@@ -20,7 +20,14 @@ from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
 from operators.generation.canary import fixed_texts
-from operators.generation.wiring import check_room, engine_thread, identity_of, model_memory, warn_unless_exact
+from operators.generation.wiring import (
+    check_room,
+    engine_thread,
+    identity_of,
+    model_memory,
+    of_engine,
+    warn_unless_exact,
+)
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.scoring.text_batches import Part, Reader, reading_settings
@@ -55,7 +62,7 @@ class ReadsTexts(BaseOperator):
     def __init__(
         self, model: ModelSettings, settings: EngineSettings, columns: Seq[str], store: StoreSettings | None
     ) -> None:
-        self._model = model
+        self._model = of_engine(model, settings)
         self._settings = settings
         self._columns = columns
         self._store = store or StoreSettings()

@@ -24,9 +24,8 @@ struct Lanes : Lanes256 {
         return _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(four, values));
     }
 };
-bool runs() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 }  // namespace
 
 #include "tile.h"
 
-extern const Kernels KERNELS_AVX2 = {"AVX2", runs, ALL_TILES, quantize};
+extern const Kernels KERNELS_AVX2 = {"AVX2", has_avx2, ALL_TILES, quantize};

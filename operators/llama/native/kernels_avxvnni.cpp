@@ -1,5 +1,4 @@
 // AVX-VNNI: 256 bits wide, with four products of unsigned and signed bytes added to 32 bits in one instruction.
-#include <cpuid.h>
 #include "lanes_256.h"
 
 namespace {
@@ -14,8 +13,7 @@ struct Lanes : Lanes256 {
 };
 bool runs() {  // GCC 12 has no name for the bit: leaf 7, subleaf 1, EAX bit 4
     unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 }  // namespace
 

@@ -1,8 +1,14 @@
 // Eight rows in vectors of 256 bits: all but the dot products, which AVX2 and AVX-VNNI have in unlike ways.
+#include <cpuid.h>
 #include <immintrin.h>
 #include "packed.h"
 
 namespace {
+bool has_avx2() {  // clang 16 has no name for F16C: leaf 1, ECX bit 29
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
 struct Lanes256 {
     static constexpr int COUNT = 8;
     using Bytes = __m256i;

@@ -27,7 +27,6 @@ Product product;
 thread_local struct {
     bool take_ours = false, take_tied = false, leave_theirs = false;
     int threads = 1, tensors = 0;
-    uint64_t bytes = 0;
 } load;
 
 ggml_backend_buffer_type_t buffer_type();
@@ -67,7 +66,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     const Format format = format_of(tensor->type);
     if (offset != 0 || size != rows * (tensor->ne[0] / format.values) * format.file_bytes) abort();  // a part of one
     pack(format, data, tensor->data, tensor->ne[0], rows, load.threads);
-    load.tensors++, load.bytes += size;
+    load.tensors++;
 }
 constexpr ggml_backend_buffer_i BUFFER = {free_buffer, base_of, nullptr, nullptr, set_tensor, nullptr,
                                           nullptr,     nullptr, nullptr, clear,   nullptr};
@@ -144,7 +143,6 @@ EXPORT void kernels_choose(bool ours, bool tied, bool theirs, int threads) {
     load.take_ours = ours, load.take_tied = tied, load.leave_theirs = !theirs, load.threads = threads;
 }
 EXPORT int kernels_loaded_tensors() { return load.tensors; }
-EXPORT uint64_t kernels_loaded_bytes() { return load.bytes; }
 
 // For tests and measurements: packs a matrix, and multiplies it on one thread. `type` is ggml's. false: such a matrix
 // cannot be packed, or this CPU has no such kernels. `inputs`: `columns` times `values`; `outputs`: as often `rows`.

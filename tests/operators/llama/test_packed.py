@@ -9,21 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from operators.generate import Generate
 from operators.generation.wiring import identity_of, model_memory
 from operators.llama import packed
 from operators.llama.header import read_header
 from operators.llama.library import forget_errors, recent_lines
 from operators.llama.model import LlamaModel
 from operators.llama.packed import library_path, state
-from operators.settings import ModelSettings
+from operators.score import Score
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
+from operators.tokens import Tokenize
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.run_dir.names import RUN_LOG
+from tests.operators.flow import Flow, Rows, chain
 from tests.operators.llama.test_split import TINY
 from tools.models.make_model import write_model
 from tools.models.shapes import SHAPES
@@ -35,6 +40,8 @@ pytestmark = [
 
 AUTO, THEIRS = ModelSettings(path=str(TINY)), ModelSettings(path=str(TINY), kernels="llama.cpp")
 MATRICES = 43
+NIBBLES = bytes.fromhex("8198adbfcfddeaf6010d192635455971")
+"""The table of values of IQ4_NL, as the library has it for each set of instructions."""
 
 
 def scored(folder: Path, *overrides: str) -> tuple[Any, str]:
@@ -119,6 +126,7 @@ def test_a_model_before_that_has_none_changes_nothing():
     [
         (b"0.25.", b"9.99.", "they were compiled for ggml 9.99."),
         (b"ggml_threadpool_chunk_set", b"ggml_threadpool_chunk_let", "llama.cpp has no ggml_threadpool_chunk_let"),
+        (NIBBLES, NIBBLES[:-1] + b"\x70", "they failed their test: the products of iq4_nl by"),
     ],
 )
 def test_a_library_that_does_not_fit_is_left_out_with_one_line(tmp_path, old, new, said):
@@ -139,3 +147,40 @@ def test_a_library_that_does_not_fit_is_left_out_with_one_line(tmp_path, old, ne
     assert len(lines) == 1
     assert f"llama.cpp's kernels, not those of this project: {said}" in lines[0]
     assert "pipeline build" in lines[0]
+
+
+ASKED: list[tuple[ModelSettings, dict[str, Any]]] = [(AUTO, {}), (AUTO, {"kernels": "llama.cpp"}), (THEIRS, {})]
+
+
+def generate(model: ModelSettings, runtime: dict[str, Any], name: str) -> Generate:
+    sampling, settings = SamplingSettings(max_tokens=4, logprobs=1), EngineSettings(slots=2, **runtime)
+    return Generate(model, sampling, DecodeSettings(), settings, StoreSettings(enabled=False), as_=name)
+
+
+def score(model: ModelSettings, runtime: dict[str, Any], name: str) -> Score:
+    return Score(model, EngineSettings(slots=2, **runtime), "prompt_text", as_=name)
+
+
+@pytest.mark.parametrize("reads", [generate, score])
+def test_nodes_of_a_run_have_the_kernels_that_they_ask_for(tmp_path, reads):
+    """Also outside of a job, which gives the model those of its engine."""
+    rows = [{"prompt_text": "Put these words in alphabetical order: hare, goose, fox"}]
+    nodes = {f"n{i}": reads(*asked, f"n{i}") for i, asked in enumerate(ASKED)}
+    source = Rows(rows, pa.schema([("prompt_text", pa.string())]))
+    (row,) = Flow(tmp_path, chain(source, tokens=Tokenize(AUTO), **nodes)).run()
+    ours, theirs, also_theirs = (row[f"n{i}_logprobs"] for i in range(3))
+    assert ours != theirs == also_theirs
+
+
+def test_a_draft_model_has_the_kernels_of_its_engine(tmp_path):
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(TINY.read_bytes())
+    drafting = ("decode=speculative", f"decode.draft.model={draft}", "sampling.max_tokens=4")
+    fixed = ("job=quickstart", "data.limit=2", "runtime.slots=2", "progress=none", *drafting)
+    for kernels, files in (("auto", {TINY.name, draft.name}), ("llama.cpp", set())):
+        out = tmp_path / kernels
+        assert main([*fixed, f"output_dir={out}", f"runtime.kernels={kernels}"]) == ExitCode.DONE
+        lines = [line.split() for line in (out / RUN_LOG).read_text().splitlines() if "this project's kernels" in line]
+        assert {name for line in lines for name in (f"{TINY.name}:", f"{draft.name}:") if name in line} == {
+            f"{name}:" for name in files
+        }
