@@ -134,6 +134,15 @@ def test_a_library_that_does_not_fit_is_left_out_with_one_line(tmp_path, old, ne
     assert data.count(old) >= 1
     other = tmp_path / "other.so"
     other.write_bytes(data.replace(old, new))
+    lines, tensors = said_of_a_library(other)
+    assert tensors == 0
+    assert len(lines) == 1
+    assert f"llama.cpp's kernels, not those of this project: {said}" in lines[0]
+    assert "pipeline build" in lines[0]
+
+
+def said_of_a_library(path: Path) -> tuple[list[str], int]:
+    """The lines of the log when a model is loaded beside the library in `path`, and how many matrices are ours."""
     script = (
         "import logging, sys; from pathlib import Path; from operators.llama import packed\n"
         "from operators.llama.model import LlamaModel; from operators.settings import ModelSettings\n"
@@ -141,12 +150,9 @@ def test_a_library_that_does_not_fit_is_left_out_with_one_line(tmp_path, old, ne
         "packed.library_path = lambda: Path(sys.argv[1])\n"
         "model = LlamaModel(ModelSettings(path=sys.argv[2], probe=False)); print(model.packed.tensors)"
     )
-    done = subprocess.run([sys.executable, "-c", script, other, TINY], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, path, TINY], capture_output=True, text=True, check=True)
     *lines, tensors = done.stdout.splitlines()
-    assert int(tensors) == 0
-    assert len(lines) == 1
-    assert f"llama.cpp's kernels, not those of this project: {said}" in lines[0]
-    assert "pipeline build" in lines[0]
+    return lines, int(tensors)
 
 
 ASKED: list[tuple[ModelSettings, dict[str, Any]]] = [(AUTO, {}), (AUTO, {"kernels": "llama.cpp"}), (THEIRS, {})]

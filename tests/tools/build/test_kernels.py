@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import io
 import json
 import os
 import re
+import shutil
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.operators.llama.kernels import library
+from tests.operators.llama.kernels.test_products import check_golden
+from tests.operators.llama.test_packed import said_of_a_library
 from tools.build import build, kernels
 from tools.build.build import LOCK, STAMP, WHEELS, BuildError, download_source, headers_folder, locked_version
-from tools.build.compilers import Compiler, Host, find_compiler, this_host
+from tools.build.compilers import Compiler, Host, _installed_pairs, this_host, try_compiler
 
 LINUX = Host("Linux", "x86_64", frozenset({"avx2"}))
 LOCKED = locked_version(LOCK)
@@ -164,11 +167,34 @@ def test_what_fails_is_told_in_one_line_and_leaves_llama_cpps_kernels(place, mon
     assert "kernels" not in json.loads(place.stamp.read_text())
 
 
+def compiler_of(family: str) -> Compiler:
+    """The first compiler of the family that works here; skips the test where there is none."""
+    installed = (try_compiler(*pair, openmp=False) for pair in _installed_pairs(this_host()))
+    found = next((compiler for compiler in installed if compiler and compiler.family == family), None)
+    return found or pytest.skip(f"no {family} is installed here")
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compiles the sources by a compiler of that family, and returns the library."""
+    (tmp_path / "libggml-base.so").symlink_to(
+        next(Path(sys.prefix).glob("lib/python3*/*/llama_cpp/lib/libggml-base.so"))
+    )
+
+    def compile_by(family: str) -> Path:
+        kernels.compile_into(tmp_path, compiler_of(family), KEPT)
+        return Path(tmp_path / kernels.LIBRARY)
+
+    return compile_by
+
+
 @pytest.mark.laws
 @pytest.mark.skipif(not kernels.are_for(this_host()), reason="there are kernels for Linux on x86-64 only")
 @pytest.mark.skipif(not KEPT.exists(), reason="ggml's headers are not kept here: `make llama` fetches them")
-def test_the_sources_compile_and_no_file_shares_code_that_needs_instructions(tmp_path, monkeypatch):
-    """Of a weak symbol the linker keeps one for all files: on a CPU without its instructions that is a crash."""
+@pytest.mark.parametrize("family", ["gcc", "clang"])
+def test_the_sources_compile_and_no_file_shares_code_that_needs_instructions(compiled, monkeypatch, family):
+    """By each compiler that is installed, to the same bits. Of a weak symbol the linker keeps one for all files: a CPU
+    without its instructions would crash."""
     shared: dict[str, list[str]] = {}
 
     def spied(commands: list[list[str]]) -> None:
@@ -180,13 +206,25 @@ def test_the_sources_compile_and_no_file_shares_code_that_needs_instructions(tmp
 
     output, run_at_once = kernels._output, kernels._run_at_once
     monkeypatch.setattr(kernels, "_run_at_once", spied)
-    (tmp_path / "libggml-base.so").symlink_to(
-        next(Path(sys.prefix).glob("lib/python3*/*/llama_cpp/lib/libggml-base.so"))
-    )
-    kernels.compile_into(tmp_path, find_compiler(this_host(), os.environ), KEPT)
+    monkeypatch.setattr(library, "PATH", compiled(family))
     assert len(shared) == len(list(kernels.SOURCES.glob("*.cpp"))) > 0
     assert {name: found for name, found in shared.items() if found} == {}
-    ctypes.CDLL(str(tmp_path / kernels.LIBRARY))
+    for kind in library.KINDS:
+        check_golden(kind)
+
+
+@pytest.mark.laws
+@pytest.mark.skipif(not kernels.are_for(this_host()), reason="there are kernels for Linux on x86-64 only")
+@pytest.mark.skipif(not KEPT.exists(), reason="ggml's headers are not kept here: `make llama` fetches them")
+def test_a_library_whose_products_are_wrong_is_left_out(compiled, monkeypatch, tmp_path):
+    """Wrong in all sets of instructions alike: by llama.cpp's own values in double precision."""
+    sources = Path(shutil.copytree(kernels.SOURCES, tmp_path / "native"))
+    packs = (sources / "pack.cpp").read_text()
+    (sources / "pack.cpp").write_text(packs.replace("0x80808080", "0x80808081"))
+    monkeypatch.setattr(kernels, "SOURCES", sources)
+    lines, tensors = said_of_a_library(compiled("gcc"))
+    assert tensors == 0
+    assert "they failed their test: the products of q8_0 by" in lines[0]
 
 
 @pytest.mark.parametrize("host", [Host("Linux", "aarch64", frozenset()), Host("Darwin", "x86_64", frozenset())])
