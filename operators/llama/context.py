@@ -1,27 +1,22 @@
-"""A llama.cpp context as a Decoder, its batch and logits used in place; and the pool of a model's contexts."""
+"""A llama.cpp context as a Decoder, its batch and logits used in place."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
 
 import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import Buffer, DecoderShape, Logits, Wanted
-from operators.llama.library import last_errors
+from operators.llama.library import last_errors, unlogged
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-_MALFORMED = -1
-CODES = {1: "there is no room in the KV cache", 2: "it was aborted", _MALFORMED: "the batch is malformed"}
+_MALFORMED, _ABORTED = -1, 2
+CODES = {1: "there is no room in the KV cache", _ABORTED: "it was aborted", _MALFORMED: "the batch is malformed"}
 # llama.cpp asks between any two operations of a call whether to go on. A Python function would be asked a thousand
 # times a step and need the interpreter each time, beside threads that compute in it. The C library has a function that
 # says of a byte whether it is set: strlen, of the text that begins there.
@@ -37,6 +32,7 @@ class LlamaContext:
         shape: the sizes, as `settings` give them.
         lone_tokens: see Decoder.
         on_cpu: keep every operation on the CPU.
+        kernels: our own, which compute attention; None: llama.cpp's do.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context.
 
@@ -54,6 +50,7 @@ class LlamaContext:
         *,
         lone_tokens: int,
         on_cpu: bool,
+        kernels: ctypes.CDLL | None,
         abort: ctypes.Array[ctypes.c_char],
     ) -> None:
         if shape.slots * shape.block > shape.call_tokens:  # llama.cpp would end the process
@@ -62,6 +59,7 @@ class LlamaContext:
                 f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
             )
         self._copies_wait = False
+        self._kernels = kernels
         if llama_cpp.llama_model_is_recurrent(model):
             shape = replace(shape, flash_attention=False)  # there is no attention
         self.shape = shape
@@ -79,7 +77,6 @@ class LlamaContext:
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
                 f" could be made ({last_errors()}); use fewer slots or shorter sequences"
             )
-        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
         self._memory = llama_cpp.llama_get_memory(self._context)
         if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
             self.close()
@@ -90,10 +87,13 @@ class LlamaContext:
 
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
+        if kernels is not None and self._is_exact(kernels):
+            self.shape, self.lone_tokens = replace(shape, exact=True), shape.max_sequence_tokens
+        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
 
     def decode(self) -> Logits:
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
-        code = llama_cpp.llama_decode(self._context, self._llama_batch.first(self.batch.n_tokens))
+        code = self._decode(self.batch.n_tokens)
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
@@ -105,6 +105,31 @@ class LlamaContext:
         first = ctypes.addressof(get(self._context).contents)
         flat = (ctypes.c_float * (outputs * self._width)).from_address(first)
         return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
+
+    def _is_exact(self, kernels: ctypes.CDLL) -> bool:
+        """Return whether kernels of our own compute each operation of a call that may depend on other rows. They count
+        those that they do not, when llama.cpp plans the call; then it is aborted."""
+        at_once = ctypes.create_string_buffer(b"!")
+        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(at_once, ctypes.c_void_p))
+        self.batch.clear()
+        self.batch.add_spans([np.zeros(1, np.int32)], [0], [0], [1])
+        kernels.kernels_others()
+        with unlogged():
+            code = self._decode(1)
+        self.batch.clear()
+        self.clear()
+        return code == _ABORTED and kernels.kernels_others() == 0
+
+    def _decode(self, n_tokens: int) -> int:
+        """Have llama.cpp compute the first tokens of the batch; return its code."""
+        batch = self._llama_batch.first(n_tokens)
+        if self._kernels is None:
+            return int(llama_cpp.llama_decode(self._context, batch))
+        self._kernels.kernels_attend(True)  # in the graphs that this thread has computed
+        try:
+            return int(llama_cpp.llama_decode(self._context, batch))
+        finally:
+            self._kernels.kernels_attend(False)
 
     def truncate(self, slot: int, length: int) -> None:
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
@@ -222,58 +247,3 @@ def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_con
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
     params.offload_kqv = params.op_offload = not on_cpu
     return params
-
-
-class Context(Protocol):
-    """What a pool asks of a context."""
-
-    def clear(self) -> None:
-        """Forget all rows."""
-
-    def close(self) -> None:
-        """Free it."""
-
-
-C = TypeVar("C", bound=Context)
-
-
-class ContextPool(Generic[C]):
-    """The contexts of one model by signature, used again: clearing one costs microseconds, making one up to a second.
-
-    Attributes:
-        made: how many were created.
-    """
-
-    def __init__(self) -> None:
-        self.made = 0
-        self._alive: list[C] = []
-        self._making = threading.Lock()
-        self._free: defaultdict[Hashable, list[C]] = defaultdict(list)
-
-    def lease(self, signature: Hashable, make: Callable[[], C]) -> tuple[C, Callable[[], None]]:
-        """Return an empty context, and a function that gives it back."""
-        with self._making:
-            free = self._free[signature]
-            if not free:
-                self._close_free()  # of jobs before: their caches would stay beside the new one
-                free.append(make())
-                self._alive.append(free[-1])
-                self.made += 1
-            context = free.pop()
-        context.clear()
-        return context, functools.partial(free.append, context)
-
-    def _close_free(self) -> None:
-        """Free the contexts that nobody uses."""
-        for free in self._free.values():
-            while free:
-                context = free.pop()
-                self._alive.remove(context)
-                context.close()
-
-    def close(self) -> None:
-        """Free all contexts; none may be in use."""
-        for context in self._alive:
-            context.close()
-        self._alive.clear()
-        self._free.clear()

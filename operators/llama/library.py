@@ -7,6 +7,9 @@ import functools
 import logging
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import llama_cpp
@@ -23,12 +26,23 @@ _INTENDED = (
     "special_eos_id is not in special_eog_ids",
 )
 """Of its warnings those that any encoder gives: about another pooling, room that is rounded up, and its end token."""
+_unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Drop what llama.cpp says to calls of this thread in the meantime: of one that is to fail."""
+    before = _unlogged.set(True)
+    try:
+        yield
+    finally:
+        _unlogged.reset(before)
 
 
 @llama_cpp.llama_log_callback
 def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip("\n")
-    if line.strip(" ."):
+    if line.strip(" .") and not _unlogged.get():
         _RECENT.append(line)
         intended = any(part in line for part in _INTENDED)
         log.log(logging.DEBUG if intended else _LEVELS.get(level, logging.DEBUG), "%s", line)

@@ -15,14 +15,15 @@ import numpy.typing as npt
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
-from operators.llama.context import ContextPool, LlamaContext
+from operators.llama.context import LlamaContext
+from operators.llama.context_pool import ContextPool
 from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
 from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
-from operators.llama.packed import load_model
+from operators.llama.packed import Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.trial import require_sound_build
@@ -130,6 +131,8 @@ class LlamaModel:
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
         self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
+        if header.encoder is not None and not self.packed.tensors:
+            self.packed = Packed()  # attention without a KV cache is llama.cpp's
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         info = system_info().decode(errors="replace").strip()
@@ -231,6 +234,7 @@ class LlamaModel:
             settings,
             lone_tokens=lone,
             on_cpu=self.is_cpu,
+            kernels=library() if self.packed.version else None,
             abort=self._abort,
         )
 

@@ -42,7 +42,8 @@ _one_at_a_time = threading.Lock()
 
 
 class Packed(NamedTuple):
-    """What kernels of our own compute of a model: so many matrices, by kernels of that version."""
+    """What kernels of our own compute of a model: so many matrices, by kernels of that version; and, in the calls of a
+    context that asks for it, attention. Version 0: nothing."""
 
     version: int = 0
     tensors: int = 0
@@ -50,7 +51,7 @@ class Packed(NamedTuple):
     @property
     def identity(self) -> str:
         """What tells their bits apart from those of llama.cpp's kernels; '' if they compute nothing."""
-        return f"; kernels {self.version}, {self.tensors} matrices" if self.tensors else ""
+        return f"; kernels {self.version}, {self.tensors} matrices" if self.version else ""
 
 
 def library_path() -> Path:
@@ -122,17 +123,12 @@ def load_model(
     found.kernels_choose(ours, size <= free, repacks, usable_cores())
     try:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-        packed = _loaded(found)
+        packed = Packed(found.kernels_version(), found.kernels_loaded_tensors()) if ours else Packed()
         if ours:
             log.info("%s: %s, for %d of them", path.name, what_computes, packed.tensors)
         return model, packed
     finally:
         found.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
-
-
-def _loaded(found: ctypes.CDLL) -> Packed:
-    tensors = found.kernels_loaded_tensors()
-    return Packed(found.kernels_version(), tensors) if tensors else Packed()
 
 
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 The bits of a text may not depend on the texts that share its beginning. So texts are cut by the rules of
 operators/engine/scheduler/step_batch.py alone: a part of KERNEL_TOKENS or more has no piece below that, and a shorter
 part none of a single token. Without flash attention there is one kernel only, and no piece of any part has a single
-token (tests/operators/llama/test_reading.py). What two texts have in common beyond that is computed again.
+token (tests/operators/llama/test_reading.py). What two texts have in common beyond that is computed again. For an exact
+decoder there are no such rules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.scheduler.radix_tree import common_length
-from operators.settings.runtime import KERNEL_TOKENS
 
 WORTH_SHARING = 32
 """Fewest tokens that texts with different heads share: a call of their own and a copy of the slot cost about that."""
@@ -77,14 +77,12 @@ class Cuts:
 
     Args:
         room: most tokens of a piece.
-        deterministic: cut only where no bit changes.
-        flash_attention: whether the backend uses it.
+        kernel_tokens: of the decoder's shape: cut only where no bit changes.
         sharing: compute common beginnings once. Off for models whose state cannot be truncated.
     """
 
-    def __init__(self, room: int, *, deterministic: bool, flash_attention: bool, sharing: bool) -> None:
-        self._room, self._sharing = room, sharing
-        self._deterministic, self._flash_attention = deterministic, flash_attention
+    def __init__(self, room: int, *, kernel_tokens: int, sharing: bool) -> None:
+        self._room, self._kernel_tokens, self._sharing = room, kernel_tokens, sharing
 
     def tree(self, texts: Seq[Text]) -> Piece:
         """Return the root, an empty piece, of the tree of `texts`; each is a path from it."""
@@ -141,9 +139,9 @@ class Cuts:
 
     def _least(self, length: int) -> int:
         """Return the fewest tokens of a piece of a part of `length` tokens."""
-        if not self._deterministic:
+        if not self._kernel_tokens:
             return 1
-        return KERNEL_TOKENS if self._flash_attention and length >= KERNEL_TOKENS else 2
+        return self._kernel_tokens if length >= self._kernel_tokens else 2
 
 
 def pieces(length: int, room: int, least: int) -> Iterator[int]:

@@ -47,20 +47,18 @@ class Reader:
     """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS.
 
     Args:
-        flash_attention: whether the decoder uses it.
         sharing: compute what texts begin with in common once, if the decoder can truncate a slot.
 
     Attributes:
         decoded: tokens computed so far, each common beginning once.
     """
 
-    def __init__(self, decoder: Decoder, *, flash_attention: bool = True, sharing: bool = True) -> None:
+    def __init__(self, decoder: Decoder, *, sharing: bool = True) -> None:
         self._decoder = decoder
         self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
         self._cuts = Cuts(
             self._room,
-            deterministic=decoder.shape.deterministic,
-            flash_attention=flash_attention,
+            kernel_tokens=decoder.shape.kernel_tokens,
             sharing=sharing and decoder.partial,
         )
         self.decoded = 0
@@ -114,7 +112,7 @@ class Reader:
     def _compute(self, work: Seq[tuple[int, Piece]], firsts: Seq[int]) -> list[Part]:
         """Compute pieces of equal length, in slot order; `firsts`: of each text the first output that is wanted."""
         decoder, length = self._decoder, len(work[0][1].ids)
-        lone = length == 1 and decoder.shape.deterministic
+        lone = length == 1 and decoder.shape.needs_rules
         fed = [np.repeat(piece.ids, 2) if lone else piece.ids for _, piece in work]
         # At least two: the backend computes a lone output with other kernels.
         wanted = [piece.end - min(firsts[i] for i in piece.texts) for _, piece in work]

@@ -206,8 +206,7 @@ class ReadsTexts(BaseOperator):
             return lent.enter_context(closing(WholeTexts(encoders, self.wanted)))
         decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
         lent.callback(give_back)
-        flash, sharing = settings.flash_attention is not False, settings.optimise.prefix_sharing
-        return Reader(decoder, flash_attention=flash, sharing=sharing)
+        return Reader(decoder, sharing=settings.optimise.prefix_sharing)
 
     def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> Iterator[int]:
         """Read `texts`, have the engine's thread `take` the outputs, and yield the number of each text that is read:

@@ -1,5 +1,6 @@
 """Measure products of quantised matrices, in thousands of millions of multiplications a second (GMAC/s): by this
-project's kernels, llama.cpp's plain ones (tiled for K-quants from 8 columns up), and its repacked or AMX ones.
+project's kernels, llama.cpp's plain ones (tiled for K-quants from 8 columns up), and its repacked or AMX ones. And
+attention, by this project's kernels and llama.cpp's.
 
     python -m tools.bench.kernels --threads 2 --types Q8_0 Q4_K
 
@@ -18,20 +19,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from llama_cpp import llama_cpp as binding
 
 from operators.llama import packed
 from operators.llama.library import initialise
 
-TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "BF16", "F16")
 COLUMNS = (1, 4, 16, 64)
 SIZES = {"cache": (256, 1024), "memory": (16_384, 4096)}
 """Outputs and values a row."""
 _QUANTISED, _LONG_ENOUGH_S = 64, 0.3  # rows; a larger matrix has them again and again
-_CPU, _F32 = 0, 0
+_CPU, _F32, _F16 = 0, 0, 1
 PLAIN = "CPU"
+ATTENTION = {
+    "16 rows, 1,280 deep": (16, 1, 1280),
+    "16 rows, 256 deep": (16, 1, 256),
+    "1 row, 1,280 deep": (1, 1, 1280),
+    "a prompt of 256": (1, 256, 256),
+    "256 more at 1,280": (1, 256, 1280),
+}
+"""Streams, tokens, and cells that the last token sees."""
+HEADS, KEY_HEADS, SIZE = 16, 8, 128
+"""Of Qwen3-0.6B."""
 Address = ctypes.c_void_p
+Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
 
 
 class _Memory(ctypes.Structure):
@@ -90,9 +104,59 @@ class Bench:
                 for buffer in buffers:
                     ggml("ggml_backend_buffer_free", buffer, returns=None)
 
-    def _seconds(self, graph: Address) -> float:
+    def attend(
+        self,
+        queries: Floats,
+        keys: Halves,
+        values: Halves,
+        mask: Halves,
+        *,
+        scale: float,
+        cap: float = 0.0,
+        sinks: Floats | None = None,
+        at_least_s: float = 0.0,
+    ) -> tuple[Floats, float]:
+        """Return attention and the least time of some runs, in seconds. Whose kernels compute it is what
+        `kernels_attend` of the library says.
+
+        Args:
+            queries: (streams, tokens, heads, size), and so is what is returned.
+            keys, values: (streams, cells, heads of keys, size), as in a KV cache.
+            mask: (streams, tokens, cells), is added to scores.
+            scale, cap: of scores; cap 0: none.
+            sinks: (heads), scores without a value.
+            at_least_s: it is computed again and again for so long.
+        """
+        with _context() as context:
+            given = [(each, self._tensor(context, each)) for each in (queries, keys, values)]
+            given.append((mask, self._tensor(context, mask[:, None])))
+            swapped = [ggml("ggml_permute", context, each, *map(ctypes.c_int, (0, 2, 1, 3))) for _, each in given[:3]]
+            numbers = map(ctypes.c_float, (scale, 0.0, cap))
+            output = ggml("ggml_flash_attn_ext", context, *swapped, given[3][1], *numbers)
+            if sinks is not None:
+                given.append((sinks, self._tensor(context, sinks)))
+                ggml("ggml_flash_attn_ext_add_sinks", output, given[-1][1], returns=None)
+            graph = ggml("ggml_new_graph", context)
+            ggml("ggml_build_forward_expand", graph, output, returns=None)
+            buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
+            try:
+                for array, tensor in given:
+                    _set(tensor, np.ascontiguousarray(array))
+                seconds = self._seconds(graph, at_least_s)
+                made = np.empty(queries.shape, np.float32)
+                ggml("ggml_backend_tensor_get", output, Address(made.ctypes.data), 0, made.nbytes, returns=None)
+                return made, seconds
+            finally:
+                ggml("ggml_backend_buffer_free", buffer, returns=None)
+
+    def _tensor(self, context: Address, array: np.ndarray[Any, Any]) -> Address:
+        lengths = [*reversed(array.shape), 1, 1, 1][:4]
+        made: Address = ggml("ggml_new_tensor_4d", context, _F16 if array.dtype == np.float16 else _F32, *lengths)
+        return made
+
+    def _seconds(self, graph: Address, at_least_s: float = _LONG_ENOUGH_S) -> float:
         best, began, start = float("inf"), time.perf_counter(), 0.0
-        while start - began < _LONG_ENOUGH_S:
+        while not start or start - began < at_least_s:
             start = time.perf_counter()
             ggml("ggml_backend_graph_compute", self.backend, graph, returns=ctypes.c_int)
             best = min(best, time.perf_counter() - start)
@@ -121,6 +185,24 @@ def _quantised(kind: str, rows: int, values: int) -> np.ndarray[Any, Any]:
     return np.tile(made, (rows // _QUANTISED, 1))
 
 
+def _print_attention(bench: Bench, library: ctypes.CDLL | None) -> None:
+    """Print a table of attention by both kernels."""
+    print(f"\n{'attention':24}{'ours, ms':>10}{'GB/s':>8}{'llama.cpp, ms':>16}")
+    random = np.random.default_rng(2)
+    for name, (streams, tokens, cells) in ATTENTION.items():
+        queries = random.standard_normal((streams, tokens, HEADS, SIZE), np.float32)
+        keys, values = random.standard_normal((2, streams, cells, KEY_HEADS, SIZE), np.float32).astype(np.float16)
+        hidden = np.arange(cells) > np.arange(cells - tokens, cells)[:, None]
+        mask = np.where(hidden, -np.inf, 0).astype(np.float16)[None].repeat(streams, 0)
+        seconds = {}
+        for ours in (True, False):
+            if library is not None:
+                library.kernels_attend(ours)
+            _, seconds[ours] = bench.attend(queries, keys, values, mask, scale=SIZE**-0.5, at_least_s=_LONG_ENOUGH_S)
+        read = 2 * keys.nbytes / seconds[True] / 1e9
+        print(f"{name:24}{1e3 * seconds[True]:10.2f}{read:8.1f}{1e3 * seconds[False]:16.2f}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels", description=__doc__.partition("\n\n")[0])
@@ -145,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if len(speeds) == len(COLUMNS):
                     read = f"{speeds[0] / n_values * n_bytes / 1e9:8.1f} GB/s" if size == "memory" else ""
                     print(f"{kind:8}{size:8}{place:14}" + "".join(f"{each / 1e9:8.1f}" for each in speeds) + read)
+    _print_attention(bench, library)
 
 
 if __name__ == "__main__":

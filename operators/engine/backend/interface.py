@@ -53,6 +53,7 @@ class DecoderShape:
             those before it (causal attention).
         flash_attention: the model may compute KERNEL_TOKENS and more tokens of a row by another kernel than fewer.
         draft: tokens that a row may bring to a call beyond one, with logits for each.
+        exact: every operation computes a token in the same way in any call, so that `deterministic` needs no rules.
     """
 
     slots: int
@@ -66,6 +67,12 @@ class DecoderShape:
     block: int = 0
     flash_attention: bool = True
     draft: int = 0
+    exact: bool = False
+
+    @property
+    def needs_rules(self) -> bool:
+        """True where a row's bits are to depend on the row alone, and would not if any tokens were computed at once."""
+        return self.deterministic and not self.exact
 
     @property
     def call_tokens(self) -> int:
@@ -75,8 +82,8 @@ class DecoderShape:
     @property
     def kernel_tokens(self) -> int:
         """Fewest tokens of a chunk of a prompt that has as many or more, so that the bits do not depend on where it is
-        cut: 64 with flash attention, else 2, since a lone token has a kernel of its own; 0: bits may depend on it."""
-        if not self.deterministic:
+        cut: 64 with flash attention, else 2, since a lone token has a kernel of its own; 0: it may be cut anywhere."""
+        if not self.needs_rules:
             return 0
         return KERNEL_TOKENS if self.flash_attention else 2
 

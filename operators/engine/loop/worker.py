@@ -44,7 +44,7 @@ class Worker:
         self.strategy = strategy
         self.decoder = strategy.decoder
         chunking = strategy.chunking(self.decoder.shape)
-        self.scheduler = Scheduler(self.decoder, strategy.queue(settings), settings, chunking)
+        self.scheduler = Scheduler(self.decoder, strategy.queue(settings, self.decoder.shape), settings, chunking)
         self.meters = meters
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 

@@ -191,7 +191,7 @@ class Scheduler:
                 self._preempt()
             # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
             # other kernels.
-            if self._settings.optimise.compaction or (self._shape.deterministic and self.slots.lonely()):
+            if self._settings.optimise.compaction or (self._shape.needs_rules and self.slots.lonely()):
                 self._close_holes()
         while True:
             rows = self.slots.rows()
@@ -226,7 +226,7 @@ class Scheduler:
         """Return a slot for the dummy token that keeps the bits of a lone row, if the backend computes one token with
         other kernels."""
         lone = row.slot
-        different = self._shape.deterministic and lone.num_cached >= self._decoder.lone_tokens
+        different = self._shape.needs_rules and lone.num_cached >= self._decoder.lone_tokens
         if self._shape.step_tokens > 1 or not different:
             return None
         if self.slots.size == 1:

@@ -8,7 +8,7 @@ CPU flash attention has one kernel for 64 tokens and more of a row (KERNEL_TOKEN
 another for fewer, and a lone token has a third. So a prompt keeps its bits wherever it is cut as long as every chunk is
 computed by the kernel that the whole would have been: chunks of 64 tokens or more for a prompt of 64 or more, of 2 to
 63 for a shorter one (tests/operators/llama/test_cuts.py). And a short prompt may not take the beginning of a long one,
-nor the reverse: the radix tree keeps them apart.
+nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderShape) there are no such rules.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Autoregressive(Strategy):
 
     def _fill_chunks(self, chunks: Seq[PrefillChunk]) -> None:
         # The backend computes a lone output with other kernels, so the token before it gets an output too.
-        lone = self.decoder.shape.deterministic and sum(chunk.completes for chunk in chunks) == 1
+        lone = self.decoder.shape.needs_rules and sum(chunk.completes for chunk in chunks) == 1
         self.decoder.batch.add_spans(
             [chunk.row.next_tokens(chunk.count) for chunk in chunks],
             [chunk.row.slot.num_cached for chunk in chunks],

@@ -11,7 +11,7 @@ from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
-from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
+from operators.settings.runtime import EngineSettings
 
 
 class Strategy(ABC):
@@ -54,10 +54,9 @@ class Strategy(ABC):
         """Return a constructor of sequences, with the arguments of Sequence."""
         return Sequence
 
-    def queue(self, settings: EngineSettings) -> WaitingQueue:
-        """Return the queue for its sequences, set up for the sharing that is possible."""
-        flash_attention = settings.flash_attention is not False
-        return WaitingQueue(settings.optimise, KERNEL_TOKENS if settings.deterministic and flash_attention else 0)
+    def queue(self, settings: EngineSettings, shape: DecoderShape) -> WaitingQueue:
+        """Return the queue for its sequences, set up for the sharing that is possible on a decoder of this shape."""
+        return WaitingQueue(settings.optimise, shape.kernel_tokens)
 
     def chunking(self, shape: DecoderShape) -> Chunking:
         """Return the rule for splitting prompts on a decoder of this shape."""

@@ -17,6 +17,8 @@
     F(base_library, reg_dev_get, ggml_backend_reg_dev_get)             \
     F(base_library, type_traits, ggml_get_type_traits)                 \
     F(base_library, quantize_chunk, ggml_quantize_chunk)               \
+    F(base_library, half, ggml_fp16_to_fp32)                           \
+    F(base_library, from_float, ggml_fp32_to_fp16)                     \
     F(base_library, version, ggml_version)                             \
     F(base_library, commit, ggml_commit)                               \
     F(cpu_library, cpu_reg, ggml_backend_cpu_reg)                      \

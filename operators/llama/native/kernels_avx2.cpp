@@ -26,6 +26,7 @@ struct Lanes : Lanes256 {
 };
 }  // namespace
 
+#include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVX2 = {"AVX2", has_avx2, ALL_TILES, quantize};
+extern const Kernels KERNELS_AVX2 = {"AVX2", has_avx2, ALL_TILES, quantize, ATTENTION};

@@ -1,6 +1,7 @@
 // AVX-512 with VNNI: all 16 rows of a group in one vector, 27 of the 32 registers in use at 16 columns.
 #include <immintrin.h>
 #include "packed.h"
+#include "wide_256.h"
 
 namespace {
 struct Lanes {
@@ -65,6 +66,7 @@ bool runs() {
 }
 }  // namespace
 
+#include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVX512VNNI = {"AVX-512 VNNI", runs, ALL_TILES, quantize};
+extern const Kernels KERNELS_AVX512VNNI = {"AVX-512 VNNI", runs, ALL_TILES, quantize, ATTENTION};

@@ -17,6 +17,7 @@ bool runs() {  // GCC 12 has no name for the bit: leaf 7, subleaf 1, EAX bit 4
 }
 }  // namespace
 
+#include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVXVNNI = {"AVX-VNNI", runs, ALL_TILES, quantize};
+extern const Kernels KERNELS_AVXVNNI = {"AVX-VNNI", runs, ALL_TILES, quantize, ATTENTION};

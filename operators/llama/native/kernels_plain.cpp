@@ -1,4 +1,5 @@
 // Plain C++, one row at a time: the reference that the other kernels are held against, to the bit.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include "packed.h"
@@ -55,9 +56,49 @@ struct Lanes {
         return (float) sum;
     }
 };
+
+// Eight floats, for attention.
+struct Wide {
+    static constexpr int QUERIES_AT_ONCE = 1, PARTS = 1;
+    float at[LANES];
+
+    template <class F> static Wide each(F f) {
+        Wide out;
+        for (int i = 0; i < LANES; i++) out.at[i] = f(i);
+        return out;
+    }
+    static Wide load(const float * from) { return each([=](int i) { return from[i]; }); }
+    static Wide load(const uint16_t * from) { return each([=](int i) { return Lanes::halves(from + i); }); }
+    void store(float * to) const { memcpy(to, at, sizeof at); }
+    Wide kept() { return *this; }
+    static Wide all(float x) { return each([=](int) { return x; }); }
+    float first() const { return at[0]; }
+    static Wide add(Wide a, Wide b) { return each([&](int i) { return a.at[i] + b.at[i]; }); }
+    static Wide multiply(Wide a, Wide b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
+    static Wide divide(Wide a, Wide b) { return each([&](int i) { return a.at[i] / b.at[i]; }); }
+    static Wide larger(Wide a, Wide b) { return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
+    static Wide smaller(Wide a, Wide b) { return each([&](int i) { return a.at[i] < b.at[i] ? a.at[i] : b.at[i]; }); }
+    static Wide add_product(Wide a, Wide b, Wide c) { return each([&](int i) { return std::fma(a.at[i], b.at[i], c.at[i]); }); }
+    static Wide zero_below(Wide a, float limit, Wide b) { return each([&](int i) { return a.at[i] < limit ? 0 : b.at[i]; }); }
+    static Wide two_to(Wide a) {
+        uint32_t bits[LANES];
+        memcpy(bits, a.at, sizeof bits);
+        for (auto & each : bits) each = (each << 23) + (127u << 23);
+        memcpy(a.at, bits, sizeof bits);
+        return a;
+    }
+    float largest() const { return *std::max_element(at, at + LANES); }
+    float total() const {  // of neighbours, and theirs, and theirs
+        return ((at[0] + at[1]) + (at[2] + at[3])) + ((at[4] + at[5]) + (at[6] + at[7]));
+    }
+    static void store_totals(const Wide (&of)[4], float * to) {
+        for (int i = 0; i < 4; i++) to[i] = of[i].total();
+    }
+};
 bool runs() { return true; }
 }  // namespace
 
+#include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_PLAIN = {"plain C++", runs, ALL_TILES, quantize};
+extern const Kernels KERNELS_PLAIN = {"plain C++", runs, ALL_TILES, quantize, ATTENTION};

@@ -2,6 +2,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #include "packed.h"
+#include "wide_256.h"
 
 namespace {
 bool has_avx2() {  // clang 16 has no name for F16C: leaf 1, ECX bit 29

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention.h"
+
 constexpr int ROWS = 16;    // of a group
 constexpr int UNIT = 32;    // values of a row in a unit, and in a block of activations
 constexpr int VECTOR = 64;  // bytes: four values of each row of a group
@@ -65,5 +67,6 @@ struct Kernels {
     bool (*runs)();  // whether this CPU has the instructions
     Tile tiles[TYPES];
     void (*quantize)(const float * values, Block * blocks, int count);
+    AttentionKernels attention;
 };
 extern const Kernels KERNELS_AVX512VNNI, KERNELS_AVXVNNI, KERNELS_AVX2, KERNELS_PLAIN;

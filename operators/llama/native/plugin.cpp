@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ggml_access.h"
@@ -17,10 +18,31 @@
 namespace {
 
 using Extra = ggml::cpu::extra_buffer_type;
+using Traits = ggml::cpu::tensor_traits;
 constexpr size_t HUGE_PAGE = 2 << 20;
 constexpr const Kernels * BY_SPEED[] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &KERNELS_AVX2, &KERNELS_PLAIN};
 
 Product product;
+Attention attention;
+
+// Operations whose outputs are a row's own, in llama.cpp's kernels: a row has the same bits in any company.
+bool is_of_rows(ggml_op op) {
+    switch (op) {
+        case GGML_OP_NONE: case GGML_OP_RESHAPE: case GGML_OP_VIEW: case GGML_OP_PERMUTE: case GGML_OP_TRANSPOSE:
+        case GGML_OP_GET_ROWS: case GGML_OP_SET_ROWS: case GGML_OP_CPY: case GGML_OP_CONT: case GGML_OP_DUP:
+        case GGML_OP_ADD: case GGML_OP_ADD_ID: case GGML_OP_SUB: case GGML_OP_MUL: case GGML_OP_DIV: case GGML_OP_SCALE:
+        case GGML_OP_CLAMP: case GGML_OP_NORM: case GGML_OP_RMS_NORM: case GGML_OP_L2_NORM: case GGML_OP_ROPE:
+        case GGML_OP_UNARY: case GGML_OP_GLU: case GGML_OP_SUM_ROWS: case GGML_OP_ARGSORT: case GGML_OP_SOFT_MAX:
+        case GGML_OP_CONCAT: case GGML_OP_REPEAT: return true;
+        default: return false;
+    }
+}
+
+// Computes nothing, and counts.
+class Other : public Traits {
+    bool work_size(int, const ggml_tensor *, size_t &) override { return others++, false; }
+    bool compute_forward(ggml_compute_params *, ggml_tensor *) override { return false; }
+} other;
 
 // What the thread that loads a model has asked for: which weights are taken, and what came of it. A table of tokens
 // that is the last matrix, too, is there twice if that is taken.
@@ -42,7 +64,9 @@ class OurExtra : public Extra {
         return Product::computes(op);
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_ours(op->src[0]) ? &product : nullptr;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) return &attention;
+        if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) return is_ours(op->src[0]) ? (Traits *) &product : &other;
+        return is_of_rows(op->op) ? nullptr : &other;
     }
 };
 
@@ -92,7 +116,7 @@ ggml_backend_buffer_type_t buffer_type() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Goes up with each change of a bit of what the kernels compute, and is part of what identifies a run.
-constexpr int VERSION = 1;
+constexpr int VERSION = 2;
 
 namespace {
 const Kernels * named(const char * name) {  // "": the fastest that this CPU has, but for plain C++
@@ -124,10 +148,10 @@ EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const c
     const Kernels * chosen = named(wanted);
     if (!chosen) return "this CPU has no AVX2";
     if (const char * wrong = self_test(*chosen)) {
-        snprintf(said, sizeof said, "they failed their test: %s are wrong", wrong);
+        snprintf(said, sizeof said, "they failed their test: %s gives wrong numbers", wrong);
         return said;
     }
-    product.kernels = chosen;
+    product.kernels = chosen, attention.kernels = &chosen->attention;
     auto & types = llama.extra_buffer_types();
     for (auto * type : types) {
         if (type && type->context) type->context = new Gate((Extra *) type->context);
@@ -143,6 +167,17 @@ EXPORT void kernels_choose(bool ours, bool tied, bool theirs, int threads) {
     load.take_ours = ours, load.take_tied = tied, load.leave_theirs = !theirs, load.threads = threads;
 }
 EXPORT int kernels_loaded_tensors() { return load.tensors; }
+
+// Says whether attention in the graphs that this thread computes from now on is ours.
+EXPORT void kernels_attend(bool ours) { Attention::is_wanted = ours; }
+// Returns how many operations this thread had computed, since it last asked, whose outputs may depend on other rows.
+EXPORT int kernels_others() { return std::exchange(others, 0); }
+// For tests: has kernels compute by name. false: this CPU has no such.
+EXPORT bool kernels_use(const char * name) {
+    const Kernels * wanted = named(name);
+    if (wanted) product.kernels = wanted, attention.kernels = &wanted->attention;
+    return wanted != nullptr;
+}
 
 // For tests and measurements: packs a matrix, and multiplies it on one thread. `type` is ggml's. false: such a matrix
 // cannot be packed, or this CPU has no such kernels. `inputs`: `columns` times `values`; `outputs`: as often `rows`.

@@ -5,6 +5,9 @@
 #include "ggml_access.h"
 #include "pack.h"
 
+// Operations of graphs that this thread had computed since it asked, whose outputs may depend on other rows.
+extern thread_local int others;
+
 constexpr int MOST_COLUMNS = 16;  // that a kernel takes at once
 
 // Multiplies groups `first` to `last` of a matrix with `rows` rows, whose blocks and outputs `at` tells.
@@ -28,4 +31,13 @@ class Product : public ggml::cpu::tensor_traits {
     bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
     static bool computes(const ggml_tensor * op);  // whether sizes, types and strides of this operation are known
+};
+
+class Attention : public ggml::cpu::tensor_traits {
+  public:
+    const AttentionKernels * kernels = nullptr;  // set before the first graph
+    static thread_local bool is_wanted;          // in the graphs that this thread computes
+    bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
+    static bool computes(const ggml_tensor * op);
 };

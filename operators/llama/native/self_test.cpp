@@ -58,6 +58,49 @@ bool is_near(const std::vector<float> & weights, const std::vector<Block> & bloc
     return true;
 }
 
+// What some queries get from cells in two blocks, of which the second is not full, and a sink.
+constexpr int SIZE = 40, SEEN = CELLS + 3, ASKED = 7;
+std::vector<float> attended(const AttentionKernels & kernels, const std::vector<float> & queries, const std::vector<uint16_t> & cache) {
+    std::vector<float> values(2 * ASKED * SIZE), room(2 * CELLS * SIZE), out(ASKED * SIZE);
+    State states[2][ASKED];
+    const float * asked[ASKED], sink = 0.5f;
+    for (int block = 0; block < 2; block++) {
+        Cells cells;
+        for (int c = block * CELLS; c < SEEN && cells.count < CELLS; c++) {
+            cells.mask[cells.count] = 0;
+            cells.keys[cells.count] = &cache[c * SIZE], cells.values[cells.count++] = &cache[(SEEN + c) * SIZE];
+        }
+        for (int q = 0; q < ASKED; q++) {
+            asked[q] = &queries[q * SIZE];
+            states[block][q] = {NOTHING, {}, &values[(block * ASKED + q) * SIZE]};
+        }
+        for (int q : {0, 2}) {  // few, and more
+            kernels.attend(cells, {SIZE, 1, 0, 0}, asked + q, states[block] + q, q ? ASKED - 2 : 2, room.data());
+        }
+    }
+    for (int q = 0; q < ASKED; q++) {
+        kernels.merge(states[0][q], states[1][q], SIZE);
+        kernels.finish(states[0][q], &sink, SIZE, &out[q * SIZE]);
+    }
+    return out;
+}
+
+bool is_attention(const std::vector<float> & queries, const std::vector<uint16_t> & cache, const std::vector<float> & outputs) {
+    for (int q = 0; q < ASKED; q++) {
+        double sum = std::exp(0.5), values[SIZE] = {};
+        for (int c = 0; c < SEEN; c++) {
+            double score = 0;
+            for (int i = 0; i < SIZE; i++) score += (double) queries[q * SIZE + i] * llama.half(cache[c * SIZE + i]);
+            sum += std::exp(score);
+            for (int i = 0; i < SIZE; i++) values[i] += std::exp(score) * llama.half(cache[(SEEN + c) * SIZE + i]);
+        }
+        for (int i = 0; i < SIZE; i++) {
+            if (!(std::fabs(outputs[q * SIZE + i] - values[i] / sum) <= MOST_ERROR)) return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 const char * self_test(const Kernels & kernels) {
@@ -80,5 +123,11 @@ const char * self_test(const Kernels & kernels) {
         if (memcmp(outputs.data(), same.data(), outputs.size() * sizeof(float)) != 0) return said;
         if (!is_near(weights, blocks, outputs)) return said;
     }
-    return nullptr;
+    const auto queries = random.many(ASKED * SIZE);
+    std::vector<uint16_t> cache;
+    for (float value : random.many(2 * SEEN * SIZE)) cache.push_back(llama.from_float(value));
+    const auto outputs = attended(kernels.attention, queries, cache), same = attended(KERNELS_PLAIN.attention, queries, cache);
+    snprintf(said, sizeof said, "attention by %s", kernels.name);
+    const bool is_same = memcmp(outputs.data(), same.data(), outputs.size() * sizeof(float)) == 0;
+    return is_same && is_attention(queries, cache, outputs) ? nullptr : said;
 }

@@ -8,8 +8,13 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
+from operators.llama.packed import library_path
+from operators.settings import ModelSettings
+from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
+from tests.operators.llama.kernels.test_graphs import DENSE, padded, written
 from tests.operators.llama.test_decoding import EXACT, compute, model, model_file
+from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
@@ -27,7 +32,7 @@ def logits_of(decoder: LlamaContext, ids: np.ndarray, cuts: list[int]) -> bytes:
     past = 0
     for count in cuts:
         last = past + count == len(ids)
-        logits = compute(decoder, ids[past : past + count], past, outputs=2 if last else 0)
+        logits = compute(decoder, ids[past : past + count], past, outputs=min(2, count) if last else 0)
         past += count
         decoder.truncate(0, past)
     made = [logits[-1].tobytes()]
@@ -70,20 +75,31 @@ def test_a_row_may_be_alone_where_the_decoder_says_so(model: LlamaModel, flash_a
     give_back()
 
 
-@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
-def test_where_it_may_not_be_alone_bits_would_differ(model: LlamaModel):
-    """If this fails llama.cpp has changed for the better, and company costs time for nothing."""
-    decoder, give_back = model.lease(EngineSettings(slots=2, threads=2, max_sequence_tokens=1024))
-    assert step(decoder, 300, company=False) != step(decoder, 300, company=True)
-    give_back()
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("file_type", often(["q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"], "q8_0"))
+def test_rules_are_for_what_is_not_exact(tmp_path, monkeypatch, kernels, file_type):
+    """An exact decoder has the same bits for a row alone, and wherever a prompt is cut. If the others have, too,
+    llama.cpp has changed for the better, and rules cost time for nothing."""
+    path = written(tmp_path, monkeypatch, DENSE, file_type, padded)
+    model = LlamaModel(ModelSettings(path=str(path), kernels=kernels))
+    decoder, _ = model.lease(EngineSettings(slots=2, threads=2, max_sequence_tokens=1024, n_ubatch=1024))
+    assert decoder.shape.exact == (kernels == "auto" and library_path().exists())
+    assert decoder.shape.needs_rules != decoder.shape.exact
+    ids = np.random.default_rng(0).integers(0, 300, 600).astype(np.int32)
+    whole = logits_of(decoder, ids, [600])
+    cuts = ([537, 63], [1] * 3 + [597], [599, 1], [61] * 9 + [51])
+    same = [logits_of(decoder, ids, each) == whole for each in cuts]
+    same += [step(decoder, past, company=False) == step(decoder, past, company=True) for past in (300, 600)]
+    assert all(same) if decoder.shape.exact else not any(same)
+    model.close()
 
 
-@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
-def test_pieces_of_another_kernel_do_not(model: LlamaModel):
-    """If this fails llama.cpp has changed for the better, and prompts may be cut anywhere."""
-    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024, n_ubatch=1024))
-    ids = np.random.default_rng(0).integers(0, 300, 130).astype(np.int32)
-    assert logits_of(decoder, ids, [67, 63]) != logits_of(decoder, ids, [130])
+@pytest.mark.parametrize(
+    "settings", [{"flash_attention": False}, {"kv_type": "q8_0"}, {"deterministic": False}], ids=str
+)
+def test_a_decoder_is_exact_where_all_of_it_is_ours(model: LlamaModel, settings):
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=256, **settings))
+    assert not decoder.shape.needs_rules if "deterministic" in settings else not decoder.shape.exact
     give_back()
 
 

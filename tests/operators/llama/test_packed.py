@@ -53,7 +53,7 @@ def scored(folder: Path, *overrides: str) -> tuple[Any, str]:
 
 def test_the_switch_gives_each_job_of_a_process_its_own_bits(tmp_path):
     ours, log = scored(tmp_path / "a")
-    assert f"this project's kernels 1 ({state()[1].partition('(')[2]}, for {MATRICES} of them" in log
+    assert f"this project's kernels 2 ({state()[1].partition('(')[2]}, for {MATRICES} of them" in log
     theirs, log = scored(tmp_path / "b", "runtime.kernels=llama.cpp")
     assert "this project's kernels" not in log
     assert theirs != ours
@@ -65,7 +65,7 @@ def test_what_computes_is_a_part_of_what_identifies_a_run():
     models = [LlamaModel(settings) for settings in (AUTO, THEIRS)]
     ours, theirs = (identity_of(model, EngineSettings()) for model in models)
     assert {key for key in ours if ours[key] != theirs[key]} == {"llama.cpp"}
-    without = ours["llama.cpp"].removesuffix(f"; kernels 1, {MATRICES} matrices")
+    without = ours["llama.cpp"].removesuffix(f"; kernels 2, {MATRICES} matrices")
     assert without == theirs["llama.cpp"], "this is what it was before there were any"
     for model in models:
         model.close()

@@ -71,7 +71,7 @@ def outputs(
     decoder, give_back = model.lease(how, wanted)
     found: dict[int, list[bytes]] = {}
     read = [Text(texts[i], first[i] if first else 0, heads[i] if heads else 0) for i in order]
-    for parts in Reader(decoder, flash_attention=settings.get("flash_attention", True)).read(read):
+    for parts in Reader(decoder).read(read):
         for part in parts:
             for number in part.texts:
                 found.setdefault(order[number], []).extend(row.tobytes() for row in part.rows)

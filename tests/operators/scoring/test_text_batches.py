@@ -144,7 +144,7 @@ def test_a_text_is_cut_by_the_rules_of_its_own_parts(chosen, room):
             assert set(after.texts) <= set(piece.texts)
             walk(after, path)
 
-    walk(Cuts(room, deterministic=True, flash_attention=True, sharing=True).tree(texts), [])
+    walk(Cuts(room, kernel_tokens=KERNEL_TOKENS, sharing=True).tree(texts), [])
     for number, path in found.items():
         text = texts[number]
         assert np.array_equal(np.concatenate([piece.ids for piece in path]), text.ids)

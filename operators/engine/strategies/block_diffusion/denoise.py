@@ -94,7 +94,7 @@ class BlockDiffusion(Strategy):
     def sequence_type(self) -> Callable[..., BlockRow]:
         return partial(BlockRow, block_length=self.block)
 
-    def queue(self, settings: EngineSettings) -> WaitingQueue:
+    def queue(self, settings: EngineSettings, shape: DecoderShape) -> WaitingQueue:
         """Let prompts of all lengths share prefixes, since all are computed in chunks of one length, but no logits."""
         return WaitingQueue(replace(settings.optimise, sample_sharing=False), 0)
 
@@ -111,7 +111,7 @@ class BlockDiffusion(Strategy):
         self._passes = sorted(self._passes_of(step), key=lambda one: one.slot)
         self._outputs = np.stack([one.wanted for one in self._passes])
         slots = [one.slot for one in self._passes]
-        if self.decoder.shape.deterministic:
+        if self.decoder.shape.needs_rules:
             no_lone_output(self._outputs, slots)
         batch = self.decoder.batch
         batch.clear()

@@ -28,7 +28,7 @@ SCALES = {"zero": 0, "least": 1, "denormal": 0x83FF, "one": 0x3C00, "largest": 0
 """Bits of F16 scales; of MXFP4 the exponent has the place of both (`exponent`)."""
 OTHERS = ("F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_XS", "I32")
 GOLDEN: dict[int, dict[str, str]] = {
-    1: {
+    2: {
         "Q8_0": "99e479e305da3816",
         "Q4_0": "23f5560cc5c6ec6b",
         "IQ4_NL": "7f2e091d00b8b2c8",

@@ -1,0 +1,205 @@
+// Threads share pieces: a stream, a head of keys, some tokens; and where those are few, segments of cells. A query's chain
+// is the same in any piece.
+#include "product.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+constexpr ggml_fp16_t HIDDEN = 0xfc00;  // minus infinity, in a mask
+constexpr int PIECES_A_THREAD = 4;  // at least, so that no thread waits long for another
+
+struct Shape {
+    int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, pieces, parts;
+
+    // `together`: query heads of a piece; they share a head of keys.
+    Shape(const ggml_tensor * op, int threads) {
+        const ggml_tensor * q = op->src[0], * k = op->src[1];
+        size = k->ne[0], streams = q->ne[3], key_heads = k->ne[2];
+        const int64_t shared = q->ne[2] / key_heads;
+        together = std::min<int64_t>(shared, QUERIES), heads = (shared + together - 1) / together;
+        tokens = std::min<int64_t>(QUERIES / together, q->ne[1]), tiles = (q->ne[1] + tokens - 1) / tokens;
+        segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, pieces = streams * key_heads * heads * tiles;
+        parts = pieces < PIECES_A_THREAD * threads ? segments : 1;
+    }
+    int64_t state_floats() const { return sizeof(State) / sizeof(float) + size; }
+    // Of a thread: cells as floats, and the states of a segment and of all.
+    int64_t thread_floats() const { return 2 * CELLS * size + 2 * QUERIES * state_floats(); }
+    int64_t shared_floats() const { return parts > 1 ? pieces * parts * QUERIES * state_floats() : 0; }
+};
+
+// The queries of a piece, `together` for each token.
+struct Piece {
+    const ggml_tensor * op;
+    int64_t stream, key_head, first_head, n_heads, first_token, n_tokens;
+
+    Piece(const ggml_tensor * op, const Shape & shape, int64_t number) : op(op) {
+        const int64_t shared = op->src[0]->ne[2] / shape.key_heads;
+        first_token = number % shape.tiles * shape.tokens, number /= shape.tiles;
+        const int64_t skipped = number % shape.heads * shape.together;
+        number /= shape.heads;
+        key_head = number % shape.key_heads, stream = number / shape.key_heads;
+        first_head = key_head * shared + skipped, n_heads = std::min(shape.together, shared - skipped);
+        n_tokens = std::min(shape.tokens, op->src[0]->ne[1] - first_token);
+    }
+    int count() const { return (int) (n_heads * n_tokens); }
+    int64_t head(int i) const { return first_head + i % n_heads; }
+    int64_t token(int i) const { return first_token + i / n_heads; }
+    const float * query(int i) const {
+        const ggml_tensor * q = op->src[0];
+        return (const float *) ((const char *) q->data + token(i) * q->nb[1] + head(i) * q->nb[2] + stream * q->nb[3]);
+    }
+    float * output(int i) const { return (float *) op->data + ((stream * op->ne[2] + token(i)) * op->ne[1] + head(i)) * op->ne[0]; }
+    const char * cell(const ggml_tensor * of, int64_t i) const {
+        return (const char *) of->data + i * of->nb[1] + key_head * of->nb[2] + stream * of->nb[3];
+    }
+    const ggml_fp16_t * mask(int64_t token) const {
+        const ggml_tensor * m = op->src[3];
+        return (const ggml_fp16_t *) ((const char *) m->data + (first_token + token) * m->nb[1] + stream % m->ne[3] * m->nb[3]);
+    }
+};
+
+struct Team {
+    const AttentionKernels & kernels;
+    const Shape & shape;
+    const Head head;
+    float * const room;
+
+    State * states(float * memory) const {
+        auto * made = (State *) memory;
+        for (int i = 0; i < QUERIES; i++) made[i].values = (float *) (made + QUERIES) + i * shape.size;
+        return made;
+    }
+    void begin(State * states, int count) const {
+        for (int i = 0; i < count; i++) {
+            states[i].most = NOTHING;
+            std::fill_n(states[i].sums, LANES, 0.0f);
+            std::fill_n(states[i].values, shape.size, 0.0f);
+        }
+    }
+
+    // What a token sees of a block: all with nothing added to scores, nothing, or what must be looked at.
+    enum Sight { ALL, NONE, SOME };
+    static Sight sight(const ggml_fp16_t * mask, int64_t cells) {
+        uint64_t words[CELLS * sizeof *mask / 8], all = 0, some = ~(uint64_t) 0;
+        if (cells < CELLS) return SOME;
+        memcpy(words, mask, sizeof words);
+        for (uint64_t word : words) all |= word, some &= word;
+        return all == 0 ? ALL : all == some && all == HIDDEN * 0x0001000100010001u ? NONE : SOME;
+    }
+    // The cells that a token sees.
+    static Cells see(const Piece & piece, const ggml_fp16_t * mask, int64_t first, int64_t last) {
+        const ggml_tensor * k = piece.op->src[1], * v = piece.op->src[2];
+        const char * key = piece.cell(k, first), * value = piece.cell(v, first);
+        Cells seen;
+        for (int64_t i = first; i < last; i++, key += k->nb[1], value += v->nb[1]) {
+            if (mask[i] == HIDDEN) continue;
+            seen.mask[seen.count] = mask[i] == 0 ? 0 : llama.half(mask[i]);
+            seen.keys[seen.count] = key, seen.values[seen.count++] = value;
+        }
+        return seen;
+    }
+
+    // Tokens that see a whole block share it; the others have their own cells of it.
+    void attend(const Piece & piece, int64_t segment, State * states) const {
+        const float * queries[QUERIES];
+        for (int i = 0; i < piece.count(); i++) queries[i] = piece.query(i);
+        const int64_t cells = piece.op->src[1]->ne[1], end = std::min<int64_t>((segment + 1) * SEGMENT, cells);
+        for (int64_t first = segment * SEGMENT; first < end; first += CELLS) {
+            const int64_t last = std::min<int64_t>(first + CELLS, end);
+            const auto some = [&](int64_t from, int64_t to) {  // tokens `from` to `to`, which see the same
+                Cells seen = see(piece, piece.mask(from), first, last);
+                const int64_t query = from * piece.n_heads;
+                if (seen.count) kernels.attend(seen, head, queries + query, states + query, (int) ((to - from) * piece.n_heads), room);
+            };
+            for (int64_t token = 0, next; token < piece.n_tokens; token = next) {
+                const auto sees = [&](int64_t t) { return sight(piece.mask(t) + first, last - first); };
+                const Sight its = sees(token);
+                next = token + 1;
+                while (its == ALL && next < piece.n_tokens && sees(next) == ALL) next++;
+                if (its != NONE) some(token, next);
+            }
+        }
+    }
+};
+
+}  // namespace
+
+thread_local bool Attention::is_wanted = false;
+thread_local int others = 0;
+
+bool Attention::computes(const ggml_tensor * op) {
+    if (op->op != GGML_OP_FLASH_ATTN_EXT || !op->src[3]) return false;
+    const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3];
+    const auto is_cache = [q](const ggml_tensor * of) {
+        return of->type == GGML_TYPE_F16 && of->nb[0] == sizeof(ggml_fp16_t) && of->ne[0] == q->ne[0] &&
+               q->ne[2] % of->ne[2] == 0 && of->ne[3] == q->ne[3] && (!of->buffer || llama.buft_is_host(of->buffer->buft));
+    };
+    float bias;
+    memcpy(&bias, (const float *) op->op_params + 1, sizeof bias);
+    return bias == 0 && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] % LANES == 0 && is_cache(k) &&
+           is_cache(v) && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && mask->type == GGML_TYPE_F16 && mask->ne[2] == 1;
+}
+
+bool Attention::work_size(int threads, const ggml_tensor * op, size_t & size) {
+    const bool ours = is_wanted && computes(op);
+    others += !ours;
+    const_cast<ggml_tensor *>(op)->extra = ours ? this : nullptr;  // for compute_forward, on the other threads
+    const Shape shape(op, threads);
+    size = (threads * shape.thread_floats() + shape.shared_floats()) * sizeof(float) + 64;
+    return ours;
+}
+
+bool Attention::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
+    if (op->extra != this) return false;
+    const Shape shape(op, params->nth);
+    float * const memory = (float *) (((uintptr_t) params->wdata + 63) & ~(uintptr_t) 63);
+    float * const mine = memory + params->ith * shape.thread_floats(), * const shared = memory + params->nth * shape.thread_floats();
+    float scale, cap;
+    memcpy(&scale, (const float *) op->op_params + 0, sizeof scale);
+    memcpy(&cap, (const float *) op->op_params + 2, sizeof cap);
+    const Team team{*kernels, shape, {(int) shape.size, cap == 0 ? scale : scale / cap, cap, CELLS * op->src[1]->nb[1]}, mine};
+    const int64_t of_states = QUERIES * shape.state_floats();
+    State * const states = team.states(mine + 2 * CELLS * shape.size), * const later = team.states(mine + 2 * CELLS * shape.size + of_states);
+    const auto finish = [&](const Piece & piece) {
+        for (int i = 0; i < piece.count(); i++) {
+            const float * sink = op->src[4] ? (const float *) op->src[4]->data + piece.head(i) : nullptr;
+            kernels->finish(states[i], sink, (int) shape.size, piece.output(i));
+        }
+    };
+    const auto add = [&](const Piece & piece, const State * found) {
+        for (int i = 0; i < piece.count(); i++) kernels->merge(states[i], found[i], (int) shape.size);
+    };
+    const auto start = [&] {
+        if (params->ith == 0) llama.chunk_set(params->threadpool, params->nth);
+        llama.barrier(params->threadpool);
+    };
+    start();
+    for (int64_t c = params->ith; c < shape.pieces * shape.parts; c = llama.chunk_add(params->threadpool, 1)) {
+        const Piece piece(op, shape, c / shape.parts);
+        if (shape.parts > 1) {
+            State * const found = team.states(shared + c * of_states);
+            team.begin(found, piece.count());
+            team.attend(piece, c % shape.parts, found);
+            continue;
+        }
+        team.begin(states, piece.count());
+        for (int64_t segment = 0; segment < shape.segments; segment++) {
+            team.begin(later, piece.count());
+            team.attend(piece, segment, later);
+            add(piece, later);
+        }
+        finish(piece);
+    }
+    if (shape.parts == 1) return true;
+    llama.barrier(params->threadpool);
+    start();
+    for (int64_t c = params->ith; c < shape.pieces; c = llama.chunk_add(params->threadpool, 1)) {
+        const Piece piece(op, shape, c);
+        team.begin(states, piece.count());
+        for (int64_t part = 0; part < shape.parts; part++) add(piece, team.states(shared + (c * shape.parts + part) * of_states));
+        finish(piece);
+    }
+    return true;
+}
