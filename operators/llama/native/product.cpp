@@ -20,11 +20,11 @@ struct Work {
     Work(const ggml_tensor * op, void * memory) {
         const ggml_tensor * weights = op->src[0], * inputs = op->src[1], * ids = op->src[2];
         const int64_t rows = inputs->ne[1] * inputs->ne[2] * inputs->ne[3];
-        char * at = (char *) (((uintptr_t) memory + 63) & ~(uintptr_t) 63);
+        uintptr_t at = ((uintptr_t) memory + 63) & ~(uintptr_t) 63;
         blocks = (Block *) at, at += rows * (inputs->ne[0] / UNIT) * sizeof(Block);
         begins = (int32_t *) at, at += op->op == GGML_OP_MUL_MAT_ID ? (weights->ne[2] + 1) * sizeof(int32_t) : 0;
         pairs = (Pair *) at, at += op->op == GGML_OP_MUL_MAT_ID ? ids->ne[0] * ids->ne[1] * sizeof(Pair) : 0;
-        bytes = at - (char *) memory + 64;
+        bytes = at - (uintptr_t) memory + 64;
     }
 };
 
