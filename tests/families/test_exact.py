@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
 
 from operators.engine.sampling.params import SamplingParams
 from operators.llama.header import read_header
@@ -21,6 +23,7 @@ from operators.settings.runtime import EngineSettings
 from tests.families.make import LOGITS_OF, PROMPTS
 from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES
 from tests.operators.engine.speculative.drafters import Oracle, speculative
+from tests.operators.llama.test_cuts import logits_of
 from tests.operators.llama.test_decoding import COUNTS, LENGTHS, check_canary, complete, texts
 from tests.sets import often
 from tools.models.make_model import quantize_file
@@ -101,6 +104,53 @@ def test_logits_of_our_kernels_are_the_same_to_the_bit_in_any_company(family, fi
     exact.close()
     model.close()
     theirs.close()
+
+
+EXACT = ("gemma3", "llama", "olmo2", "phi3", "qwen2", "qwen3")
+"""Families whose every product and attention is ours. Others have F32 routers or recurrent layers, or latent attention;
+gpt-oss has routers."""
+
+
+def padded(source: Path, target: Path) -> None:
+    """Copy a model with a vocabulary of a multiple of 16 tokens, as those of most models are: the last matrix is ours,
+    too."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    n_vocab = len(reader.fields[Keys.Tokenizer.LIST].data)
+    more = -n_vocab % 16
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            value, kinds = field.contents(), field.types
+            if kinds[0] is GGUFValueType.ARRAY and len(value) == n_vocab:
+                value += [f"<unused {i}>" for i in range(more)] if isinstance(value[0], str) else [value[-1]] * more
+            writer.add_key_value(field.name, value, kinds[0], kinds[1] if kinds[0] is GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        more_rows = more if tensor.shape[-1] == n_vocab else 0
+        rows = np.pad(tensor.data, [(0, more_rows), *[(0, 0)] * (tensor.data.ndim - 1)])
+        writer.add_tensor(tensor.name, rows, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[] if each == "gemma3" else pytest.mark.laws) for each in FAMILIES]
+)
+def test_a_family_is_exact_where_all_of_it_is_ours_and_keeps_its_bits_without_rules(family, tmp_path):
+    padded(HERE / f"{family}.gguf", tmp_path / "padded.gguf")
+    quantize_file(tmp_path / "padded.gguf", tmp_path / "model.gguf", "q8_0")
+    model = LlamaModel(ModelSettings(path=str(tmp_path / "model.gguf")))
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=1024))
+    assert decoder.shape.exact == (family in EXACT and model.packed.version > 0)
+    if decoder.shape.exact:
+        ids = np.random.default_rng(0).integers(0, 256, 600).astype(np.int32)
+        whole = logits_of(decoder, ids, [600])
+        for cuts in ([599, 1], [1, 1, 598], [37] * 16 + [8], [63, 537]):
+            assert logits_of(decoder, ids, cuts) == whole, cuts
+    give_back()
+    check_bits(model)
+    model.close()
 
 
 def logits(model: LlamaModel, prompts: Seq[np.ndarray], max_tokens: int, **settings: Any) -> list[np.ndarray]:
