@@ -143,9 +143,24 @@ class Bench:
                 for array, tensor in given:
                     _set(tensor, np.ascontiguousarray(array))
                 seconds = self._seconds(graph, at_least_s)
-                made = np.empty(queries.shape, np.float32)
-                ggml("ggml_backend_tensor_get", output, Address(made.ctypes.data), 0, made.nbytes, returns=None)
-                return made, seconds
+                return _got(output, queries.shape), seconds
+            finally:
+                ggml("ggml_backend_buffer_free", buffer, returns=None)
+
+    def multiply(self, weights: Floats, inputs: Floats, name: bytes) -> Floats:
+        """Return `inputs`, (tokens, size), times a matrix in F32 of that name, (rows, size): (tokens, rows)."""
+        with _context() as context:
+            tensors = [self._tensor(context, each) for each in (weights, inputs)]
+            ggml("ggml_set_name", tensors[0], name)
+            output = ggml("ggml_mul_mat", context, *tensors)
+            graph = ggml("ggml_new_graph", context)
+            ggml("ggml_build_forward_expand", graph, output, returns=None)
+            buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
+            try:
+                _set(tensors[0], weights)
+                _set(tensors[1], np.ascontiguousarray(inputs))
+                self._seconds(graph, 0)
+                return _got(output, (len(inputs), len(weights)))
             finally:
                 ggml("ggml_backend_buffer_free", buffer, returns=None)
 
@@ -174,6 +189,12 @@ def _context() -> Iterator[Address]:
 
 def _set(tensor: Address, data: np.ndarray[Any, Any]) -> None:
     ggml("ggml_backend_tensor_set", tensor, Address(data.ctypes.data), 0, data.nbytes, returns=None)
+
+
+def _got(tensor: Address, shape: tuple[int, ...]) -> Floats:
+    made = np.empty(shape, np.float32)
+    ggml("ggml_backend_tensor_get", tensor, Address(made.ctypes.data), 0, made.nbytes, returns=None)
+    return made
 
 
 def _quantised(kind: str, rows: int, values: int) -> np.ndarray[Any, Any]:

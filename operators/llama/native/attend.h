@@ -152,6 +152,20 @@ void attend(Cells & cells, const Head & head, const float * const * queries, Sta
     attend_all<float>(floats, head, queries, states, count);
 }
 
+void multiply_rows(const float * const * rows, const float * const * queries, int count, int size, float * const * outputs) {
+    constexpr int MOST = Wide::QUERIES_AT_ONCE;
+    const Head head = {size, 1, 0, 0};
+    float made[MOST][CELLS];
+    for (int q = 0; q < count;) {
+        const int taken = count - q >= MOST ? MOST : 1;
+        if (taken == MOST) products<MOST>(queries + q, rows, rows, head, made);
+        else products<1>(queries + q, rows, rows, head, made);
+        for (int i = 0; i < taken; i++, q++) {
+            for (int row = 0; row < 4; row++) outputs[q][row] = made[i][row];
+        }
+    }
+}
+
 // Adds what a query found in later cells.
 void merge(State & state, const State & later, int size) {
     if (later.most == NOTHING) return;
@@ -181,4 +195,4 @@ void finish(State & state, const float * sink, int size, float * output) {
 
 }  // namespace
 
-#define ATTENTION {attend, merge, finish}
+#define ATTENTION {attend, merge, finish, multiply_rows}

@@ -36,4 +36,6 @@ struct AttentionKernels {
     void (*attend)(Cells & cells, const Head & head, const float * const * queries, State * states, int count, float * room);
     void (*merge)(State & state, const State & later, int size);
     void (*finish)(State & state, const float * sink, int size, float * output);
+    // outputs[q][0..3] = four rows times query q, in F32, by the chain of a score.
+    void (*multiply)(const float * const * rows, const float * const * queries, int count, int size, float * const * outputs);
 };

@@ -24,6 +24,7 @@ constexpr const Kernels * BY_SPEED[] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &
 
 Product product;
 Attention attention;
+Router router;
 
 // Operations whose outputs are a row's own, in llama.cpp's kernels: a row has the same bits in any company.
 bool is_of_rows(ggml_op op) {
@@ -65,7 +66,9 @@ class OurExtra : public Extra {
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) return &attention;
-        if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) return is_ours(op->src[0]) ? (Traits *) &product : &other;
+        if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) {
+            return is_ours(op->src[0]) ? (Traits *) &product : Router::computes(op) ? (Traits *) &router : &other;
+        }
         return is_of_rows(op->op) ? nullptr : &other;
     }
 };
@@ -119,6 +122,10 @@ ggml_backend_buffer_type_t buffer_type() {
 constexpr int VERSION = 2;
 
 namespace {
+void use(const Kernels * kernels) {
+    product.kernels = kernels;
+    attention.kernels = router.kernels = &kernels->attention;
+}
 const Kernels * named(const char * name) {  // "": the fastest that this CPU has, but for plain C++
     for (const Kernels * each : BY_SPEED) {
         if (each->runs() && (*name ? !strcmp(name, each->name) : each != &KERNELS_PLAIN)) return each;
@@ -151,7 +158,7 @@ EXPORT const char * kernels_plug_in(const char * base, const char * cpu, const c
         snprintf(said, sizeof said, "they failed their test: %s gives wrong numbers", wrong);
         return said;
     }
-    product.kernels = chosen, attention.kernels = &chosen->attention;
+    use(chosen);
     auto & types = llama.extra_buffer_types();
     for (auto * type : types) {
         if (type && type->context) type->context = new Gate((Extra *) type->context);
@@ -175,7 +182,7 @@ EXPORT int kernels_others() { return std::exchange(others, 0); }
 // For tests: has kernels compute by name. false: this CPU has no such.
 EXPORT bool kernels_use(const char * name) {
     const Kernels * wanted = named(name);
-    if (wanted) product.kernels = wanted, attention.kernels = &wanted->attention;
+    if (wanted) use(wanted);
     return wanted != nullptr;
 }
 

@@ -1,4 +1,4 @@
-// The products of packed weights as operations of llama.cpp's graphs: MUL_MAT, and MUL_MAT_ID of experts.
+// What is ours of llama.cpp's graphs: products of packed weights (MUL_MAT, and MUL_MAT_ID of experts), attention, routers.
 #pragma once
 #include <algorithm>
 
@@ -37,6 +37,14 @@ class Attention : public ggml::cpu::tensor_traits {
   public:
     const AttentionKernels * kernels = nullptr;  // set before the first graph
     static thread_local bool is_wanted;          // in the graphs that this thread computes
+    bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
+    static bool computes(const ggml_tensor * op);
+};
+
+class Router : public ggml::cpu::tensor_traits {
+  public:
+    const AttentionKernels * kernels = nullptr;  // set before the first graph
     bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
     static bool computes(const ggml_tensor * op);

@@ -1,10 +1,11 @@
-// Packs and multiplies matrices of random sizes, and computes attention, as llama.cpp's threads do, with room for not a
-// byte more than is said: for sanitizers. argv: seed, rounds. Ends with 0, or says what is wrong.
+// Packs and multiplies matrices of random sizes, computes attention and routers, as llama.cpp's threads do, with
+// room for not a byte more than is said: for sanitizers. argv: seed, rounds. Ends with 0, or says what is wrong.
 //
 // The team's barrier and chunks are these, not llama.cpp's, which no sanitizer sees into.
 #include <pthread.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -180,6 +181,33 @@ bool attention_of(const Kernels & kernels, int number) {
     return true;
 }
 
+// A router of experts.
+bool router_of(const Kernels & kernels, int number) {
+    const int64_t size = LANES * between(1, 40), rows = between(1, 30), tokens = between(1, 40);
+    std::unique_ptr<float[]> numbers(new float[rows * size]), inputs(new float[tokens * size]), out(new float[tokens * rows]);
+    for (int64_t i = 0; i < rows * size; i++) numbers[i] = (float) between(-1000, 1000) / 256;
+    for (int64_t i = 0; i < tokens * size; i++) inputs[i] = (float) between(-1000, 1000) / 256;
+    ggml_tensor weights, given, op;
+    numbered(weights, GGML_TYPE_F32, sizeof(float), size, rows, 1, 1);
+    strcpy(weights.name, "blk.0.ffn_gate_inp.weight");
+    numbered(given, GGML_TYPE_F32, sizeof(float), size, tokens, 1, 1);
+    numbered(op, GGML_TYPE_F32, sizeof(float), rows, tokens, 1, 1);
+    weights.data = numbers.get(), given.data = inputs.get(), op.data = out.get();
+    op.op = GGML_OP_MUL_MAT, op.src[0] = &weights, op.src[1] = &given;
+    Router router;
+    router.kernels = &kernels.attention;
+    if (!by_team(router, op, between(1, 8))) return printf("declined\n"), false;
+    for (int64_t i = 0; i < tokens * rows; i++) {
+        double sum = 0, most = 0;
+        for (int64_t j = 0; j < size; j++) {
+            const double each = (double) numbers[i % rows * size + j] * inputs[i / rows * size + j];
+            sum += each, most += each < 0 ? -each : each;
+        }
+        if (!(std::abs(out[i] - sum) <= 1e-5 * most)) return printf("round %d, %s: router\n", number, kernels.name), false;
+    }
+    return true;
+}
+
 }  // namespace
 
 int main(int, char ** arguments) {
@@ -192,7 +220,7 @@ int main(int, char ** arguments) {
     for (const Kernels * kernels : {&KERNELS_PLAIN, &KERNELS_AVX2, &KERNELS_AVXVNNI, &KERNELS_AVX512VNNI}) {
         if (!kernels || !kernels->runs()) continue;
         for (int i = 0; i < atoi(arguments[2]); i++) {
-            if (!round_of(*kernels, i) || !attention_of(*kernels, i)) return 1;
+            if (!round_of(*kernels, i) || !attention_of(*kernels, i) || !router_of(*kernels, i)) return 1;
         }
         printf("%s: %s rounds\n", kernels->name, arguments[2]);
     }
