@@ -1,5 +1,5 @@
-"""The kernels of our own for quantised matrices: found beside llama.cpp, tested, and put into its list; docs/kernels.md
-has what they are. Where anything is off, llama.cpp's kernels compute, and the log says why, once.
+"""The kernels of our own for quantised matrices and attention: found beside llama.cpp, tested, and put into its list.
+docs/kernels.md has what they are. Where anything is off, llama.cpp's kernels compute, and the log says why, once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLE, OUTPUT = b"token_embd.weight", b"output.weight"
 LOOKED_UP = (b"token_embd.", b"per_layer_token_embd.", b"position_embd.", b"token_types.", b"cls.")
 """Beginnings of the names of tables and heads, which the calls of an engine do not multiply with."""
 _LOADED = re.compile(r"(/\S*/libggml-(base|cpu)\S*\.so\S*)$", re.MULTILINE)
-_WHAT = "quantised matrices:"
+_WHAT = "matrices and attention:"
 BUILD = "`python -m pipeline build`"
 log = logging.getLogger(__name__)
 _one_at_a_time = threading.Lock()
@@ -73,7 +73,7 @@ def library() -> ctypes.CDLL | None:
 
 def state() -> tuple[ctypes.CDLL | None, str]:
     """Return the library with its kernels in llama.cpp's list, None where that cannot be, and a line that says what
-    multiplies quantised matrices in this process, and why not ours.
+    computes quantised matrices and attention in this process, and why not ours.
 
     The first call of a process tests them. It must come after `initialise` and before the first model is loaded.
     """
@@ -125,7 +125,7 @@ def load_model(
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         packed = Packed(found.kernels_version(), found.kernels_loaded_tensors()) if ours else Packed()
         if ours:
-            log.info("%s: %s, for %d of them", path.name, what_computes, packed.tensors)
+            log.info("%s: %s, %d quantised matrices", path.name, what_computes, packed.tensors)
         return model, packed
     finally:
         found.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's

@@ -72,10 +72,10 @@ class EngineSettings:
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
-        kernels: auto (our kernels multiply the quantised matrices that they know, where this CPU has the instructions;
-            docs/kernels.md) or llama.cpp (its own do).
-        flash_attention: use llama.cpp's flash attention kernels; null leaves it open. On the CPU they pay for short
-            rows and not for long ones.
+        kernels: auto (our kernels compute the quantised matrices that they know, and attention, where this CPU has the
+            instructions; docs/kernels.md) or llama.cpp (its own do).
+        flash_attention: compute attention in one operation; null leaves it open. By our kernels that is the faster way,
+            by llama.cpp's on the CPU for short rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
             takes more is refused before anything is loaded. null: what is free, and then there is a warning only.
         lookahead_rows: rows that are sorted by length at a time.

@@ -53,7 +53,7 @@ def scored(folder: Path, *overrides: str) -> tuple[Any, str]:
 
 def test_the_switch_gives_each_job_of_a_process_its_own_bits(tmp_path):
     ours, log = scored(tmp_path / "a")
-    assert f"this project's kernels 2 ({state()[1].partition('(')[2]}, for {MATRICES} of them" in log
+    assert f"this project's kernels 2 ({state()[1].partition('(')[2]}, {MATRICES} quantised matrices" in log
     theirs, log = scored(tmp_path / "b", "runtime.kernels=llama.cpp")
     assert "this project's kernels" not in log
     assert theirs != ours
