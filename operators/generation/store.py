@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,18 @@ class CompletionStore(Journal):
         self.damaged = 0
         super().__init__()
         self._reading, self._committing = threading.Lock(), threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = self._connect(sync)
-            self._set_up()
-            self._reader = self._connect(sync)
-            self._reader.text_factory = as_text
-            found = self._reader.execute("SELECT * FROM sealed_settings")
-            self.settings = {digest for seal, digest in found if seal in (None, row_digest([digest]))}
-        except (sqlite3.Error, OSError) as error:
-            raise unusable(path, error, opening=True) from error
+        with ExitStack() as opened:  # if it cannot be used, nothing stays open
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._writer = self._connect(sync, opened)
+                self._set_up()
+                self._reader = self._connect(sync, opened)
+                self._reader.text_factory = as_text
+                found = self._reader.execute("SELECT * FROM sealed_settings")
+                self.settings = {digest for seal, digest in found if seal in (None, row_digest([digest]))}
+            except (sqlite3.Error, OSError) as error:
+                raise unusable(path, error, opening=True) from error
+            self._opened = opened.pop_all()
         self._thread.start()
 
     def known_settings(self) -> set[bytes]:
@@ -125,16 +128,16 @@ class CompletionStore(Journal):
         try:
             super().close()
         finally:
-            self._writer.close()
-            self._reader.close()
+            self._opened.close()
 
     def explained(self, error: Exception) -> PipelineError:
         if isinstance(error, sqlite3.Error | OSError):
             return unusable(self._path, error)
         return PipelineError(f"the completion store {self._path} fails: {type(error).__name__}: {error}")
 
-    def _connect(self, sync: str) -> sqlite3.Connection:
+    def _connect(self, sync: str, opened: ExitStack) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=60)
+        opened.callback(connection.close)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={'FULL' if sync == 'power' else 'NORMAL'}")
         return connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -182,13 +183,20 @@ def test_a_store_that_fails_while_rows_are_generated_ends_the_run_in_its_words(t
         run.run()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells open files by /proc")
 @pytest.mark.parametrize("version", [0, 99])
-def test_a_store_of_another_format_is_named(tmp_path, version):
+def test_a_store_of_another_format_is_named_and_left_closed(tmp_path, version):
     with sqlite3.connect(tmp_path / "store.sqlite") as database:
         database.execute("CREATE TABLE completions (key BLOB)")
         database.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(InputError, match=rf"store\.sqlite cannot be used: it has format {version}.*store\.path="):
+    database.close()
+    with pytest.raises(
+        InputError, match=rf"store\.sqlite cannot be used: it has format {version}.*store\.path="
+    ) as held:
         CompletionStore(tmp_path / "store.sqlite")
+    still_open = [each for each in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(each)]
+    assert not still_open, "while the error is at hand, as in a notebook, a disk could not be taken away"
+    del held
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["blocked", "stopped"])
