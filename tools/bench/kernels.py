@@ -136,33 +136,37 @@ class Bench:
             if sinks is not None:
                 given.append((sinks, self._tensor(context, sinks)))
                 ggml("ggml_flash_attn_ext_add_sinks", output, given[-1][1], returns=None)
-            graph = ggml("ggml_new_graph", context)
-            ggml("ggml_build_forward_expand", graph, output, returns=None)
-            buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
-            try:
-                for array, tensor in given:
-                    _set(tensor, np.ascontiguousarray(array))
-                seconds = self._seconds(graph, at_least_s)
-                return _got(output, queries.shape), seconds
-            finally:
-                ggml("ggml_backend_buffer_free", buffer, returns=None)
+            return self._computed(context, output, given, queries.shape, at_least_s)
 
     def multiply(self, weights: Floats, inputs: Floats, name: bytes) -> Floats:
         """Return `inputs`, (tokens, size), times a matrix in F32 of that name, (rows, size): (tokens, rows)."""
         with _context() as context:
-            tensors = [self._tensor(context, each) for each in (weights, inputs)]
-            ggml("ggml_set_name", tensors[0], name)
-            output = ggml("ggml_mul_mat", context, *tensors)
-            graph = ggml("ggml_new_graph", context)
-            ggml("ggml_build_forward_expand", graph, output, returns=None)
-            buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
-            try:
-                _set(tensors[0], weights)
-                _set(tensors[1], np.ascontiguousarray(inputs))
-                self._seconds(graph, 0)
-                return _got(output, (len(inputs), len(weights)))
-            finally:
-                ggml("ggml_backend_buffer_free", buffer, returns=None)
+            given = [(each, self._tensor(context, each)) for each in (weights, inputs)]
+            ggml("ggml_set_name", given[0][1], name)
+            output = ggml("ggml_mul_mat", context, *(tensor for _, tensor in given))
+            return self._computed(context, output, given, (len(inputs), len(weights)))[0]
+
+    def _computed(
+        self,
+        context: Address,
+        output: Address,
+        given: Sequence[tuple[np.ndarray[Any, Any], Address]],
+        shape: tuple[int, ...],
+        at_least_s: float = 0.0,
+    ) -> tuple[Floats, float]:
+        """Return `output`, of that shape, and the least time of some runs. `given`: arrays and the tensors for them."""
+        graph = ggml("ggml_new_graph", context)
+        ggml("ggml_build_forward_expand", graph, output, returns=None)
+        buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
+        try:
+            for array, tensor in given:
+                _set(tensor, np.ascontiguousarray(array))
+            seconds = self._seconds(graph, at_least_s)
+            made = np.empty(shape, np.float32)
+            ggml("ggml_backend_tensor_get", output, Address(made.ctypes.data), 0, made.nbytes, returns=None)
+            return made, seconds
+        finally:
+            ggml("ggml_backend_buffer_free", buffer, returns=None)
 
     def _tensor(self, context: Address, array: np.ndarray[Any, Any]) -> Address:
         lengths = [*reversed(array.shape), 1, 1, 1][:4]
@@ -189,12 +193,6 @@ def _context() -> Iterator[Address]:
 
 def _set(tensor: Address, data: np.ndarray[Any, Any]) -> None:
     ggml("ggml_backend_tensor_set", tensor, Address(data.ctypes.data), 0, data.nbytes, returns=None)
-
-
-def _got(tensor: Address, shape: tuple[int, ...]) -> Floats:
-    made = np.empty(shape, np.float32)
-    ggml("ggml_backend_tensor_get", tensor, Address(made.ctypes.data), 0, made.nbytes, returns=None)
-    return made
 
 
 def _quantised(kind: str, rows: int, values: int) -> np.ndarray[Any, Any]:

@@ -50,7 +50,9 @@ struct Piece {
         const ggml_tensor * q = op->src[0];
         return (const float *) ((const char *) q->data + token(i) * q->nb[1] + head(i) * q->nb[2] + stream * q->nb[3]);
     }
-    float * output(int i) const { return (float *) op->data + ((stream * op->ne[2] + token(i)) * op->ne[1] + head(i)) * op->ne[0]; }
+    float * output(int i) const {
+        return (float *) op->data + ((stream * op->ne[2] + token(i)) * op->ne[1] + head(i)) * op->ne[0];
+    }
     const char * cell(const ggml_tensor * of, int64_t i) const {
         return (const char *) of->data + i * of->nb[1] + key_head * of->nb[2] + stream * of->nb[3];
     }
@@ -108,17 +110,18 @@ struct Team {
         const int64_t cells = piece.op->src[1]->ne[1], end = std::min<int64_t>((segment + 1) * SEGMENT, cells);
         for (int64_t first = segment * SEGMENT; first < end; first += CELLS) {
             const int64_t last = std::min<int64_t>(first + CELLS, end);
-            const auto some = [&](int64_t from, int64_t to) {  // tokens `from` to `to`, which see the same
+            const auto attend_at_once = [&](int64_t from, int64_t to) {  // tokens that see the same
                 Cells seen = see(piece, piece.mask(from), first, last);
                 const int64_t query = from * piece.n_heads;
-                if (seen.count) kernels.attend(seen, head, queries + query, states + query, (int) ((to - from) * piece.n_heads), room);
+                const int count = (int) ((to - from) * piece.n_heads);
+                if (seen.count) kernels.attend(seen, head, queries + query, states + query, count, room);
             };
             for (int64_t token = 0, next; token < piece.n_tokens; token = next) {
                 const auto sees = [&](int64_t t) { return sight(piece.mask(t) + first, last - first); };
                 const Sight its = sees(token);
                 next = token + 1;
                 while (its == ALL && next < piece.n_tokens && sees(next) == ALL) next++;
-                if (its != NONE) some(token, next);
+                if (its != NONE) attend_at_once(token, next);
             }
         }
     }
@@ -126,8 +129,15 @@ struct Team {
 
 }  // namespace
 
-thread_local bool Attention::is_wanted = false;
+thread_local bool OfCalls::is_wanted = false;
 thread_local int others = 0;
+
+bool OfCalls::take(const ggml_tensor * op, bool is_known) {
+    const bool ours = is_wanted && is_known;
+    const_cast<ggml_tensor *>(op)->extra = ours ? this : nullptr;  // for compute_forward, on the other threads
+    others += !ours;
+    return ours;
+}
 
 bool Attention::computes(const ggml_tensor * op) {
     if (op->op != GGML_OP_FLASH_ATTN_EXT || !op->src[3]) return false;
@@ -143,25 +153,25 @@ bool Attention::computes(const ggml_tensor * op) {
 }
 
 bool Attention::work_size(int threads, const ggml_tensor * op, size_t & size) {
-    const bool ours = is_wanted && computes(op);
-    others += !ours;
-    const_cast<ggml_tensor *>(op)->extra = ours ? this : nullptr;  // for compute_forward, on the other threads
+    if (!take(op, computes(op))) return false;
     const Shape shape(op, threads);
     size = (threads * shape.thread_floats() + shape.shared_floats()) * sizeof(float) + 64;
-    return ours;
+    return true;
 }
 
 bool Attention::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
     if (op->extra != this) return false;
     const Shape shape(op, params->nth);
     float * const memory = (float *) (((uintptr_t) params->wdata + 63) & ~(uintptr_t) 63);
-    float * const mine = memory + params->ith * shape.thread_floats(), * const shared = memory + params->nth * shape.thread_floats();
+    float * const mine = memory + params->ith * shape.thread_floats();
+    float * const shared = memory + params->nth * shape.thread_floats();
     float scale, cap;
     memcpy(&scale, (const float *) op->op_params + 0, sizeof scale);
     memcpy(&cap, (const float *) op->op_params + 2, sizeof cap);
     const Team team{*kernels, shape, {(int) shape.size, cap == 0 ? scale : scale / cap, cap, CELLS * op->src[1]->nb[1]}, mine};
     const int64_t of_states = QUERIES * shape.state_floats();
-    State * const states = team.states(mine + 2 * CELLS * shape.size), * const later = team.states(mine + 2 * CELLS * shape.size + of_states);
+    State * const states = team.states(mine + 2 * CELLS * shape.size);
+    State * const later = team.states(mine + 2 * CELLS * shape.size + of_states);
     const auto finish = [&](const Piece & piece) {
         for (int i = 0; i < piece.count(); i++) {
             const float * sink = op->src[4] ? (const float *) op->src[4]->data + piece.head(i) : nullptr;

@@ -176,7 +176,7 @@ EXPORT void kernels_choose(bool ours, bool tied, bool theirs, int threads) {
 EXPORT int kernels_loaded_tensors() { return load.tensors; }
 
 // Says whether attention in the graphs that this thread computes from now on is ours.
-EXPORT void kernels_attend(bool ours) { Attention::is_wanted = ours; }
+EXPORT void kernels_attend(bool ours) { OfCalls::is_wanted = ours; }
 // Returns how many operations this thread had computed, since it last asked, whose outputs may depend on other rows.
 EXPORT int kernels_others() { return std::exchange(others, 0); }
 // For tests: has kernels compute by name. false: this CPU has no such.

@@ -33,18 +33,24 @@ class Product : public ggml::cpu::tensor_traits {
     static bool computes(const ggml_tensor * op);  // whether sizes, types and strides of this operation are known
 };
 
-class Attention : public ggml::cpu::tensor_traits {
+// What has no weights of ours by which its model could be told: it is ours in the graphs of threads that say so.
+class OfCalls : public ggml::cpu::tensor_traits {
   public:
     const AttentionKernels * kernels = nullptr;  // set before the first graph
-    static thread_local bool is_wanted;          // in the graphs that this thread computes
+    static thread_local bool is_wanted;          // in the graphs that this thread has computed
+  protected:
+    bool take(const ggml_tensor * op, bool is_known);  // when a graph is planned: whether it is ours; counts it if not
+};
+
+class Attention : public OfCalls {
+  public:
     bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
     static bool computes(const ggml_tensor * op);
 };
 
-class Router : public ggml::cpu::tensor_traits {
+class Router : public OfCalls {
   public:
-    const AttentionKernels * kernels = nullptr;  // set before the first graph
     bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
     static bool computes(const ggml_tensor * op);

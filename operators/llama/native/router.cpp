@@ -19,11 +19,8 @@ bool Router::computes(const ggml_tensor * op) {
 }
 
 bool Router::work_size(int, const ggml_tensor * op, size_t & size) {
-    const bool ours = Attention::is_wanted && computes(op);
-    const_cast<ggml_tensor *>(op)->extra = ours ? this : nullptr;  // for compute_forward, on the other threads
-    others += !ours;
     size = 0;
-    return ours;
+    return take(op, computes(op));
 }
 
 bool Router::compute_forward(ggml_compute_params * params, ggml_tensor * op) {

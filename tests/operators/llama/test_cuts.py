@@ -11,9 +11,9 @@ from operators.llama.model import LlamaModel
 from operators.llama.packed import library_path
 from operators.settings import ModelSettings
 from operators.settings.model import KERNELS
-from operators.settings.runtime import EngineSettings
+from operators.settings.runtime import EngineSettings, OptimiseSettings
 from tests.operators.llama.kernels.test_graphs import DENSE, padded, written
-from tests.operators.llama.test_decoding import EXACT, compute, model, model_file
+from tests.operators.llama.test_decoding import COUNTS, EXACT, WARM, complete, compute, model, model_file
 from tests.sets import often
 
 __all__ = ["model", "model_file"]
@@ -101,6 +101,20 @@ def test_a_decoder_is_exact_where_all_of_it_is_ours(model: LlamaModel, settings)
     decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=256, **settings))
     assert not decoder.shape.needs_rules if "deterministic" in settings else not decoder.shape.exact
     give_back()
+
+
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_an_exact_decoder_computes_each_token_of_common_beginnings_once(model):
+    """However short what a prompt has of its own, and whatever side of 64 tokens it is on."""
+    random = np.random.default_rng(5)
+    head = random.integers(0, 255, 300)
+    own = [(2, 300), (40, 300), (63, 50), (64, 300), (100, 300), (150, 300), (30, 50), (7, 300)] * 2
+    prompts = [np.concatenate([head[:common], random.integers(0, 255, n)]).astype(np.int32) for n, common in own]
+    distinct = len({prompt[:end].tobytes() for prompt in prompts for end in range(1, len(prompt) + 1)})
+    expected = complete(model, prompts, range(16), WARM, slots=16, optimise=OptimiseSettings(prefix_sharing=False))
+    assert COUNTS["prefill_tokens"] == sum(map(len, prompts))
+    assert complete(model, prompts, range(16), WARM, slots=4) == expected
+    assert (COUNTS["prefill_tokens"] == distinct) == (model.packed.version > 0)
 
 
 @pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)

@@ -23,7 +23,7 @@ from operators.llama.context_pool import ContextPool
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.model import KERNELS
-from operators.settings.runtime import EngineSettings, OptimiseSettings
+from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Table, check_pool, worker_on
@@ -174,20 +174,6 @@ def test_there_is_no_canary_where_its_texts_do_not_fit_into_a_call(model):
     decoder, give_back = model.lease(EngineSettings(slots=2, n_batch=64, n_ubatch=64, deterministic=False))
     assert canary(decoder, model.n_vocab) is None
     give_back()
-
-
-@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
-def test_an_exact_decoder_computes_each_token_of_common_beginnings_once(model):
-    """However short what a prompt has of its own, and whatever side of 64 tokens it is on."""
-    random = np.random.default_rng(5)
-    head = random.integers(0, 255, 300)
-    own = [(2, 300), (40, 300), (63, 50), (64, 300), (100, 300), (150, 300), (30, 50), (7, 300)] * 2
-    prompts = [np.concatenate([head[:common], random.integers(0, 255, n)]).astype(np.int32) for n, common in own]
-    distinct = len({prompt[:end].tobytes() for prompt in prompts for end in range(1, len(prompt) + 1)})
-    expected = complete(model, prompts, range(16), WARM, slots=16, optimise=OptimiseSettings(prefix_sharing=False))
-    assert COUNTS["prefill_tokens"] == sum(map(len, prompts))
-    assert complete(model, prompts, range(16), WARM, slots=4) == expected
-    assert (COUNTS["prefill_tokens"] == distinct) == (model.packed.version > 0)
 
 
 def test_without_deterministic_the_lone_row_shows(model_file):

@@ -216,7 +216,7 @@ int main(int, char ** arguments) {
     llama.chunk_set = [](ggml_threadpool * pool, int value) { of(pool)->chunk = value; };
     llama.chunk_add = [](ggml_threadpool * pool, int value) { return of(pool)->chunk.fetch_add(value); };
     llama.buft_is_host = [](ggml_backend_buffer_type_t) { return true; };
-    Attention::is_wanted = true;
+    OfCalls::is_wanted = true;
     for (const Kernels * kernels : {&KERNELS_PLAIN, &KERNELS_AVX2, &KERNELS_AVXVNNI, &KERNELS_AVX512VNNI}) {
         if (!kernels || !kernels->runs()) continue;
         for (int i = 0; i < atoi(arguments[2]); i++) {
