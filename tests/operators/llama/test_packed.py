@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not library_path().exists(), reason="this build has no kernels of its own (x86-64, Linux)"),
 ]
 
+PROJECT = Path(__file__).parents[3]
 AUTO, THEIRS = ModelSettings(path=str(TINY)), ModelSettings(path=str(TINY), kernels="llama.cpp")
 MATRICES = 43
 NIBBLES = bytes.fromhex("8198adbfcfddeaf6010d192635455971")
@@ -69,6 +70,17 @@ def test_what_computes_is_a_part_of_what_identifies_a_run():
     assert without == theirs["llama.cpp"], "this is what it was before there were any"
     for model in models:
         model.close()
+
+
+@pytest.mark.parametrize(("name", "attention"), [("qwen3", True), ("encoders/bert", False)])
+def test_attention_alone_identifies_a_run_too_where_it_is_ours(name, attention):
+    """Of a model in F32 no matrix is ours; of an encoder nothing is, and its runs go on."""
+    path = next(PROJECT.glob(f"tests/families/{name}*.gguf"))
+    ours, theirs = (LlamaModel(ModelSettings(path=str(path), kernels=each)) for each in KERNELS)
+    assert ours.packed.tensors == 0
+    assert (ours.kernels != theirs.kernels) == attention
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("tied", [True, False])
