@@ -21,7 +21,7 @@ from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.sequence import Sequence
 from operators.estimate.ranges import Floats, mean_of
 from operators.estimate.trial import Trial, depth_of
-from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
+from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, share
 
 _MOST_DRAWN = 4000
@@ -88,8 +88,8 @@ def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]
         return 1.0
     shape = worker.decoder.shape
     chunking, shared = worker.strategy.chunking(shape), 0
-    # Prompts computed by different kernels cannot share a prefix.
-    ordered = sorted(rows, key=lambda row: (len(row.prompt) >= KERNEL_TOKENS, row.prompt.tobytes()))
+    # Prompts computed by different kernels cannot share a prefix; where there is one kernel, that is nobody.
+    ordered = sorted(rows, key=lambda row: (len(row.prompt) >= shape.kernel_tokens, row.prompt.tobytes()))
     for before, row in pairwise(ordered):
         if optimise.sample_sharing and not shape.block and np.array_equal(before.prompt, row.prompt):
             shared += len(row.prompt)

@@ -166,22 +166,26 @@ SHARED = np.arange(96, dtype=np.int32)
 OWN = [np.resize(text, 64 + i % 9) for i, text in enumerate(prompts(40))]
 
 
+LONG_AND_SHORT = [np.concatenate([SHARED[:48] + i // 4, np.resize(text, 1 + i % 4 * 10)]) for i, text in enumerate(OWN)]
+
+
 @pytest.mark.parametrize(
-    ("texts", "share"),
+    ("texts", "sizes", "share"),
     [
-        ([np.concatenate([SHARED, text]) for text in OWN], None),
-        (list(np.repeat(np.stack([np.resize(text, 80) for text in OWN]), 4, axis=0)), 0.25),
-        (OWN, 1.0),
+        ([np.concatenate([SHARED, text]) for text in OWN], shape(8), 0.43),
+        (list(np.repeat(np.stack([np.resize(text, 80) for text in OWN]), 4, axis=0)), shape(8), 0.25),
+        (OWN, shape(8), 1.0),
+        (LONG_AND_SHORT, shape(8, exact=True), 0.43),
     ],
-    ids=["a prefix", "samples of a prompt", "nothing"],
+    ids=["a prefix", "samples of a prompt", "nothing", "prefixes, with one kernel for all lengths"],
 )
-def test_what_prompts_share_is_computed_once(texts, share):
-    engine, settings = engine_on(Timed(shape(8))), settings_for(shape(8))
+def test_what_prompts_share_is_computed_once(texts, sizes, share):
+    engine, settings = engine_on(Timed(sizes)), settings_for(sizes)
     complete(engine, rows(texts, max_tokens=1))
     computed = 1 - engine.worker.scheduler.counts.shared_tokens / sum(map(len, texts))
-    assert computed == pytest.approx(share or 0.43, abs=0.02)
+    assert computed == pytest.approx(share, abs=0.02)
     assert computed_share(engine, settings, rows(texts)) == pytest.approx(computed, rel=0.01)
-    found = estimated(Timed(shape(8)), rows(texts, max_tokens=1))
+    found = estimated(Timed(sizes), rows(texts, max_tokens=1))
     assert found.tokens_in.likely == pytest.approx(computed * sum(map(len, texts)), rel=0.01)
 
 
