@@ -108,7 +108,13 @@ class LlamaContext:
 
     def _is_exact(self, kernels: ctypes.CDLL) -> bool:
         """Return whether kernels of our own compute each operation of a call that may depend on other rows. They count
-        those that they do not, when llama.cpp plans the call; then it is aborted."""
+        those that they do not, when llama.cpp plans the call; then it is aborted.
+
+        It is a call of one thread. With more, OpenMP would make a team for it beside that of the thread which decodes,
+        and where there are more threads than cores, they sleep and wake at each operation.
+        """
+        threads = llama_cpp.llama_n_threads(self._context), llama_cpp.llama_n_threads_batch(self._context)
+        llama_cpp.llama_set_n_threads(self._context, 1, 1)
         at_once = ctypes.create_string_buffer(b"!")
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(at_once, ctypes.c_void_p))
         self.batch.clear()
@@ -116,6 +122,7 @@ class LlamaContext:
         kernels.kernels_others()
         with unlogged():
             code = self._decode(1)
+        llama_cpp.llama_set_n_threads(self._context, *threads)
         self.batch.clear()
         self.clear()
         return code == _ABORTED and kernels.kernels_others() == 0

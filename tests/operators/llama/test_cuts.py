@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -101,6 +105,25 @@ def test_a_decoder_is_exact_where_all_of_it_is_ours(model: LlamaModel, settings)
     decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=256, **settings))
     assert not decoder.shape.needs_rules if "deterministic" in settings else not decoder.shape.exact
     give_back()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
+def test_whether_a_decoder_is_exact_is_found_without_a_team_of_threads(model):
+    """With a second team there are more threads than cores, and OpenMP has them sleep at each operation of the first:
+    steps took 81 ms instead of 64."""
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    def counted() -> tuple[int, int, bool]:
+        before = threads()
+        decoder, give_back = model.lease_apart(EngineSettings(slots=2, threads=2, max_sequence_tokens=256))
+        made, _ = threads() - before, give_back()
+        return made, threads() - before, decoder.shape.exact
+
+    with ThreadPoolExecutor(1) as fresh:  # which has no team yet
+        assert fresh.submit(counted).result() == (0, 0, model.packed.version > 0)
 
 
 @pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
