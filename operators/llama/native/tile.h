@@ -4,6 +4,7 @@
 // in one order, whatever the number of columns, and each operation is one that IEEE 754 defines (product, fused
 // multiply-add, conversion of an integer): so the bits depend on neither the company of a row nor the instructions.
 // The sums of 32 products are integers, and exact.
+#include <cstring>
 #include "packed.h"
 
 namespace {  // of its own in each file: the linker must not take one instruction set's code for another's
@@ -18,6 +19,15 @@ template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
     static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF;
     const Packed & packed;
     const int part;  // of the rows of the group, so many as a vector has
+    const char * const ahead;  // the weights that will be needed soon
+    // Fetches the lines ahead that are column `c`'s: spread over all columns, they wait less for each other than at once.
+    template <int COLUMNS> void fetch(int c) const {
+        constexpr int LINES = (sizeof(P) / UNITS_OF + 63) / 64;
+        if (part > 0) return;  // they are here since part 0
+        for (int line = c * LINES / COLUMNS; line < (c + 1) * LINES / COLUMNS; line++) {
+            asm volatile("prefetcht0 %0" : : "m"(ahead[64 * line]));  // compilers would move a __builtin_prefetch
+        }
+    }
     Lanes::Bytes bytes(const uint8_t * vector) const { return Lanes::bytes(vector + part * 4 * Lanes::COUNT); }
     Lanes::Small small(const uint8_t * of_rows) const { return Lanes::small(of_rows + part * Lanes::COUNT); }
     Lanes::Floats halves(const uint16_t * of_rows) const { return Lanes::halves(of_rows + part * Lanes::COUNT); }
@@ -113,6 +123,7 @@ inline void add(const Format & format, int u, int at, const Block * const * inpu
     const auto scale = format.scale(u), minimum = format.minimum(u);
 #pragma GCC unroll 16
     for (int c = 0; c < COLUMNS; c++) {
+        format.template fetch<COLUMNS>(c);
         const Block & block = inputs[c][at];
         const auto sum = Lanes::dot<Format::MOST, Format::SHIFT, 0, 8>(values, fours(block), &block.minus_sum);
         if (Format::SHIFT < 0) {
@@ -131,6 +142,7 @@ inline void add(const FormatQ6_K & f, int u, int at, const Block * const * input
     const auto first = f.scale(2 * u), second = f.scale(2 * u + 1);
 #pragma GCC unroll 16
     for (int c = 0; c < COLUMNS; c++) {
+        f.template fetch<COLUMNS>(c);
         const Block & block = inputs[c][at];
         const auto low = Lanes::dot<63, 5, 0, 4>(values, fours(block), &block.minus_low);
         const auto high = Lanes::dot<63, 5, 4, 8>(values, fours(block), &block.minus_high);
@@ -144,17 +156,13 @@ constexpr int AHEAD = 8 * 544;  // bytes of weights that are fetched before they
 template <class Format, int COLUMNS>
 void tile(const void * group, const Block * const * inputs, int blocks, float * const * outputs) {
     const auto * packed = (const typename Format::Packed *) group;
-    constexpr int LINES = (sizeof(*packed) / Format::UNITS + 63) / 64;
     for (int part = 0; part < ROWS / Lanes::COUNT; part++) {
         Lanes::Floats totals[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) totals[c] = Lanes::zero();
         for (int at = 0; at < blocks; at++) {
             const int u = at % Format::UNITS;
-            const Format format{packed[at / Format::UNITS], part};
-            if (part == 0) {
-                const char * next = (const char *) group + at * (sizeof(*packed) / Format::UNITS) + AHEAD;
-                for (int line = 0; line < LINES; line++) __builtin_prefetch(next + 64 * line);
-            }
+            const char * ahead = (const char *) group + at * (sizeof(*packed) / Format::UNITS) + AHEAD;
+            const Format format{packed[at / Format::UNITS], part, ahead};
             add<COLUMNS>(format, u, at, inputs, totals);
         }
         for (int c = 0; c < COLUMNS; c++) Lanes::store(outputs[c] + part * Lanes::COUNT, totals[c]);
@@ -174,28 +182,28 @@ void columns_of(const void * group, const Block * const * inputs, int blocks, fl
     }
 }
 
-// Rounds to the nearest, ties to even, in blocks of 32; a block of less than 1e-30 is zero.
+// Rounds to the nearest, ties to even, in blocks of 32; a block of less than 1e-30 is zero. In loops that compilers make
+// vectors of.
 void quantize(const float * values, Block * blocks, int count) {
+    constexpr int32_t SIZE = 0x7fffffff, INFINITE = 0x7f800000;  // the bits of a size, which are in its order
     for (int b = 0; b < count; b++, values += UNIT) {
-        float most = 0, finite = 0;
-        for (int i = 0; i < UNIT; i++) {
-            const float size = values[i] < 0 ? -values[i] : values[i];
-            most = size > most ? size : most;
-            finite += values[i] * 0;  // NaN if one is none, or infinite
-        }
+        int32_t bits[UNIT], whole[UNIT], largest = 0, sum = 0, low = 0;
+        memcpy(bits, values, sizeof bits);
+        for (int32_t each : bits) largest = (each & SIZE) > largest ? each & SIZE : largest;
+        float most;
+        memcpy(&most, &largest, sizeof most);
+        const bool is_sound = largest < INFINITE && most >= 1e-30f;
         Block & block = blocks[b];
-        const bool is_sound = finite == 0 && most >= 1e-30f;
+        block.scale = is_sound ? most / 127.0f : largest < INFINITE ? 0.0f : __builtin_nanf("");
         const float by = is_sound ? 127.0f / most : 0.0f;
-        int low = 0, high = 0;
         for (int i = 0; i < UNIT; i++) {
-            const float scaled = is_sound ? values[i] * by : 0.0f;
-            const int whole = (int) ((scaled + 12582912.0f) - 12582912.0f);  // 1.5 * 2 ** 23: no fraction is left
-            block.bytes[i] = (int8_t) whole;
-            if (i < UNIT / 2) low += whole;
-            else high += whole;
+            const float scaled = values[i] * by + 12582912.0f;  // 1.5 * 2 ** 23: no fraction is left
+            memcpy(whole + i, &scaled, sizeof scaled);
+            whole[i] = is_sound ? whole[i] - 0x4b400000 : 0;  // its bits
         }
-        block.scale = is_sound ? most / 127.0f : finite;
-        block.minus_low = -low, block.minus_high = -high, block.minus_sum = -low - high;
+        for (int i = 0; i < UNIT; i++) block.bytes[i] = (int8_t) whole[i];
+        for (int i = 0; i < UNIT; i++) sum += whole[i], low += i < UNIT / 2 ? whole[i] : 0;
+        block.minus_low = -low, block.minus_high = low - sum, block.minus_sum = -sum;
     }
 }
 
