@@ -32,7 +32,7 @@ inline Wide capped(Wide x, float cap) {
     return Wide::multiply(Wide::all(cap), Wide::add(Wide::all(1), part));
 }
 
-// The products of QUERIES queries with four cells each. Values come from memory next, and then the keys of the next block.
+// The products of QUERIES queries with four cells each.
 template <int QUERIES, class Number>
 inline void products(const float * const * queries, const Number * const * keys, const Number * const * values, const Head & head,
                      float (*scores)[CELLS]) {
@@ -47,8 +47,8 @@ inline void products(const float * const * queries, const Number * const * keys,
             const Wide key = Wide::load(keys[i] + at).kept();
             for (int q = 0; q < QUERIES; q++) sums[q][i] = Wide::add_product(query[q], key, sums[q][i]);
             if (sizeof(Number) == 2 && at % 32 == 0) {  // a line
-                __builtin_prefetch(values[i] + at);
-                __builtin_prefetch((const char *) (keys[i] + at) + head.ahead);
+                __builtin_prefetch((const char *) (keys[i] + at) + head.next_key);
+                __builtin_prefetch((const char *) (values[i] + at) + head.next_value);
             }
         }
     }
@@ -124,9 +124,10 @@ void attend_some(const Cells & cells, const Head & head, const float * const * q
 
 template <class Number>
 void attend_all(const Cells & cells, const Head & head, const float * const * queries, State * states, int count) {
-    constexpr int MOST = Wide::QUERIES_AT_ONCE;
+    constexpr int MOST = Wide::QUERIES_AT_ONCE, HALF = (MOST + 1) / 2;
     int q = 0;
     for (; q + MOST <= count; q += MOST) attend_some<MOST, Number>(cells, head, queries + q, states + q);
+    for (; q + HALF <= count; q += HALF) attend_some<HALF, Number>(cells, head, queries + q, states + q);
     for (; q < count; q++) attend_some<1, Number>(cells, head, queries + q, states + q);
 }
 
@@ -144,8 +145,8 @@ void attend(Cells & cells, const Head & head, const float * const * queries, Sta
         for (int at = 0; at < head.size; at += LANES) {
             Wide::load(key + at).store(room + at);
             Wide::load(value + at).store(room + head.size + at);
-            __builtin_prefetch((const char *) (key + at) + head.ahead);
-            __builtin_prefetch((const char *) (value + at) + head.ahead);
+            __builtin_prefetch((const char *) (key + at) + head.next_key);
+            __builtin_prefetch((const char *) (value + at) + head.next_value);
         }
         floats.keys[c] = room, floats.values[c] = room + head.size;
     }
@@ -154,7 +155,7 @@ void attend(Cells & cells, const Head & head, const float * const * queries, Sta
 
 void multiply_rows(const float * const * rows, const float * const * queries, int count, int size, float * const * outputs) {
     constexpr int MOST = Wide::QUERIES_AT_ONCE;
-    const Head head = {size, 1, 0, 0};
+    const Head head = {size, 1, 0, 0, 0};
     float made[MOST][CELLS];
     for (int q = 0; q < count;) {
         const int taken = count - q >= MOST ? MOST : 1;

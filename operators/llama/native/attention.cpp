@@ -1,5 +1,6 @@
-// Threads share pieces: a stream, a head of keys, some tokens; and where those are few, segments of cells. A query's chain
-// is the same in any piece.
+// Threads share pieces: a stream, some tokens, and its heads of keys, all together where there are enough streams, since
+// then cells are read as they lie in memory; and where pieces are few, segments of cells. A query's chain is the same in
+// any piece.
 #include "product.h"
 
 #include <algorithm>
@@ -11,50 +12,56 @@ constexpr ggml_fp16_t HIDDEN = 0xfc00;  // minus infinity, in a mask
 constexpr int PIECES_A_THREAD = 4;  // at least, so that no thread waits long for another
 
 struct Shape {
-    int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, pieces, parts;
+    int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, beside, pieces, parts;
 
-    // `together`: query heads of a piece; they share a head of keys.
+    // `together`: query heads of a piece that share a head of keys; `beside`: heads of keys of a piece.
     Shape(const ggml_tensor * op, int threads) {
         const ggml_tensor * q = op->src[0], * k = op->src[1];
         size = k->ne[0], streams = q->ne[3], key_heads = k->ne[2];
         const int64_t shared = q->ne[2] / key_heads;
         together = std::min<int64_t>(shared, QUERIES), heads = (shared + together - 1) / together;
         tokens = std::min<int64_t>(QUERIES / together, q->ne[1]), tiles = (q->ne[1] + tokens - 1) / tokens;
-        segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, pieces = streams * key_heads * heads * tiles;
+        segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, beside = key_heads;
+        while (beside > 1 && (key_heads % beside || streams * (key_heads / beside) * heads * tiles < PIECES_A_THREAD * threads)) {
+            beside--;
+        }
+        pieces = streams * (key_heads / beside) * heads * tiles;
         parts = pieces < PIECES_A_THREAD * threads ? segments : 1;
     }
     int64_t state_floats() const { return sizeof(State) / sizeof(float) + size; }
+    int64_t states_floats() const { return beside * QUERIES * state_floats(); }
     // Of a thread: cells as floats, and the states of a segment and of all.
-    int64_t thread_floats() const { return 2 * CELLS * size + 2 * QUERIES * state_floats(); }
-    int64_t shared_floats() const { return parts > 1 ? pieces * parts * QUERIES * state_floats() : 0; }
+    int64_t thread_floats() const { return 2 * CELLS * size + 2 * states_floats(); }
+    int64_t shared_floats() const { return parts > 1 ? pieces * parts * states_floats() : 0; }
 };
 
-// The queries of a piece, `together` for each token.
+// The queries of a piece: for each of its heads of keys `count()`, which are n_heads for each token.
 struct Piece {
     const ggml_tensor * op;
-    int64_t stream, key_head, first_head, n_heads, first_token, n_tokens;
+    int64_t stream, first_key_head, key_heads, shared, skipped, n_heads, first_token, n_tokens;
 
     Piece(const ggml_tensor * op, const Shape & shape, int64_t number) : op(op) {
-        const int64_t shared = op->src[0]->ne[2] / shape.key_heads;
+        key_heads = shape.beside, shared = op->src[0]->ne[2] / shape.key_heads;
         first_token = number % shape.tiles * shape.tokens, number /= shape.tiles;
-        const int64_t skipped = number % shape.heads * shape.together;
-        number /= shape.heads;
-        key_head = number % shape.key_heads, stream = number / shape.key_heads;
-        first_head = key_head * shared + skipped, n_heads = std::min(shape.together, shared - skipped);
+        skipped = number % shape.heads * shape.together, number /= shape.heads;
+        const int64_t of_stream = shape.key_heads / key_heads;
+        first_key_head = number % of_stream * key_heads, stream = number / of_stream;
+        n_heads = std::min(shape.together, shared - skipped);
         n_tokens = std::min(shape.tokens, op->src[0]->ne[1] - first_token);
     }
     int count() const { return (int) (n_heads * n_tokens); }
-    int64_t head(int i) const { return first_head + i % n_heads; }
+    // Of query `i` of head of keys `h`.
+    int64_t head(int64_t h, int i) const { return (first_key_head + h) * shared + skipped + i % n_heads; }
     int64_t token(int i) const { return first_token + i / n_heads; }
-    const float * query(int i) const {
+    const float * query(int64_t h, int i) const {
         const ggml_tensor * q = op->src[0];
-        return (const float *) ((const char *) q->data + token(i) * q->nb[1] + head(i) * q->nb[2] + stream * q->nb[3]);
+        return (const float *) ((const char *) q->data + token(i) * q->nb[1] + head(h, i) * q->nb[2] + stream * q->nb[3]);
     }
-    float * output(int i) const {
-        return (float *) op->data + ((stream * op->ne[2] + token(i)) * op->ne[1] + head(i)) * op->ne[0];
+    float * output(int64_t h, int i) const {
+        return (float *) op->data + ((stream * op->ne[2] + token(i)) * op->ne[1] + head(h, i)) * op->ne[0];
     }
     const char * cell(const ggml_tensor * of, int64_t i) const {
-        return (const char *) of->data + i * of->nb[1] + key_head * of->nb[2] + stream * of->nb[3];
+        return (const char *) of->data + i * of->nb[1] + first_key_head * of->nb[2] + stream * of->nb[3];
     }
     const ggml_fp16_t * mask(int64_t token) const {
         const ggml_tensor * m = op->src[3];
@@ -68,17 +75,24 @@ struct Team {
     const Head head;
     float * const room;
 
+    // Of a piece: QUERIES for each head of keys.
     State * states(float * memory) const {
         auto * made = (State *) memory;
-        for (int i = 0; i < QUERIES; i++) made[i].values = (float *) (made + QUERIES) + i * shape.size;
+        auto * values = (float *) (made + shape.beside * QUERIES);
+        for (int64_t i = 0; i < shape.beside * QUERIES; i++) made[i].values = values + i * shape.size;
         return made;
     }
-    void begin(State * states, int count) const {
-        for (int i = 0; i < count; i++) {
-            states[i].most = NOTHING;
-            std::fill_n(states[i].sums, LANES, 0.0f);
-            std::fill_n(states[i].values, shape.size, 0.0f);
+    template <class F> void each(const Piece & piece, F f) const {  // f(head of keys, query of it, its state)
+        for (int64_t h = 0; h < piece.key_heads; h++) {
+            for (int i = 0; i < piece.count(); i++) f(h, i, h * QUERIES + i);
         }
+    }
+    void begin(const Piece & piece, State * states) const {
+        each(piece, [&](int64_t, int, int64_t at) {
+            states[at].most = NOTHING;
+            std::fill_n(states[at].sums, LANES, 0.0f);
+            std::fill_n(states[at].values, shape.size, 0.0f);
+        });
     }
 
     // What a token sees of a block: all with nothing added to scores, nothing, or what must be looked at.
@@ -90,7 +104,7 @@ struct Team {
         for (uint64_t word : words) all |= word, some &= word;
         return all == 0 ? ALL : all == some && all == HIDDEN * 0x0001000100010001u ? NONE : SOME;
     }
-    // The cells that a token sees.
+    // The cells that a token sees, with the first head of keys.
     static Cells see(const Piece & piece, const ggml_fp16_t * mask, int64_t first, int64_t last) {
         const ggml_tensor * k = piece.op->src[1], * v = piece.op->src[2];
         const char * key = piece.cell(k, first), * value = piece.cell(v, first);
@@ -105,16 +119,27 @@ struct Team {
 
     // Tokens that see a whole block share it; the others have their own cells of it.
     void attend(const Piece & piece, int64_t segment, State * states) const {
-        const float * queries[QUERIES];
-        for (int i = 0; i < piece.count(); i++) queries[i] = piece.query(i);
-        const int64_t cells = piece.op->src[1]->ne[1], end = std::min<int64_t>((segment + 1) * SEGMENT, cells);
+        const ggml_tensor * k = piece.op->src[1], * v = piece.op->src[2];
+        const auto to_next = [&](const ggml_tensor * of, bool is_last) {  // head, or the first one a block later
+            return (ptrdiff_t) (is_last ? CELLS * of->nb[1] - (piece.key_heads - 1) * of->nb[2] : of->nb[2]);
+        };
+        const int64_t cells = k->ne[1], end = std::min<int64_t>((segment + 1) * SEGMENT, cells);
         for (int64_t first = segment * SEGMENT; first < end; first += CELLS) {
             const int64_t last = std::min<int64_t>(first + CELLS, end);
             const auto attend_at_once = [&](int64_t from, int64_t to) {  // tokens that see the same
                 Cells seen = see(piece, piece.mask(from), first, last);
-                const int64_t query = from * piece.n_heads;
-                const int count = (int) ((to - from) * piece.n_heads);
-                if (seen.count) kernels.attend(seen, head, queries + query, states + query, count, room);
+                const int count = (int) ((to - from) * piece.n_heads), skip = (int) (from * piece.n_heads);
+                for (int64_t h = 0; seen.count && h < piece.key_heads; h++) {
+                    const float * queries[QUERIES];
+                    for (int i = 0; i < count; i++) queries[i] = piece.query(h, skip + i);
+                    const bool is_last = h + 1 == piece.key_heads;
+                    const Head here = {head.size, head.scale, head.cap, to_next(k, is_last), to_next(v, is_last)};
+                    kernels.attend(seen, here, queries, states + h * QUERIES + skip, count, room);
+                    for (int c = 0; c < seen.padded(); c++) {
+                        seen.keys[c] = (const char *) seen.keys[c] + k->nb[2];
+                        seen.values[c] = (const char *) seen.values[c] + v->nb[2];
+                    }
+                }
             };
             for (int64_t token = 0, next; token < piece.n_tokens; token = next) {
                 const auto sees = [&](int64_t t) { return sight(piece.mask(t) + first, last - first); };
@@ -168,18 +193,17 @@ bool Attention::compute_forward(ggml_compute_params * params, ggml_tensor * op) 
     float scale, cap;
     memcpy(&scale, (const float *) op->op_params + 0, sizeof scale);
     memcpy(&cap, (const float *) op->op_params + 2, sizeof cap);
-    const Team team{*kernels, shape, {(int) shape.size, cap == 0 ? scale : scale / cap, cap, CELLS * op->src[1]->nb[1]}, mine};
-    const int64_t of_states = QUERIES * shape.state_floats();
+    const Team team{*kernels, shape, {(int) shape.size, cap == 0 ? scale : scale / cap, cap, 0, 0}, mine};
     State * const states = team.states(mine + 2 * CELLS * shape.size);
-    State * const later = team.states(mine + 2 * CELLS * shape.size + of_states);
+    State * const later = team.states(mine + 2 * CELLS * shape.size + shape.states_floats());
     const auto finish = [&](const Piece & piece) {
-        for (int i = 0; i < piece.count(); i++) {
-            const float * sink = op->src[4] ? (const float *) op->src[4]->data + piece.head(i) : nullptr;
-            kernels->finish(states[i], sink, (int) shape.size, piece.output(i));
-        }
+        team.each(piece, [&](int64_t h, int i, int64_t at) {
+            const float * sink = op->src[4] ? (const float *) op->src[4]->data + piece.head(h, i) : nullptr;
+            kernels->finish(states[at], sink, (int) shape.size, piece.output(h, i));
+        });
     };
     const auto add = [&](const Piece & piece, const State * found) {
-        for (int i = 0; i < piece.count(); i++) kernels->merge(states[i], found[i], (int) shape.size);
+        team.each(piece, [&](int64_t, int, int64_t at) { kernels->merge(states[at], found[at], (int) shape.size); });
     };
     const auto start = [&] {
         if (params->ith == 0) llama.chunk_set(params->threadpool, params->nth);
@@ -189,14 +213,14 @@ bool Attention::compute_forward(ggml_compute_params * params, ggml_tensor * op) 
     for (int64_t c = params->ith; c < shape.pieces * shape.parts; c = llama.chunk_add(params->threadpool, 1)) {
         const Piece piece(op, shape, c / shape.parts);
         if (shape.parts > 1) {
-            State * const found = team.states(shared + c * of_states);
-            team.begin(found, piece.count());
+            State * const found = team.states(shared + c * shape.states_floats());
+            team.begin(piece, found);
             team.attend(piece, c % shape.parts, found);
             continue;
         }
-        team.begin(states, piece.count());
+        team.begin(piece, states);
         for (int64_t segment = 0; segment < shape.segments; segment++) {
-            team.begin(later, piece.count());
+            team.begin(piece, later);
             team.attend(piece, segment, later);
             add(piece, later);
         }
@@ -207,8 +231,10 @@ bool Attention::compute_forward(ggml_compute_params * params, ggml_tensor * op) 
     start();
     for (int64_t c = params->ith; c < shape.pieces; c = llama.chunk_add(params->threadpool, 1)) {
         const Piece piece(op, shape, c);
-        team.begin(states, piece.count());
-        for (int64_t part = 0; part < shape.parts; part++) add(piece, team.states(shared + (c * shape.parts + part) * of_states));
+        team.begin(piece, states);
+        for (int64_t part = 0; part < shape.parts; part++) {
+            add(piece, team.states(shared + (c * shape.parts + part) * shape.states_floats()));
+        }
         finish(piece);
     }
     return true;

@@ -20,7 +20,7 @@ struct Cells {
 struct Head {
     int size;
     float scale, cap;  // cap: 0 for none, else it is in the scale, too
-    size_t ahead;      // bytes from a key to the one a block later
+    ptrdiff_t next_key, next_value;  // bytes from a key, or a value, to those that are needed next
 };
 
 // What a query has found so far: its largest score, and sums of the powers of e and of values times them.
