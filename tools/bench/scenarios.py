@@ -165,6 +165,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             JOB,
             Job("speculative", ("decode=speculative",)),
             *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+            SERVER,
         ),
         sampling={"temperature": 0.0},
         slots=(1, 4, 16),

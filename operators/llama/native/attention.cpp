@@ -10,6 +10,7 @@ namespace {
 
 constexpr ggml_fp16_t HIDDEN = 0xfc00;  // minus infinity, in a mask
 constexpr int PIECES_A_THREAD = 4;  // at least, so that no thread waits long for another
+constexpr int MOST_STATES = 4 * QUERIES;  // of a piece; the second cache has room for them
 
 struct Shape {
     int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, beside, pieces, parts;
@@ -22,10 +23,10 @@ struct Shape {
         together = std::min<int64_t>(shared, QUERIES), heads = (shared + together - 1) / together;
         tokens = std::min<int64_t>(QUERIES / together, q->ne[1]), tiles = (q->ne[1] + tokens - 1) / tokens;
         segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, beside = key_heads;
-        while (beside > 1 && (key_heads % beside || streams * (key_heads / beside) * heads * tiles < PIECES_A_THREAD * threads)) {
-            beside--;
-        }
-        pieces = streams * (key_heads / beside) * heads * tiles;
+        const auto count = [&] { return streams * (key_heads / beside) * heads * tiles; };
+        const auto fits = [&] { return beside * together * tokens <= MOST_STATES && count() >= PIECES_A_THREAD * threads; };
+        while (beside > 1 && (key_heads % beside || !fits())) beside--;
+        pieces = count();
         parts = pieces < PIECES_A_THREAD * threads ? segments : 1;
     }
     int64_t state_floats() const { return sizeof(State) / sizeof(float) + size; }
