@@ -94,6 +94,9 @@ class Calibration:
         return choice
 
     def _choose_attention(self, known: EngineSettings) -> tuple[bool, str]:
+        with self._decoder(known, slots=1, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
+            if decoder.shape.exact:
+                return True, "this project's kernels compute it, and no rule of llama.cpp's kernels is needed"
         rows = min(_ATTENTION_ROWS, known.n_ubatch)
         tried = {on: self._step_s(replace(known, slots=rows, flash_attention=on), [rows])[rows] for on in (True, False)}
         named = {("with" if on else "without"): seconds for on, seconds in tried.items()}

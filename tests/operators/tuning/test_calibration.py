@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -24,8 +25,10 @@ class Costly(FakeDecoder):
 
     clock = 0.0
 
-    def __init__(self, settings: EngineSettings, cost: Callable[[int, int, EngineSettings], float]) -> None:
-        super().__init__(decoder_shape(settings, 4096))
+    def __init__(
+        self, settings: EngineSettings, cost: Callable[[int, int, EngineSettings], float], exact: bool = False
+    ) -> None:
+        super().__init__(replace(decoder_shape(settings, 4096), exact=exact))
         self.settings, self.cost = settings, cost
 
     def decode(self) -> Logits:
@@ -39,12 +42,14 @@ def choose(
     settings: EngineSettings = AUTO,
     free_bytes: int = GIGABYTE,
     rows: int | None = None,
+    *,
+    exact: bool = False,
 ) -> Choice:
     opened: list[int] = []
 
     def lease(settings: EngineSettings) -> tuple[Costly, Callable[[], None]]:
         opened.append(1)
-        return Costly(settings, cost), opened.clear
+        return Costly(settings, cost, exact), opened.clear
 
     choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock, rows).choose()
     assert not opened  # every context is freed
@@ -112,6 +117,9 @@ def test_flash_attention_is_dropped_where_steps_are_clearly_faster_without():
     assert choose(cost(0.5)).values["flash_attention"] is False
     assert choose(cost(0.98)).values["flash_attention"] is True
     assert choose(cost(1.5)).values["flash_attention"] is True
+    choice = choose(cost(0.5), exact=True)  # not measured: without it rules of the scheduler are needed
+    assert choice.values["flash_attention"] is True
+    assert "kernels" in choice.reasons[0]
 
 
 @pytest.mark.parametrize(("usable", "physical", "threads"), [(8, 4, 4), (3, 4, 3), (2, 1, 2), (8, None, 8)])
