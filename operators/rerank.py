@@ -27,7 +27,7 @@ from pipeline.api.records import Batch, Output, add_columns, require_column
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class QueryDocuments:
     """The query of a row with each of its documents, as the model reads them."""
 
     texts: list[Text]
@@ -113,11 +113,11 @@ class Rerank(ReadsHead):
     def process(self, batch: Batch) -> Iterable[Output]:
         return self._outputs(batch)
 
-    def _texts(self, data: pa.RecordBatch) -> list[Pairs | str]:
+    def _texts(self, data: pa.RecordBatch) -> list[QueryDocuments | str]:
         columns = (data.column(name).to_pylist() for name in (self._query, self._documents))
         return [self._pairs(*each) for each in zip(*columns, strict=True)]
 
-    def _pairs(self, query: str | None, documents: list[str | None] | None) -> Pairs | str:
+    def _pairs(self, query: str | None, documents: list[str | None] | None) -> QueryDocuments | str:
         found = query_and_documents((query, documents), (self._query, self._documents))
         if isinstance(found, str):
             return found
@@ -127,7 +127,7 @@ class Rerank(ReadsHead):
             if why := self._unreadable(ids):
                 return f"document {number} with its query: {why}"
             texts.append(Text(ids))
-        return Pairs(texts, given)
+        return QueryDocuments(texts, given)
 
     def _joined(self, query: str, documents: list[str]) -> Iterator[TokenIds]:
         """Yield the ids of the query with each document: by the model's template, or with separators between them."""
@@ -156,24 +156,24 @@ class Rerank(ReadsHead):
     def _filled(self, given: Mapping[str, str]) -> str:
         return re.sub(r"\{(query|document)\}", lambda found: given[found[1]], self._head.template or "")
 
-    def _asked(self, text: Pairs) -> Sequence[TokenIds]:
+    def _asked(self, text: QueryDocuments) -> Sequence[TokenIds]:
         return [each.ids for each in text.texts]
 
-    def _answers(self, texts: Sequence[Pairs]) -> Iterator[tuple[int, Answer | None]]:
+    def _answers(self, texts: Sequence[QueryDocuments]) -> Iterator[tuple[int, Answer | None]]:
         found = self._heads([text for pairs in texts for text in pairs.texts])
         for number, heads in self._by_row([len(pairs.texts) for pairs in texts], found):
             outputs = np.array([head[0] for head in heads])
             yield number, (outputs,) if np.isfinite(outputs).all() else None
 
-    def _ranked(self, pairs: Pairs, outputs: list[float]) -> Ranking:
+    def _ranked(self, pairs: QueryDocuments, outputs: list[float]) -> Ranking:
         as_is = self._head.normalized or not self._normalize
         scores = outputs if as_is else [sigmoid(output) for output in outputs]
         return ranked(scores, pairs.documents, self._top_n, self._tokens(pairs))
 
-    def _arrays(self, texts: Sequence[Pairs], answers: Sequence[Answer]) -> list[pa.Array]:
+    def _arrays(self, texts: Sequence[QueryDocuments], answers: Sequence[Answer]) -> list[pa.Array]:
         return rerank_arrays(
             [self._ranked(text, found.tolist()) for text, (found,) in zip(texts, answers, strict=True)]
         )
 
-    def _tokens(self, found: Pairs) -> int:
+    def _tokens(self, found: QueryDocuments) -> int:
         return sum(len(text.ids) for text in found.texts)

@@ -191,3 +191,13 @@ def test_no_file_breaks(rule):
 @pytest.mark.parametrize("folder", sorted({p.parent for p in MODULES}), ids=name_of)
 def test_no_folder_is_a_heap(folder):
     assert len([p for p in folder.glob("*.py") if p.name != "__init__.py"]) <= MOST_FILES
+
+
+def test_a_name_is_that_of_one_class():
+    """Of private ones, too: who searches for a name finds one thing."""
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -206,7 +206,7 @@ class LlamaBatch(TemplateLM):
         found: dict[int, dict[str, Any]] = {}
         try:
             op.open(runtime)
-            for item in op.run(_Inbox([Batch(0, data), ChunkEnd(0, len(rows))])):
+            for item in op.run(_SleepingInbox([Batch(0, data), ChunkEnd(0, len(rows))])):
                 if isinstance(item, Rejects):
                     raise InputError(f"a request cannot be computed: {item.rows[0].reason}")
                 if isinstance(item, Batch):
@@ -225,7 +225,7 @@ class LlamaBatch(TemplateLM):
         return int(self._model.tokenize([special.encode()], special=True)[0][-1])
 
 
-class _Inbox(ListInbox):
+class _SleepingInbox(ListInbox):
     """A list whose reader sleeps while the engine computes, instead of asking again."""
 
     def __init__(self, items: Iterable[Batch | ChunkEnd]) -> None:

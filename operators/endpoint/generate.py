@@ -15,7 +15,7 @@ from operators.endpoint.completions import AnswerColumns, answer_fields
 from operators.endpoint.estimate import forecast_of, run_stream
 from operators.endpoint.lookup import AnswerLookup
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
-from operators.endpoint.rows import EndpointRow, Identical, Requests
+from operators.endpoint.rows import EndpointRow, Identical, RowMaker
 from operators.endpoint.server import server_of
 from operators.generation.completions import OpenChunks, with_completion
 from operators.generation.requests import Samples
@@ -117,7 +117,7 @@ class EndpointGenerate(BaseOperator):
             self._lookup = AnswerLookup(store, self._store.retry.finish_reason, runtime.run_id, use)
             runtime.totals(lambda: {} if self._lookup is None else self._lookup.totals(runtime.node))
         self._finished: deque[EndpointRow] = deque()
-        self._requests = Requests(
+        self._requests = RowMaker(
             self._model.api,
             self._bodies(server.settings),
             self._sampling,

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from operators.endpoint.api.answers import Answer, Unusable, from_json, to_json
 from operators.endpoint.rows import EndpointRow
 from operators.generation.journal import Journal, StoredCompletion
-from operators.generation.store_lookup import Lookup
+from operators.generation.store_lookup import LookupCounts
 from pipeline.api.histogram import CacheUse
 
 
-class AnswerLookup(Lookup):
+class AnswerLookup(LookupCounts):
     """Answers rows from a store, and stores the answers to others.
 
     The key of an answer covers the model as the server describes it, the whole body of the request and the row's seed.

@@ -57,7 +57,7 @@ class EndpointRow:
         return self.batch.chunk
 
 
-class Requests:
+class RowMaker:
     """Makes the rows of a node.
 
     Args:

@@ -16,7 +16,7 @@ from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import generated
 from operators.generation.completions import Completions
 from operators.generation.duplicates import Duplicates
-from operators.generation.requests import Requests, batch_row
+from operators.generation.requests import SequenceMaker, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import SamplingSettings, StoreSettings
@@ -42,7 +42,7 @@ class Generating:
     engine: Engine
     settings: EngineSettings
     sampling: SamplingSettings
-    requests: Requests
+    requests: SequenceMaker
     completions: Completions
     pieces: Seq[bytes]
     keys: CompletionKeys

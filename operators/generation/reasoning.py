@@ -29,7 +29,7 @@ def reasoning_tags(settings: ModelSettings) -> Tags | None:
 
 
 @dataclass(frozen=True)
-class Split:
+class CompletionParts:
     """A completion in its parts. With the tags between them these are the text that was drawn.
 
     Args:
@@ -75,20 +75,20 @@ class Reasoning:
             self.opening.rstrip()
         )
 
-    def split(self, row: Sequence) -> Split:
+    def split(self, row: Sequence) -> CompletionParts:
         """Return the parts of a finished row, up to its stop string."""
         text = drawn(row, self._pieces, lambda token: self._controls.get(token) or self._pieces[token])
         begin = self._begin(text, within=self.begins_within(row.prompt))
         end, behind = (-1, 0) if begin is None else end_of_reasoning(text, begin, self.closing, self._next)
         if begin is None or (end < 0 and not self.opening):
             skipped = len(self._plain) if self._plain and text.startswith(self._plain) else 0
-            return Split(None, 0, self._text(text[skipped:]))
+            return CompletionParts(None, 0, self._text(text[skipped:]))
         last = len(text) if end < 0 else end
         starts, at = 0, 0
         for token in row.tokens:
             starts += begin <= at < last
             at += len(self._controls.get(token) or self._pieces[token])
-        return Split(self._text(text[begin:last]), starts, self._text(b"" if end < 0 else text[behind:]))
+        return CompletionParts(self._text(text[begin:last]), starts, self._text(b"" if end < 0 else text[behind:]))
 
     def _begin(self, text: bytes, *, within: bool) -> int | None:
         """Return where the reasoning begins in `text`; None if it has none."""

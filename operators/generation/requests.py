@@ -41,7 +41,7 @@ class BatchRow:
 
 
 def batch_row(row: Sequence) -> BatchRow:
-    """Return the position of a row that Requests has made."""
+    """Return the position of a row that SequenceMaker has made."""
     if not isinstance(row.handle, BatchRow):
         raise TypeError(f"a row of another node came back: {row.handle!r}")
     return row.handle
@@ -88,7 +88,7 @@ def _can_be(n: object) -> bool:
     return n is None or (isinstance(n, int | float) and 1 <= n <= MOST_SAMPLES and n == int(n))
 
 
-class Requests:
+class SequenceMaker:
     """Makes the sequences of a Generate node.
 
     Args:
@@ -193,7 +193,7 @@ class Requests:
 def require_columns(
     schema: pa.Schema, sampling: SamplingSettings, id_column: str | None, priority: RowExpression | None
 ) -> None:
-    """Check that `schema` has the columns that Requests reads, and that the constraint can be compiled.
+    """Check that `schema` has the columns that SequenceMaker reads, and that the constraint can be compiled.
 
     Raises:
         SchemaError: a column is not there, or of another type.

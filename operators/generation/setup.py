@@ -11,7 +11,7 @@ from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.generation.completions import Completions, completion_fields, with_completion
 from operators.generation.model_sampling import taken
 from operators.generation.reasoning import Reasoning, reasoning_tags
-from operators.generation.requests import Requests, Samples, require_columns
+from operators.generation.requests import Samples, SequenceMaker, require_columns
 from operators.generation.structured import structured_form
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
@@ -100,7 +100,7 @@ class GenerateSetup(BaseOperator):
         self._model = model = load_model(runtime, self._model_settings)
         strategy = decode_strategy(self._decode)
         reasoning = None if self._tags is None else Reasoning(model, self._tags)
-        self._requests = Requests(
+        self._requests = SequenceMaker(
             self._sampling,
             model,
             strategy.room(self._engine_settings, model.n_ctx_train),

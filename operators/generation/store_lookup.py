@@ -71,7 +71,7 @@ it has none with these settings (another model, template, sampling or arithmetic
 than it may have now; `store.retry` asks to generate it again."""
 
 
-class Lookup:
+class LookupCounts:
     """The counts of a node's lookups in the store. `use`: incremented with them."""
 
     def __init__(self, use: CacheUse) -> None:
@@ -102,7 +102,7 @@ class Lookup:
         self._use.hits += hits
 
 
-class StoreLookup(Lookup):
+class StoreLookup(LookupCounts):
     """Completes rows from a store, and stores the completions of others.
 
     The key of a row leaves out max_tokens, which only limits the text. A completion that ended by itself is valid for

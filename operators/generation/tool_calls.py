@@ -33,7 +33,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """How chat templates write these, and so models."""
 
 
-class Answer(NamedTuple):
+class AnswerParts(NamedTuple):
     """The parts of an answer. `content`: None: it is as it was drawn. `calls`: None: there are none."""
 
     content: str | None = None
@@ -58,7 +58,7 @@ class ToolReader:
         self._known: dict[int, bytes] = {}
         self._of_job = None if tools.given is None else json.dumps(tools.given)
 
-    def read(self, row: Sequence, *, reasoned: bool) -> Answer:
+    def read(self, row: Sequence, *, reasoned: bool) -> AnswerParts:
         """Return the calls of a finished row. `reasoned`: it has reasoning, in which no call is looked for."""
         place = batch_row(row)
         data = place.batch.data
@@ -68,7 +68,7 @@ class ToolReader:
 
         choice = (value(CHOICE) if self._tools.by_row else None) or self._tools.choice
         if choice == NONE:
-            return Answer()
+            return AnswerParts()
         text = drawn(row, self._pieces, self._bytes)
         if reasoned and self._tags is not None:
             end, begin = end_of_reasoning(text, 0, self._tags.closing.encode(), self._tags.next.encode())
@@ -79,7 +79,7 @@ class ToolReader:
                 tools = json.dumps(self._tools.of_row(value(self._tools.column)))
             return answer_of(self._tools.form, text.decode("utf-8", "replace"), tools or "[]", choice)
         except NoPrompt as error:
-            return Answer(error=str(error))
+            return AnswerParts(error=str(error))
 
     def _bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a control token those of its name."""
@@ -90,7 +90,7 @@ class ToolReader:
         return self._known[token]
 
 
-def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> Answer:
+def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> AnswerParts:
     """Return the calls in the text of an answer.
 
     Args:
@@ -99,7 +99,7 @@ def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> Answer:
         choice: its `sampling.tools`; a call that was to be forced and is not there is an error.
     """
     if tools == "[]":
-        return Answer()
+        return AnswerParts()
     try:
         found = parse_calls(form, text)
         checks = checks_of(tools) if found.calls else {}
@@ -107,8 +107,8 @@ def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> Answer:
         if (reason := unforced(choice, [call["name"] for call in calls])) is not None:
             raise BrokenCall(reason)
     except (BrokenCall, ConfigError) as error:
-        return Answer(error=str(error))
-    return Answer(found.content, calls) if calls else Answer()
+        return AnswerParts(error=str(error))
+    return AnswerParts(found.content, calls) if calls else AnswerParts()
 
 
 def _checked(form: ToolFormat, call: ToolCall, checks: Mapping[str, Validate], tools: str) -> dict[str, str]:

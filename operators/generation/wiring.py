@@ -14,7 +14,7 @@ from operators.engine.backend.loading import inspect_model, load_model, model_ke
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from operators.engine.strategies.base import Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
@@ -176,7 +176,7 @@ def _make_engine(
         decoder, back = model.lease(settings, block=strategy.block, draft=strategy.draft)
         leased.callback(back)
         meters = (runtime.part("decode"), runtime.part("sample"))
-        worker = Worker(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
+        worker = StepLoop(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
         if strategy.draft_model is not None:
             draft = load_model(runtime, of_engine(strategy.draft_model, settings))
             leased.callback(strategy.take_draft_model(draft, settings))

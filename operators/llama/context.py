@@ -65,7 +65,7 @@ class LlamaContext:
         self.shape = shape
         self.lone_tokens = lone_tokens
         self.batch = BatchBuffer(shape.call_tokens)
-        self._llama_batch = LlamaBatch(self.batch)
+        self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
@@ -197,7 +197,7 @@ class LlamaContext:
             self._context = None
 
 
-class LlamaBatch:
+class BatchView:
     """A llama_batch over the arrays of `buffer`, which must outlive it."""
 
     def __init__(self, buffer: BatchBuffer) -> None:

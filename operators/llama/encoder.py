@@ -10,7 +10,7 @@ import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import CELL_PADDING, Logits, TokenIds, Wanted
-from operators.llama.context import CODES, IS_SET, LlamaBatch, common_params
+from operators.llama.context import CODES, IS_SET, BatchView, common_params
 from operators.llama.library import last_errors
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -49,7 +49,7 @@ class EncoderContext:
     ) -> None:
         self.most_tokens = most_tokens
         self._batch = BatchBuffer(most_tokens)
-        self._llama_batch = LlamaBatch(self._batch)
+        self._llama_batch = BatchView(self._batch)
         self._head = wanted is Wanted.HEAD
         self._width: int = labels if self._head else llama_cpp.llama_model_n_embd_out(model)
         params = common_params(settings, on_cpu)

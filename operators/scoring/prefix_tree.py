@@ -50,7 +50,7 @@ class Text:
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class TokenSpan:
     """Consecutive tokens, computed in one call.
 
     Args:
@@ -65,7 +65,7 @@ class Piece:
     ids: TokenIds
     least: int
     texts: list[int] = field(default_factory=list)
-    left: list[Piece] = field(default_factory=list)
+    left: list[TokenSpan] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -84,9 +84,9 @@ class Cuts:
     def __init__(self, room: int, *, kernel_tokens: int, sharing: bool) -> None:
         self._room, self._kernel_tokens, self._sharing = room, kernel_tokens, sharing
 
-    def tree(self, texts: Seq[Text]) -> Piece:
+    def tree(self, texts: Seq[Text]) -> TokenSpan:
         """Return the root, an empty piece, of the tree of `texts`; each is a path from it."""
-        root = Piece(0, np.empty(0, np.int32), 1)
+        root = TokenSpan(0, np.empty(0, np.int32), 1)
         found, path, before = [root], [root], None
         for number in sorted(range(len(texts)), key=lambda i: texts[i].key):
             text = texts[number]
@@ -95,7 +95,7 @@ class Cuts:
                 least = self._least(end - start)
                 at = max(start, path[-1].end)
                 for count in pieces(end - at, self._room, least):
-                    piece = Piece(at, text.ids[at : at + count], least)
+                    piece = TokenSpan(at, text.ids[at : at + count], least)
                     path[-1].left.append(piece)
                     path.append(piece)
                     found.append(piece)
@@ -122,7 +122,7 @@ class Cuts:
             count = end
         return count
 
-    def _up_to(self, path: list[Piece], count: int, found: list[Piece]) -> list[Piece]:
+    def _up_to(self, path: list[TokenSpan], count: int, found: list[TokenSpan]) -> list[TokenSpan]:
         """Return the beginning of `path` with `count` tokens, or with fewer where no piece may be cut there; cut the
         last piece."""
         path = [piece for piece in path if piece.start < count or piece.start == piece.end]
@@ -132,7 +132,7 @@ class Cuts:
         kept = min(count, last.end - last.least) - last.start
         if kept < last.least:
             return path[:-1]
-        rest = Piece(last.start + kept, last.ids[kept:], last.least, list(last.texts), last.left)
+        rest = TokenSpan(last.start + kept, last.ids[kept:], last.least, list(last.texts), last.left)
         last.ids, last.left = last.ids[:kept], [rest]
         found.append(rest)
         return path

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.generation.journal import StoredCompletion
-from operators.generation.store_lookup import CompletionKeys, Lookup
+from operators.generation.store_lookup import CompletionKeys, LookupCounts
 from operators.generation.wiring import shared_store
 from operators.settings import StoreSettings
 from pipeline.api.protocols import Runtime
@@ -19,7 +19,7 @@ Answer = tuple[npt.NDArray[np.floating[Any]], ...]
 """Arrays of numbers, of the type of their operator."""
 
 
-class StoredAnswers(Lookup):
+class StoredAnswers(LookupCounts):
     """Finds the answers of a node in the completion store, and keeps its new ones, bit for bit.
 
     Args:

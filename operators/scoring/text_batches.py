@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.engine.backend.interface import Decoder, Logits
-from operators.scoring.prefix_tree import Cuts, Piece, Text
+from operators.scoring.prefix_tree import Cuts, Text, TokenSpan
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 OUTPUT_BYTES = 256 << 20
@@ -43,7 +43,7 @@ class Part:
         return self.start + len(self.rows)
 
 
-class Reader:
+class DecoderReader:
     """Reads texts with a decoder that has the settings of `reading_settings`, and Wanted.EVERY or EMBEDDINGS.
 
     Args:
@@ -73,14 +73,14 @@ class Reader:
         firsts = [text.first for text in texts]
         self._decoder.clear()
         paths = [[root] for _ in range(self._decoder.shape.slots)]
-        work: dict[int, Piece] = {}
+        work: dict[int, TokenSpan] = {}
         while self._take(paths, work):
             group = self._next(work)
             yield self._compute(group, firsts)
             for slot, _ in group:
                 del work[slot]
 
-    def _take(self, paths: list[list[Piece]], work: dict[int, Piece]) -> bool:
+    def _take(self, paths: list[list[TokenSpan]], work: dict[int, TokenSpan]) -> bool:
         """Put the next piece of each slot without `work` at the end of its path; return whether there is any work."""
         for slot, path in enumerate(paths):
             if slot not in work and (parent := next((piece for piece in reversed(path) if piece.left), None)):
@@ -96,20 +96,20 @@ class Reader:
             work[slot] = self._follow(paths, slot, paths[other], parent)
         return bool(work)
 
-    def _follow(self, paths: list[list[Piece]], slot: int, path: list[Piece], parent: Piece) -> Piece:
+    def _follow(self, paths: list[list[TokenSpan]], slot: int, path: list[TokenSpan], parent: TokenSpan) -> TokenSpan:
         """Leave in `slot` what it has up to `parent`, which is on `path`; return the next piece that follows it."""
         if paths[slot][-1] is not parent:
             self._decoder.truncate(slot, parent.end)
         paths[slot] = [*path[: path.index(parent) + 1], parent.left.pop()]
         return paths[slot][-1]
 
-    def _next(self, work: dict[int, Piece]) -> list[tuple[int, Piece]]:
+    def _next(self, work: dict[int, TokenSpan]) -> list[tuple[int, TokenSpan]]:
         """Return the slots, in order, with the longest pieces: as many as fit into a call, those that wait longest."""
         length = max(len(piece.ids) for piece in work.values())
         longest = [(slot, piece) for slot, piece in work.items() if len(piece.ids) == length]
         return sorted(longest[: max(1, self._room // max(length, 2))], key=lambda each: each[0])
 
-    def _compute(self, work: Seq[tuple[int, Piece]], firsts: Seq[int]) -> list[Part]:
+    def _compute(self, work: Seq[tuple[int, TokenSpan]], firsts: Seq[int]) -> list[Part]:
         """Compute pieces of equal length, in slot order; `firsts`: of each text the first output that is wanted."""
         decoder, length = self._decoder, len(work[0][1].ids)
         lone = length == 1 and decoder.shape.needs_rules

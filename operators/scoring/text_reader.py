@@ -30,7 +30,7 @@ from operators.generation.wiring import (
 )
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer, StoredAnswers
-from operators.scoring.text_batches import Part, Reader, reading_settings
+from operators.scoring.text_batches import DecoderReader, Part, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
@@ -193,7 +193,7 @@ class ReadsTexts(BaseOperator):
             }
         )
 
-    def _new_reader(self, lent: ExitStack) -> Reader | WholeTexts:
+    def _new_reader(self, lent: ExitStack) -> DecoderReader | WholeTexts:
         """Lease contexts, to be given back by `lent`, and return what reads texts with them."""
         model, settings = self._loaded, self._settings
         if self.wanted is Wanted.HEAD or not model.causal:
@@ -206,7 +206,7 @@ class ReadsTexts(BaseOperator):
             return lent.enter_context(closing(WholeTexts(encoders, self.wanted)))
         decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
         lent.callback(give_back)
-        return Reader(decoder, sharing=settings.optimise.prefix_sharing)
+        return DecoderReader(decoder, sharing=settings.optimise.prefix_sharing)
 
     def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> Iterator[int]:
         """Read `texts`, have the engine's thread `take` the outputs, and yield the number of each text that is read:

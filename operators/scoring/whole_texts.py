@@ -36,7 +36,7 @@ _FILL = np.zeros(TILE, np.int32)
 
 
 @dataclass(slots=True)
-class Call:
+class TextCall:
     """The texts of a call.
 
     Args:
@@ -123,7 +123,7 @@ def _begins_with_a_step(length: int) -> bool:
 
 
 class WholeTexts:
-    """Reads texts as `Reader` does, with encoders; a text has one part, with Wanted.HEAD of one row.
+    """Reads texts as `DecoderReader` does, with encoders; a text has one part, with Wanted.HEAD of one row.
 
     Each encoder computes in a thread of its own; `close` ends the threads.
 
@@ -141,7 +141,7 @@ class WholeTexts:
     def read(self, texts: Seq[Text]) -> Iterator[list[Part]]:
         """Yield the outputs of call after call, while the other encoders compute the next ones."""
         calls = self.calls([text.ids for text in texts])
-        running: deque[tuple[Call, Encoder, Future[Logits]]] = deque()
+        running: deque[tuple[TextCall, Encoder, Future[Logits]]] = deque()
 
         def start(encoder: Encoder) -> None:
             if call := next(calls, None):
@@ -164,7 +164,7 @@ class WholeTexts:
         """End the threads."""
         self._threads.shutdown()
 
-    def _parts(self, call: Call, rows: Logits) -> list[Part]:
+    def _parts(self, call: TextCall, rows: Logits) -> list[Part]:
         """Return the outputs of the texts of a call."""
         parts, at = [], 0
         for i, (ids, number) in enumerate(zip(call.spans, call.numbers, strict=True)):
@@ -175,11 +175,11 @@ class WholeTexts:
             at += len(ids)
         return parts
 
-    def calls(self, texts: Seq[TokenIds]) -> Iterator[Call]:
+    def calls(self, texts: Seq[TokenIds]) -> Iterator[TextCall]:
         """Yield the calls for texts; each begins with the longest text that is left."""
         waiting = Waiting([len(ids) for ids in texts])
         while waiting:
-            call, limit = Call(), max(CALL_TOKENS, -(-waiting.longest // TILE) * TILE)
+            call, limit = TextCall(), max(CALL_TOKENS, -(-waiting.longest // TILE) * TILE)
             while found := waiting.take(call.end, limit):
                 number, start = found
                 call.add(texts[number], number, start)

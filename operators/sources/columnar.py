@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from operators.rows.arrow_types import plain_schema
-from operators.sources.reader import BadRow, Block, Reader
+from operators.sources.reader import BadRow, Reader, RowBlock
 from pipeline.api.errors import InputError
 from pipeline.api.records import python_values, record_json
 
@@ -39,13 +39,13 @@ class ParquetReader(Reader):
                 self._rows = int(file.metadata.num_rows)
         return self._rows
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if rows <= skip:
                     skip -= rows
-                    yield Block(rows)
+                    yield RowBlock(rows)
                     continue
                 skip = 0
                 for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
@@ -83,12 +83,12 @@ class ArrowReader(Reader):
         with self._open() as (reader, _):
             return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
         with self._open() as (reader, source):
             is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
             for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
                 self.bytes_read = source.tell()
-                yield _checked(batch, schema) if batch.num_rows > skip else Block(batch.num_rows)
+                yield _checked(batch, schema) if batch.num_rows > skip else RowBlock(batch.num_rows)
                 skip = max(0, skip - batch.num_rows)
 
     @contextmanager
@@ -102,7 +102,7 @@ class ArrowReader(Reader):
             yield reader, source
 
 
-def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
+def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> RowBlock:
     """Cast `batch` to `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
 
     Raises:
@@ -110,10 +110,10 @@ def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> Block:
     """
     batch.validate()  # lengths and buffers; if they are wrong, rows cannot be separated
     if _is_valid(batch):
-        return Block(batch.num_rows, batch.select(schema.names).cast(schema))
+        return RowBlock(batch.num_rows, batch.select(schema.names).cast(schema))
     valid = np.array([_is_valid(batch.slice(i, 1)) for i in range(batch.num_rows)])
     bad = tuple(_bad_row(batch.slice(i, 1), i) for i in np.flatnonzero(~valid).tolist())
-    return Block(batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
+    return RowBlock(batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
 
 
 def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:

@@ -15,7 +15,7 @@ from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, READERS, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
 from operators.sources.input_file import InputFile, Stamp
-from operators.sources.reader import Block, Reader
+from operators.sources.reader import Reader, RowBlock
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
@@ -205,7 +205,7 @@ class ReadPrompts(BaseOperator):
     def _limited(self, rows: int) -> int:
         return rows if self._data.limit is None else min(rows, self._data.limit)
 
-    def _blocks(self, start: int) -> Iterator[tuple[Reader, Block]]:
+    def _blocks(self, start: int) -> Iterator[tuple[Reader, RowBlock]]:
         """Yield all blocks of all files; blocks before row `start` may lack data."""
         rows = 0
         for reader in self._readers:
@@ -219,7 +219,7 @@ class ReadPrompts(BaseOperator):
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
-    def _items(self, file: InputFile, block: Block, position: int, first: int, last: int) -> Iterator[Item]:
+    def _items(self, file: InputFile, block: RowBlock, position: int, first: int, last: int) -> Iterator[Item]:
         """Yield rows [first, last) of the source, from the block that begins at `position`."""
         chunk = first // self._chunk_rows
         data, offsets, bad = block.part(first - position, last - position)

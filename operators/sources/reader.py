@@ -45,7 +45,7 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Consecutive rows of one file.
 
     Args:
@@ -140,7 +140,7 @@ class Reader(ABC):
         return any(block.rows for block in self.blocks(self.schema(0), 0)) if rows is None else rows > 0
 
     @abstractmethod
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
         """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeAlias
 import pyarrow as pa
 
 from operators.rows.arrow_types import plain_schema
-from operators.sources.reader import BadRow, Block, Reader
+from operators.sources.reader import BadRow, Reader, RowBlock
 
 KEPT_BYTES = 4096
 """Bytes of an over-long row to show in its reject."""
@@ -61,11 +61,11 @@ class TextReader(Reader):
         are none."""
         return None
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[Block]:
+    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
         unread = self.unread(schema)
         for rows in self.batches():
             skipped = len(rows) <= skip
-            yield Block(len(rows)) if skipped else self._block(rows, schema, unread)
+            yield RowBlock(len(rows)) if skipped else self._block(rows, schema, unread)
             skip = skip - len(rows) if skipped else 0
 
     def batches(self) -> Iterator[list[Row]]:
@@ -95,7 +95,7 @@ class TextReader(Reader):
     def has_rows(self) -> bool:
         return bool(self.sample(1)) if self._has_rows is None else self._has_rows
 
-    def _block(self, rows: Sequence[Row], schema: pa.Schema, unread: Unread | None) -> Block:
+    def _block(self, rows: Sequence[Row], schema: pa.Schema, unread: Unread | None) -> RowBlock:
         """Convert `rows` column by column. If that fails, convert row by row, and make bad rows of those that do not
         fit."""
         good: dict[int, Mapping[str, Any]] = {}
@@ -115,7 +115,7 @@ class TextReader(Reader):
             columns = [self._column(good.values(), field) for field in schema]
         rejected = tuple(BadRow(i, why, rows[i][0], record) for i, (why, record) in sorted(bad.items()))
         keys = () if unread is None else tuple((i, key) for i, values in good.items() for key in unread(values))
-        return Block(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, keys)
+        return RowBlock(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, keys)
 
     def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import parser_of, usage_of
-from pipeline.run_dir.integrity import Damage, Findings, Kind, examine, named_store, state_damage
+from pipeline.run_dir.integrity import Damage, DamageKind, Findings, examine, named_store, state_damage
 from pipeline.run_dir.lock import locked
 from pipeline.run_dir.names import COMPLETIONS, GATHERED, MANIFEST, SET_ASIDE, is_headless, near_run, parts
 from pipeline.run_dir.replacing import put_back
@@ -67,7 +67,7 @@ def _print_findings(directory: Path) -> Findings:
                 return found
             what = "is empty, though there are results"
     found = examine(directory, None)
-    found.damaged.insert(0, Damage(STATE_FILE, what, Kind.STATE))
+    found.damaged.insert(0, Damage(STATE_FILE, what, DamageKind.STATE))
     found.remarks.append(f"what is in data/ and rejects/ cannot be checked without {STATE_FILE}")
     another = named_store(directory, None)
     if not (directory / COMPLETIONS).exists() and not (another and another.is_file()):

@@ -19,7 +19,7 @@ from pipeline.api.runtime import RunContext
 from pipeline.cluster.cut import Cut
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import NEWS_S, Event, Members
-from pipeline.cluster.pieces import Answer, Piece, Task, one_batch, to_ipc
+from pipeline.cluster.pieces import WorkItem, WorkRequest, WorkResult, one_batch, to_ipc
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Crew:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members = members(self._events.put)
         self._lock = threading.Lock()
-        self._answers: dict[str, deque[tuple[Piece, Answer]]] = {name: deque() for name in self._islands}
+        self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._islands}
         self._wake: dict[str, Event] = {}
         self._counts = Counter[str]()
         self._failure: PipelineError | None = None
@@ -69,10 +69,10 @@ class Crew:
 
     def submit(self, island: str, batch: Batch) -> None:
         """Hand a piece out as soon as a worker can take it."""
-        piece = Piece(next(self._ledger.numbers), island, batch, self._context.round_rows())
+        piece = WorkItem(next(self._ledger.numbers), island, batch, self._context.round_rows())
         self._events.put(partial(self._ledger.add, piece))
 
-    def take(self, island: str) -> list[tuple[Piece, Answer]]:
+    def take(self, island: str) -> list[tuple[WorkItem, WorkResult]]:
         """Return the answers that came since the last call. Raises what made the crew fail."""
         if self._failure is not None:
             raise self._failure
@@ -122,20 +122,20 @@ class Crew:
         for wake in self._wake.values():
             wake()
 
-    def _send(self, worker: str, piece: Piece) -> None:
+    def _send(self, worker: str, piece: WorkItem) -> None:
         if not self._ledger.pieces_of(worker)[1:]:
             self._members.note_work(worker)
-        task = Task(piece.number, piece.island, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
+        task = WorkRequest(piece.number, piece.island, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
         self._counts["pieces"] += 1
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
-    def _answered(self, worker: str, piece: Piece, answer: Answer) -> None:
+    def _answered(self, worker: str, piece: WorkItem, answer: WorkResult) -> None:
         if self._ledger.answered(worker, piece.number):
             self._members.note_answer(worker)
             self._members.add_lines(worker, answer.tables)
             self._deliver(piece, answer)
 
-    def _deliver(self, piece: Piece, answer: Answer) -> None:
+    def _deliver(self, piece: WorkItem, answer: WorkResult) -> None:
         with self._lock:
             self._answers[piece.island].append((piece, answer))
         self._wake[piece.island]()
@@ -148,7 +148,7 @@ class Crew:
             self._deliver(piece, self._given_up(worker, piece, why))
             self._members.note_given_up(why)
 
-    def _given_up(self, worker: str, piece: Piece, why: str) -> Answer:
+    def _given_up(self, worker: str, piece: WorkItem, why: str) -> WorkResult:
         """Return the answer for a row that ends every worker that computes it, `worker` at last."""
         island = self._islands[piece.island]
         alone = f"{piece.deaths_alone} of which computed nothing else"
@@ -157,7 +157,7 @@ class Crew:
         counts = {name: RowCounts() for name in island.nodes}
         counts[island.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
         self._counts["rows_given_up"] += piece.num_rows
-        return Answer(to_ipc(one_batch(island.made.empty_table())), [(island.nodes[0], rejects.rows)], counts)
+        return WorkResult(to_ipc(one_batch(island.made.empty_table())), [(island.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
         counts = {**self._counts, "pieces_redone": self._ledger.redone}

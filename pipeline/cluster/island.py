@@ -12,7 +12,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item
 from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import ClusterSize, Cut
 from pipeline.cluster.meters import RemoteMeter
-from pipeline.cluster.pieces import Answer, Cutter, Piece, from_ipc, rejects_of
+from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc, rejects_of
 
 
 class Island(BaseOperator):
@@ -74,7 +74,7 @@ class Island(BaseOperator):
             self._waiting[batch.chunk] += batch.num_rows
             self._crew.submit(self._cut.name, batch)
 
-    def _rows_of(self, piece: Piece, answer: Answer) -> Iterator[Item]:
+    def _rows_of(self, piece: WorkItem, answer: WorkResult) -> Iterator[Item]:
         chunk = piece.batch.chunk
         self._waiting[chunk] -= piece.num_rows
         for meter in self.meters:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
-from pipeline.cluster.pieces import Piece
+from pipeline.cluster.pieces import WorkItem
 
 
 class Ledger:
@@ -26,8 +26,8 @@ class Ledger:
     def __init__(self, in_flight: int, poison_after: int = 2) -> None:
         self._in_flight = in_flight
         self._poison_after = poison_after
-        self._waiting: deque[Piece] = deque()
-        self._held: dict[str, dict[int, Piece]] = {}
+        self._waiting: deque[WorkItem] = deque()
+        self._held: dict[str, dict[int, WorkItem]] = {}
         self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # workers without a suspect
         self._proven: set[str] = set()  # workers that have answered: what ends one of these is hardly its machine
         self._numbers = count()
@@ -54,11 +54,11 @@ class Ledger:
         """Workers that are there."""
         return list(self._held)
 
-    def pieces_of(self, worker: str) -> list[Piece]:
+    def pieces_of(self, worker: str) -> list[WorkItem]:
         """Return the pieces that `worker` has, in the order in which it got them."""
         return list(self._held.get(worker, {}).values())
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: WorkItem) -> None:
         """Let `piece` wait for a worker."""
         self._waiting.append(piece)
 
@@ -67,7 +67,7 @@ class Ledger:
         self._held[worker] = {}
         self._by_pieces[0][worker] = None
 
-    def leave(self, worker: str) -> list[Piece]:
+    def leave(self, worker: str) -> list[WorkItem]:
         """Note that `worker` has ended. Its pieces go to the head of the queue, whole or in halves.
 
         Returns:
@@ -76,8 +76,8 @@ class Ledger:
         self._take_out(worker)
         self._proven.discard(worker)
         pieces = list(self._held.pop(worker, {}).values())
-        again: list[Piece] = []
-        poison: list[Piece] = []
+        again: list[WorkItem] = []
+        poison: list[WorkItem] = []
         for piece in pieces:
             piece.deaths += 1
             self.redone += 1
@@ -103,12 +103,12 @@ class Ledger:
         self._by_pieces[len(held)][worker] = None
         return True
 
-    def assign(self) -> Iterator[tuple[str, Piece]]:
+    def assign(self) -> Iterator[tuple[str, WorkItem]]:
         """Yield what is to be sent now: worker and piece."""
         while self._waiting and (worker := self._worker_for(self._waiting[0])) is not None:
             yield worker, self._give(worker, self._waiting.popleft())
 
-    def _give(self, worker: str, piece: Piece) -> Piece:
+    def _give(self, worker: str, piece: WorkItem) -> WorkItem:
         self._take_out(worker)
         held = self._held[worker]
         held[piece.number] = piece
@@ -119,7 +119,7 @@ class Ledger:
     def _take_out(self, worker: str) -> None:
         self._by_pieces[len(self._held.get(worker, ()))].pop(worker, None)
 
-    def _worker_for(self, piece: Piece) -> str | None:
+    def _worker_for(self, piece: WorkItem) -> str | None:
         """Return the worker with the fewest pieces that may take `piece`. Nobody overtakes a piece that waits for a
         worker of its own, so that one becomes free: one that has answered before, if there is or may soon be such,
         since a machine on which all workers end would have the piece's rows given up."""
@@ -128,5 +128,5 @@ class Ledger:
             return next((worker for worker in self._by_pieces[0] if may_be_sick or worker in self._proven), None)
         return next((worker for workers in self._by_pieces[: self._in_flight] for worker in workers), None)
 
-    def _is_suspect(self, piece: Piece) -> bool:
+    def _is_suspect(self, piece: WorkItem) -> bool:
         return piece.deaths >= self._poison_after

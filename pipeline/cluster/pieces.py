@@ -12,7 +12,7 @@ from pipeline.api.records import Batch, Reject, Rejects
 
 
 @dataclass(eq=False)
-class Piece:
+class WorkItem:
     """Rows to be computed by one worker.
 
     Args:
@@ -35,20 +35,20 @@ class Piece:
     def num_rows(self) -> int:
         return self.batch.num_rows
 
-    def halves(self, numbers: Iterator[int]) -> list[Piece]:
+    def halves(self, numbers: Iterator[int]) -> list[WorkItem]:
         """Return two pieces with half of the rows each; none if there is only one row."""
         if self.num_rows < 2:
             return []
         middle = self.num_rows // 2
         parts = (self.batch.data.slice(0, middle), self.batch.data.slice(middle))
         return [
-            Piece(next(numbers), self.island, self.batch.with_data(part), self.round_rows, self.deaths)
+            WorkItem(next(numbers), self.island, self.batch.with_data(part), self.round_rows, self.deaths)
             for part in parts
         ]
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkRequest:
     """A piece as it is sent to a worker. `rows`: of `chunk`, an Arrow IPC stream."""
 
     number: int
@@ -84,7 +84,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkResult:
     """The result of a piece.
 
     Args:
@@ -156,7 +156,7 @@ def from_ipc(content: bytes) -> pa.RecordBatch:
     return batch
 
 
-def rejects_of(answer: Answer, chunk: int) -> Iterator[Rejects]:
+def rejects_of(answer: WorkResult, chunk: int) -> Iterator[Rejects]:
     """Yield the rejects of an answer, as rows of `chunk`."""
     for node, rows in answer.rejects:
         yield Rejects(chunk, tuple(rows), node)

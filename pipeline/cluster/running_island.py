@@ -18,7 +18,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identity_of
-from pipeline.cluster.pieces import Answer, Task, from_ipc, one_batch, to_ipc
+from pipeline.cluster.pieces import WorkRequest, WorkResult, from_ipc, one_batch, to_ipc
 from pipeline.cluster.tables import IslandTables
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
@@ -110,7 +110,7 @@ class RunningIsland:
         """Return the code and the model files of its nodes, as the driver's; before anything is loaded."""
         return contents_of(self._graph, self._names)
 
-    def compute(self, task: Task) -> Future[Answer]:
+    def compute(self, task: WorkRequest) -> Future[WorkResult]:
         """Take a piece; the future has the answer when it is done."""
         return self._source.put(task)
 
@@ -137,7 +137,7 @@ class RunningIsland:
         rows = sorted_by_identity(self._rows.take(record.chunk))
         counts = {name: record.counts[name] for name in self._names}
         tables = self.tables.take(record.chunk, self._source.task(record.chunk).chunk)
-        answer = Answer(to_ipc(one_batch(rows)), self._rejects.take(record.chunk), counts, tables)
+        answer = WorkResult(to_ipc(one_batch(rows)), self._rejects.take(record.chunk), counts, tables)
         self._source.answered(record.chunk, answer)
 
 
@@ -146,9 +146,9 @@ class _Pieces(BaseOperator):
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[WorkRequest, Future[WorkResult]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._open: dict[int, Future[Answer]] = {}
+        self._open: dict[int, Future[WorkResult]] = {}
         self._error: BaseException | None = None
         self.opened = threading.Event()
         self.round_rows: int | None = None
@@ -159,9 +159,9 @@ class _Pieces(BaseOperator):
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def put(self, task: Task) -> Future[Answer]:
+    def put(self, task: WorkRequest) -> Future[WorkResult]:
         """Queue a piece."""
-        future: Future[Answer] = Future()
+        future: Future[WorkResult] = Future()
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -169,12 +169,12 @@ class _Pieces(BaseOperator):
             self._open[id(future)] = future
         return future
 
-    def task(self, chunk: int) -> Task:
+    def task(self, chunk: int) -> WorkRequest:
         """Return the piece that is `chunk` here."""
         with self._lock:
             return self._begun[chunk][0]
 
-    def answered(self, chunk: int, answer: Answer) -> None:
+    def answered(self, chunk: int, answer: WorkResult) -> None:
         """Give the future of `chunk` its answer."""
         with self._lock:
             _, future = self._begun.pop(chunk)
@@ -191,7 +191,7 @@ class _Pieces(BaseOperator):
                 future.set_exception(error)
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        self._begun: dict[int, tuple[Task, Future[Answer]]] = {}
+        self._begun: dict[int, tuple[WorkRequest, Future[WorkResult]]] = {}
         self.opened.set()
         chunk = 0
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import HOST, check_equal, program
-from pipeline.cluster.pieces import Answer, News, Task
+from pipeline.cluster.pieces import News, WorkRequest, WorkResult
 from pipeline.cluster.rpc import portable
 from pipeline.cluster.running_island import IslandPlan, RunningIsland
 from pipeline.cluster.tables import IslandTables
@@ -84,7 +84,7 @@ class Worker:
             found = found | island.identity()
         return found
 
-    def compute(self, task: Task) -> Answer:
+    def compute(self, task: WorkRequest) -> WorkResult:
         """Compute a piece. Returns when it is done; several calls at a time share the slots.
 
         Raises:

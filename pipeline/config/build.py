@@ -29,7 +29,7 @@ TARGET = "_target_"
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedJob:
     """A checked job, ready to run. `directory`: absolute path of the results."""
 
     settings: JobSettings
@@ -38,7 +38,7 @@ class Job:
     directory: Path
 
     @classmethod
-    def of(cls, settings: JobSettings, graph: Graph) -> Job:
+    def of(cls, settings: JobSettings, graph: Graph) -> CheckedJob:
         return cls(settings, graph, fingerprint_of(settings, graph), settings.directory.absolute())
 
 

@@ -35,7 +35,7 @@ def session_code(target: str) -> tuple[dict[str, str], set[str]]:
         scope, name = waiting.pop()
         key = f"{scope.get('__name__')}:{name}"
         if key not in found:
-            content = _Content()
+            content = _ContentHash()
             try:
                 found[key] = content.of(scope[name])
             except RecursionError:  # pickle would not keep it either
@@ -70,7 +70,7 @@ def _file_of(value: Any) -> str | None:
     return None if module.__name__ == "__main__" and files and file not in files else file
 
 
-class _Content:
+class _ContentHash:
     """Hashes of values with all that is inside them, the same in every process.
 
     Attributes:

@@ -15,7 +15,7 @@ from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.closing import close_all
 from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
-from pipeline.dataflow.inbox import Edge, Inbox
+from pipeline.dataflow.inbox import Edge, NodeInbox
 from pipeline.dataflow.node_failure import node_failed, running
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
@@ -39,7 +39,7 @@ class Stage:
     name: str
     node: Node
     meter: StageMeter
-    inbox: Inbox
+    inbox: NodeInbox
     outbox: Outbox
     complete: bool = False
 
@@ -174,7 +174,7 @@ class Executor:
         nodes = {name: self._graph.nodes[name] for name in self._graph.order}
         nodes[REJECT_WRITER] = Node(self._reject_sink)
         meters = {name: StageMeter(name, self._context.clock) for name in nodes}
-        inboxes = {name: Inbox(meters[name]) for name in nodes}
+        inboxes = {name: NodeInbox(meters[name]) for name in nodes}
         readers: dict[str, list[Edge]] = {name: [] for name in nodes}
         for name, node in nodes.items():
             for source in node.inputs:

@@ -33,7 +33,7 @@ class Edge:
         ended: the reader has seen that the writer has finished.
     """
 
-    inbox: Inbox
+    inbox: NodeInbox
     port: int
     capacity: int
     rows: int = 0
@@ -42,7 +42,7 @@ class Edge:
     ended: bool = False
 
 
-class Inbox:
+class NodeInbox:
     """The inputs of one node as one stream.
 
     Batches come in order of arrival, also from an input that is ahead of the others. ChunkEnd k comes once, when every

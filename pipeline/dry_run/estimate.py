@@ -20,7 +20,7 @@ from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.cluster.cut import places
-from pipeline.config.build import Job, build_graph
+from pipeline.config.build import CheckedJob, build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
@@ -65,7 +65,7 @@ def dry_run_lines(
     yield from plan_lines(settings, graph)
     check_memory(settings, graph)
     if settings.dry_run == PLAN:
-        yield from standing_lines(standing(Job.of(settings, graph)))
+        yield from standing_lines(standing(CheckedJob.of(settings, graph)))
         return None
     return (yield from estimate(settings, graph, process))
 
@@ -80,7 +80,7 @@ def estimate(
         ConfigError: the run would be refused, or a node rejects every row of the sample.
         NodeFailed: an operator raised on the sample, as it would in the run.
     """
-    job = Job.of(settings, graph)
+    job = CheckedJob.of(settings, graph)
     found = standing(job)
     yield from standing_lines(found)
     if found.admission is Admission.DONE:

@@ -24,7 +24,7 @@ LEAST_DOUBT, MOST_DOUBT = 0.02, 0.5
 """Relative error of a number of rows that was estimated from the share of bytes read."""
 
 
-class Sample:
+class InputSample:
     """Keeps every row of an input, then every second, every fourth ..., never more than 2 x ROWS rows."""
 
     def __init__(self) -> None:
@@ -68,10 +68,10 @@ class Sample:
 
 def sample_of(
     source: BaseOperator, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic
-) -> Sample:
+) -> InputSample:
     """Return a sample of about ROWS rows from `first_row` on, or of all rows if there are fewer. A `source` that can
     seek, opened by now, is read at several positions."""
-    sample, total, until = Sample(), source.total_rows(), clock() + PATIENCE_S
+    sample, total, until = InputSample(), source.total_rows(), clock() + PATIENCE_S
     if total is None or total - first_row <= FEW_ROWS or not overrides(source, "seek"):
         if first_chunk:
             source.seek(first_chunk)
@@ -96,7 +96,7 @@ def sample_of(
 
 
 def _read_on(
-    source: BaseOperator, sample: Sample, total: int | None, first_row: int, until: float, clock: Clock
+    source: BaseOperator, sample: InputSample, total: int | None, first_row: int, until: float, clock: Clock
 ) -> tuple[Range, str]:
     """Take rows from the current position on until the time `until`; return how many there are, and how they were
     taken."""

@@ -18,7 +18,7 @@ from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.api.user_code import closing, user_code
-from pipeline.config.build import Job
+from pipeline.config.build import CheckedJob
 from pipeline.dry_run.sample import sample_of
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
@@ -64,7 +64,7 @@ class SampleRun:
         seconds: time limit of all forecasts together.
     """
 
-    job: Job
+    job: CheckedJob
     process: Resources
     seconds: float
     first_chunk: int

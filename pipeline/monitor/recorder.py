@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.api.errors import ExitCode, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.runtime import RunContext
-from pipeline.config.build import Job
+from pipeline.config.build import CheckedJob
 from pipeline.dataflow.executor import Executor
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
@@ -45,7 +45,13 @@ class Recorder:
     attempt, ISO 8601."""
 
     def __init__(
-        self, job: Job, state: RunState, context: RunContext, tables: MetricsTables, executor: Executor, started_at: str
+        self,
+        job: CheckedJob,
+        state: RunState,
+        context: RunContext,
+        tables: MetricsTables,
+        executor: Executor,
+        started_at: str,
     ) -> None:
         self._state = state
         self._context = context

@@ -26,7 +26,7 @@ from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
 
 
-class Kind(StrEnum):
+class DamageKind(StrEnum):
     """Kinds of damaged files. The value says how `repair` restores one."""
 
     STATE = "moved aside and begun anew: the rows come from the stored completions"
@@ -46,7 +46,7 @@ class Damage:
 
     path: str
     what: str
-    kind: Kind
+    kind: DamageKind
     chunk: int | None = None
 
 
@@ -58,7 +58,7 @@ class Findings:
     damaged: list[Damage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
-    def of(self, kind: Kind) -> list[Damage]:
+    def of(self, kind: DamageKind) -> list[Damage]:
         """Return the damaged files of one kind."""
         return [damage for damage in self.damaged if damage.kind is kind]
 
@@ -122,14 +122,17 @@ def examine(directory: Path, state: RunState | None) -> Findings:
         _examine_shards(directory, state.shards(), found)
         if _is_half_repaired(state, found):
             what = "replaces a damaged one, and the run that makes all rows again has not ended"
-            found.damaged.insert(0, Damage(STATE_FILE, what, Kind.UNFINISHED))
+            found.damaged.insert(0, Damage(STATE_FILE, what, DamageKind.UNFINISHED))
         else:
             found.whole.insert(0, STATE_FILE)
         _examine_manifest(directory, state, found)
     _examine_config(directory, state, found)
-    for path, kind in ((directory / COMPLETIONS, Kind.COMPLETIONS), (named_store(directory, state), Kind.STORE)):
+    for path, kind in (
+        (directory / COMPLETIONS, DamageKind.COMPLETIONS),
+        (named_store(directory, state), DamageKind.STORE),
+    ):
         if path is not None and path.exists():
-            _examine_store(path, COMPLETIONS if kind is Kind.COMPLETIONS else str(path), kind, found)
+            _examine_store(path, COMPLETIONS if kind is DamageKind.COMPLETIONS else str(path), kind, found)
     _examine_metrics(directory, found)
     return found
 
@@ -145,7 +148,7 @@ def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findi
     whole: dict[str, list[int]] = {}
     for shard in shards:
         if what := cut.get(shard.path) or _content_damage(directory / shard.path, shard):
-            found.damaged.append(Damage(shard.path, what, Kind.SHARD, shard.chunk))
+            found.damaged.append(Damage(shard.path, what, DamageKind.SHARD, shard.chunk))
         else:
             whole.setdefault(Path(shard.path).parent.as_posix(), []).append(shard.rows)
     found.whole += [f"{folder}/: {len(rows):,} files, {sum(rows):,} rows" for folder, rows in sorted(whole.items())]
@@ -176,7 +179,7 @@ def _examine_manifest(directory: Path, state: RunState, found: Findings) -> None
             f"{MANIFEST} is missing or of an earlier attempt: the last one was killed; a resume writes it"
         )
     else:
-        found.damaged.append(Damage(MANIFEST, fault or "is not what the state of the run says", Kind.MANIFEST))
+        found.damaged.append(Damage(MANIFEST, fault or "is not what the state of the run says", DamageKind.MANIFEST))
 
 
 def _examine_config(directory: Path, state: RunState | None, found: Findings) -> None:
@@ -190,7 +193,7 @@ def _examine_config(directory: Path, state: RunState | None, found: Findings) ->
             f"{CONFIG} {what}; the last attempt was killed or had not begun, and the next one writes it"
         )
     else:
-        found.damaged.append(Damage(CONFIG, what, Kind.CONFIG))
+        found.damaged.append(Damage(CONFIG, what, DamageKind.CONFIG))
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
@@ -215,7 +218,7 @@ def named_store(directory: Path, state: RunState | None) -> Path | None:
     return None if path == (directory / COMPLETIONS).absolute() else path
 
 
-def _examine_store(path: Path, name: str, kind: Kind, found: Findings) -> None:
+def _examine_store(path: Path, name: str, kind: DamageKind, found: Findings) -> None:
     rows = RowCheck(0, 0)
 
     def content(db: sqlite3.Connection) -> None:
@@ -226,7 +229,7 @@ def _examine_store(path: Path, name: str, kind: Kind, found: Findings) -> None:
         found.damaged.append(Damage(name, what, kind))
     elif rows.damaged:
         what = f"has {rows.damaged:,} rows with other values than were written"
-        found.damaged.append(Damage(name, what, Kind.STORED_ROWS))
+        found.damaged.append(Damage(name, what, DamageKind.STORED_ROWS))
     else:
         found.whole.append(name)
     if rows.unsealed:
@@ -244,7 +247,7 @@ def _examine_metrics(directory: Path, found: Findings) -> None:
             if path.suffix == ".arrows" and not isinstance(error, metrics_files.ChangedError):
                 found.remarks.append(f"{name} ends early, as that of a killed attempt may: {error}")
             else:
-                found.damaged.append(Damage(name, f"cannot be read: {error}", Kind.METRICS))
+                found.damaged.append(Damage(name, f"cannot be read: {error}", DamageKind.METRICS))
     if whole:
         found.whole.append(f"{METRICS}/: {whole} tables")
     if older:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError
-from pipeline.config.build import Job
+from pipeline.config.build import CheckedJob
 from pipeline.config.expand import typed_key
 from pipeline.config.fingerprint import differences
 from pipeline.run_dir.integrity import missing_or_cut
@@ -35,7 +35,7 @@ class Admission(StrEnum):
     """Do nothing: all rows are committed."""
 
 
-def admit(job: Job, state: RunState) -> Admission:
+def admit(job: CheckedJob, state: RunState) -> Admission:
     """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing.
 
     Raises:
@@ -63,7 +63,7 @@ class Standing:
     holder: Holder | None
 
 
-def standing(job: Job) -> Standing:
+def standing(job: CheckedJob) -> Standing:
     """Return the progress of the run of `job`. Writes nothing.
 
     Raises:
@@ -96,7 +96,7 @@ def standing_lines(standing: Standing) -> Iterator[str]:
         yield f"{standing.chunks:,} chunks, {standing.rows:,} rows, are committed there: a run would go on behind them"
 
 
-def _check_same_job(job: Job, state: RunState) -> None:
+def _check_same_job(job: CheckedJob, state: RunState) -> None:
     if job.settings.overwrite:
         return
     if state.defect is not None:
@@ -114,7 +114,7 @@ def _check_same_job(job: Job, state: RunState) -> None:
         )
 
 
-def _check_no_orphans(job: Job) -> None:
+def _check_no_orphans(job: CheckedJob) -> None:
     """Check that a directory with an empty state has no results: a run writes its state first, so it must be lost."""
     found = parts(job.directory)
     if found and not job.settings.overwrite:

@@ -16,7 +16,7 @@ from pipeline.api.runtime import Resources, RunContext
 from pipeline.api.user_code import or_else, told
 from pipeline.cluster.identity import check_here
 from pipeline.cluster.start import driver_graph
-from pipeline.config.build import Job
+from pipeline.config.build import CheckedJob
 from pipeline.config.config_yaml import changes, origin, to_yaml
 from pipeline.dataflow.executor import AccountingError, Executor
 from pipeline.monitor.recorder import Recorder
@@ -72,7 +72,7 @@ class Attempt:
 
     def __init__(
         self,
-        job: Job,
+        job: CheckedJob,
         state: RunState,
         process: Resources,
         committed: Callable[[], None],

@@ -11,7 +11,7 @@ from functools import partial
 from pipeline.api.errors import ExitCode, PipelineError, PublishError
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import or_else
-from pipeline.config.build import Job, build_graph
+from pipeline.config.build import CheckedJob, build_graph
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.run_log import run_log
 from pipeline.monitor.summary import Outcome, too_many_errors
@@ -83,13 +83,13 @@ def run_job(
         raise
 
 
-def _checked(settings: JobSettings) -> Job:
+def _checked(settings: JobSettings) -> CheckedJob:
     graph = build_graph(settings)
     check_memory(settings, graph)
-    return Job.of(settings, graph)
+    return CheckedJob.of(settings, graph)
 
 
-def run_locked(job: Job, process: Resources, note: Note, results: Replacing) -> ExitCode:
+def run_locked(job: CheckedJob, process: Resources, note: Note, results: Replacing) -> ExitCode:
     """Like `run_job`, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
@@ -125,7 +125,7 @@ def run_locked(job: Job, process: Resources, note: Note, results: Replacing) -> 
         return _after(job, state, publisher, outcome, note)
 
 
-def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outcome, note: Note) -> ExitCode:
+def _after(job: CheckedJob, state: RunState, publisher: Publisher | None, outcome: Outcome, note: Note) -> ExitCode:
     """Finish the run after an attempt: card, publishing, and last `on_finish`. Returns the exit code of all of it."""
     try:
         if outcome.error is not None and not isinstance(outcome.error, PipelineError):
@@ -147,7 +147,7 @@ def _after(job: Job, state: RunState, publisher: Publisher | None, outcome: Outc
     return outcome.exit_code
 
 
-def _completed(job: Job, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
+def _completed(job: CheckedJob, state: RunState, publisher: Publisher | None, code: ExitCode) -> ExitCode:
     """Write the card and publish the rest of a finished run. `code`: of the run itself."""
     limit_s = ending_s(job.settings)
     within(limit_s, "the dataset card", partial(keep_card, job.settings, job.directory, state))
@@ -156,7 +156,7 @@ def _completed(job: Job, state: RunState, publisher: Publisher | None, code: Exi
 
 
 @contextlib.contextmanager
-def _admitted(job: Job, results: Replacing) -> Iterator[tuple[RunState, Admission]]:
+def _admitted(job: CheckedJob, results: Replacing) -> Iterator[tuple[RunState, Admission]]:
     """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision."""
     path = job.directory / STATE_FILE
     state = RunState(path)
@@ -174,7 +174,7 @@ def _admitted(job: Job, results: Replacing) -> Iterator[tuple[RunState, Admissio
         state.close()
 
 
-def _already_done(job: Job, state: RunState) -> ExitCode:
+def _already_done(job: CheckedJob, state: RunState) -> ExitCode:
     """Print that the run is finished. Returns the exit code under the present max_error_rate."""
     limit = job.settings.max_error_rate
     if lost := conclude_missing(job.graph, job.directory, ending_s(job.settings)):

@@ -11,14 +11,14 @@ from pathlib import Path
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode, PipelineError
 from pipeline.api.protocols import overrides
 from pipeline.api.runtime import Resources, RunContext
-from pipeline.config.build import Job, build_graph
+from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
 from pipeline.dataflow.executor import Executor
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
 from pipeline.run_dir.chunk_record import ChunkRecord
-from pipeline.run_dir.integrity import Findings, Kind
+from pipeline.run_dir.integrity import DamageKind, Findings
 from pipeline.run_dir.manifest import read_manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
@@ -48,24 +48,24 @@ def repair(directory: Path, found: Findings) -> ExitCode:
         NodeFailed, StorageError, Interrupted: as a run. Files of chunks before the failure are kept.
     """
     directory = directory.absolute()
-    for damage in [*found.of(Kind.COMPLETIONS), *found.of(Kind.METRICS)]:
+    for damage in [*found.of(DamageKind.COMPLETIONS), *found.of(DamageKind.METRICS)]:
         set_aside(directory / damage.path)
-    for damage in found.of(Kind.STORED_ROWS):
+    for damage in found.of(DamageKind.STORED_ROWS):
         remove_damaged(directory / damage.path)
-    if found.of(Kind.STATE):
+    if found.of(DamageKind.STATE):
         return _begin_anew(directory)
     ended = ExitCode.DONE
     with closing(RunState(directory / STATE_FILE)) as state:
-        if found.of(Kind.CONFIG) and state.config is not None:
+        if found.of(DamageKind.CONFIG) and state.config is not None:
             write_atomically(directory / CONFIG, state.config)
-        chunks = sorted({damage.chunk for damage in found.of(Kind.SHARD) if damage.chunk is not None})
+        chunks = sorted({damage.chunk for damage in found.of(DamageKind.SHARD) if damage.chunk is not None})
         if chunks:
             with _original_job(directory, state) as (job, process):
                 _remake(job, state, chunks, process)
                 ended = _publish_again(job, state, chunks)
-        if found.of(Kind.MANIFEST):
+        if found.of(DamageKind.MANIFEST):
             write_manifest(directory, state, state.status)
-        if found.of(Kind.UNFINISHED):
+        if found.of(DamageKind.UNFINISHED):
             with _original_job(directory, state) as (job, process):
                 ended = _run(job, process)
     return ended
@@ -80,13 +80,13 @@ def _begin_anew(directory: Path) -> ExitCode:
         return _run(job, process)
 
 
-def _run(job: Job, process: Resources) -> ExitCode:
+def _run(job: CheckedJob, process: Resources) -> ExitCode:
     with replacing(job.directory) as results:
         return run_locked(job, process, lambda outcome: None, results)
 
 
 @contextmanager
-def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[Job, Resources]]:
+def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[CheckedJob, Resources]]:
     """Build the job from config.yaml, in the environment of the run, and check that its fingerprint is the same."""
     origin = {} if state is None else state.origin
     with closing(Resources()) as process, in_original_environment(origin):
@@ -101,7 +101,7 @@ def _original_job(directory: Path, state: RunState | None) -> Iterator[tuple[Job
         yield job, process
 
 
-def _job(directory: Path) -> Job:
+def _job(directory: Path) -> CheckedJob:
     path = directory / CONFIG
     try:
         settings = settings_from(path.read_text(encoding="utf-8"), directory)
@@ -121,10 +121,10 @@ def _job(directory: Path) -> Job:
             "Where another version of this program made it, run its command again: with overwrite=true, which keeps"
             f" {COMPLETIONS}, or, if {STATE_FILE} is lost, with another output_dir="
         ) from error
-    return Job.of(settings, graph)
+    return CheckedJob.of(settings, graph)
 
 
-def _publish_again(job: Job, state: RunState, chunks: Sequence[int]) -> ExitCode:
+def _publish_again(job: CheckedJob, state: RunState, chunks: Sequence[int]) -> ExitCode:
     """Publish the files of `chunks` again if the run is done; otherwise the resumed run will do so."""
     state.forget_published([shard.path for shard in state.shards() if shard.chunk in chunks])
     place = destination_of(job.settings)
@@ -134,7 +134,7 @@ def _publish_again(job: Job, state: RunState, chunks: Sequence[int]) -> ExitCode
         return ExitCode.DONE if publisher is None else publisher.finish(ending_s(job.settings))
 
 
-def _remake(job: Job, state: RunState, chunks: Sequence[int], process: Resources) -> None:
+def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Resources) -> None:
     """Compute the files of `chunks` (ascending) again.
 
     If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
@@ -163,7 +163,7 @@ def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _remake_span(
-    job: Job, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
+    job: CheckedJob, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
 ) -> None:
     """Compute the chunks `first` to `last`. Keep the files of those in `wanted` that have the same bytes as before."""
     differing: list[str] = []

@@ -16,7 +16,7 @@ from operators.llama import convert
 from operators.llama import model as llama_model
 from operators.llama.model import LlamaModel
 from operators.scoring.prefix_tree import Text
-from operators.scoring.text_batches import Reader, reading_settings
+from operators.scoring.text_batches import DecoderReader, reading_settings
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 
@@ -48,7 +48,7 @@ def log_probabilities(settings: ModelSettings) -> np.ndarray:
     with closing(LlamaModel(settings)) as model:
         engine = EngineSettings(slots=1, max_sequence_tokens=len(TEXT) + 1)
         decoder, give_back = model.lease(reading_settings(engine, model.n_vocab), Wanted.EVERY)
-        read = Reader(decoder).read([Text(TEXT)])
+        read = DecoderReader(decoder).read([Text(TEXT)])
         logits = np.concatenate([part.rows.astype(np.float64) for parts in read for part in parts])
         give_back()
     shifted: np.ndarray = logits - logits.max(axis=1, keepdims=True)

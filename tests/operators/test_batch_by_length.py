@@ -13,7 +13,7 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 
 SCHEMA = pa.schema([ROW, pa.field("prompt_ids", pa.list_(pa.int32()))])
 
@@ -26,7 +26,7 @@ def batch(chunk: int, rows: dict[int, int]) -> Batch:
 
 def sent(op: BatchByLength, *items: Item) -> list[tuple[int, list[int]] | str]:
     """(chunk, rows) of each batch that leaves, "end k" for each chunk end."""
-    inbox = Inbox(StageMeter("batch"))
+    inbox = NodeInbox(StageMeter("batch"))
     channel = inbox.connect(1 << 30)
     for item in items:
         channel.inbox.put(channel, item, StageMeter("source"))
@@ -57,7 +57,7 @@ def test_rows_of_two_chunks_share_a_window_and_no_batch() -> None:
 
 
 def test_an_empty_inbox_is_not_waited_on() -> None:
-    inbox = Inbox(StageMeter("batch"))
+    inbox = NodeInbox(StageMeter("batch"))
     channel = inbox.connect(100)
     channel.inbox.put(channel, batch(0, {0: 1}), StageMeter("source"))
     op = BatchByLength(EngineSettings())

@@ -11,7 +11,7 @@ from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd, Rejects
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 from pipeline.dataflow.target import Rounds
 from pipeline.dataflow.target_progress import Budget, TargetProgress
 from pipeline.settings import TargetSettings
@@ -39,7 +39,7 @@ def read(path: Path, source_rows: int, chunk_rows: int, chunk: int = 0, state: b
         op.restore([state])
         op.seek(chunk)
     sent = Sent()
-    for item in op.run(Inbox(StageMeter("read"))):
+    for item in op.run(NodeInbox(StageMeter("read"))):
         if isinstance(item, Batch):
             columns = [item.data.column(name).to_pylist() for name in ("row", "n")]
             sent.rows.setdefault(item.chunk, []).extend(zip(*columns, strict=True))

@@ -15,7 +15,7 @@ from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Range
 from pipeline.api.protocols import BaseOperator
-from pipeline.dry_run.sample import PLACES, ROWS, Sample, sample_of
+from pipeline.dry_run.sample import PLACES, ROWS, InputSample, sample_of
 
 CHUNK = 64
 
@@ -39,7 +39,7 @@ def written(folder: Path, kind: str, count: int) -> Path:
     return path
 
 
-def sampled(path: Path, first_chunk: int = 0, limit: int | None = None, hurry: bool = False) -> Sample:
+def sampled(path: Path, first_chunk: int = 0, limit: int | None = None, hurry: bool = False) -> InputSample:
     source = ReadPrompts(DataSettings(path=str(path), limit=limit), CHUNK)
     source.plan()
     clock = iter(range(10**9)) if hurry else iter([0] * 10**6)
@@ -51,7 +51,7 @@ def test_the_rest_of_an_input_that_cannot_be_resumed_is_refused():
         sample_of(BaseOperator(), 1, CHUNK, CHUNK)
 
 
-def numbers(sample: Sample) -> list[int]:
+def numbers(sample: InputSample) -> list[int]:
     return [row for batch in sample.batches for row in batch.data.column("row").to_pylist()]
 
 

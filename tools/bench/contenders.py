@@ -120,7 +120,7 @@ class Contender(ABC):
 
 
 @dataclass(frozen=True)
-class Job(Contender):
+class JobContender(Contender):
     """A job like `job=generate`, in a job file of its own, with the overrides (`key=value`) of this contender."""
 
     overrides: tuple[str, ...] = ()

@@ -19,13 +19,13 @@ from operators.engine.backend.interface import Logits
 from operators.engine.backend.loading import close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.row_state import SampledRow
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
-from operators.generation.requests import Requests
+from operators.generation.requests import SequenceMaker
 from operators.generation.wiring import decode_strategy
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
@@ -55,7 +55,7 @@ def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = Fal
         return Autoregressive(DecodeSettings(), sampler())
 
     room = runtime.max_sequence_tokens or model.n_ctx_train
-    requests = Requests(spec.sampling, model, room, 0, "generate", None, make().sequence_type())
+    requests = SequenceMaker(spec.sampling, model, room, 0, "generate", None, make().sequence_type())
     size = runtime.slots if blocks else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
@@ -83,7 +83,7 @@ blocks_reused = partial(_measure, blocks=True)
 blocks_fresh = partial(_measure, blocks=True, fresh=True)
 
 
-def _sequences(rows: pa.Table, requests: Requests, runtime: EngineSettings) -> list[Sequence]:
+def _sequences(rows: pa.Table, requests: SequenceMaker, runtime: EngineSettings) -> list[Sequence]:
     """Return the sequences that Generate would make from `rows`, in the order of BatchByLength."""
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     made: list[Sequence] = []
@@ -100,7 +100,7 @@ def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -
     """Complete `rows` in this thread on the decoder that `strategy` is bound to; return the steps as rows of
     metrics/steps.parquet."""
     steps = _Steps()
-    worker = Worker(strategy, runtime, (StageMeter("decode"), StageMeter("sample")))
+    worker = StepLoop(strategy, runtime, (StageMeter("decode"), StageMeter("sample")))
     engine = Engine(worker, steps)
     client = engine.connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)

@@ -23,7 +23,7 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.settings import ModelSettings
 from tools.bench.child import ChildFailed, last_words, peak_rss_mb, start
-from tools.bench.contenders import CELLS, Job, Spec
+from tools.bench.contenders import CELLS, JobContender, Spec
 from tools.bench.figures import Figures, of_job
 
 STEP_S = 0.15
@@ -51,7 +51,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 @dataclass(frozen=True)
-class Workers(Job):
+class Workers(JobContender):
     """A job with workers that sleep.
 
     Args:

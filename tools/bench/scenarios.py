@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.bench.contenders import BatchedBench, Contender, Function, Job, LlamaBench, Program
+from tools.bench.contenders import BatchedBench, Contender, Function, JobContender, LlamaBench, Program
 from tools.bench.scale import Workers
 from tools.bench.workload import Recipe
 
@@ -41,15 +41,15 @@ EXACT_LENGTHS: Mapping[str, Any] = {"per_row": ["max_tokens"], "ignore_eos": Tru
 """Sampling settings with which every row has exactly its given length."""
 
 RUNGS = "tools.bench.rungs"
-JOB = Job("job")
+JOB = JobContender("job")
 PROCESSES = ("cluster=processes",)
 RAY = ("cluster=ray", "cluster.address=local", "cluster.cpus=0.2")
-ITS_KERNELS = Job("job, llama.cpp's kernels", ("model.kernels=llama.cpp",))
+ITS_KERNELS = JobContender("job, llama.cpp's kernels", ("model.kernels=llama.cpp",))
 SERVER = Program("llama-server", "tools.bench.alternatives:server")
 LADDER = (
     Function("engine", f"{RUNGS}:engine"),
     Function("sampling", f"{RUNGS}:sampling"),
-    Job("dataflow", ("store.enabled=false", "nodes.write.op._target_=tools.bench.cases.Discard")),
+    JobContender("dataflow", ("store.enabled=false", "nodes.write.op._target_=tools.bench.cases.Discard")),
     JOB,
 )
 PEERS = (
@@ -66,9 +66,9 @@ def _outputs(low: int, high: int) -> Scenario:
     return Scenario(f"completions of {low} to {high} tokens", (JOB, SERVER), Recipe(low, high))
 
 
-def _blocks(name: str, length: int, steps: int, *more: str) -> Job:
+def _blocks(name: str, length: int, steps: int, *more: str) -> JobContender:
     overrides = ("decode=block_diffusion", f"decode.block_length={length}", f"decode.denoising_steps={steps}", *more)
-    return Job(name, overrides, makes_blocks=True)
+    return JobContender(name, overrides, makes_blocks=True)
 
 
 def _context(word: str, tokens: int) -> Function:
@@ -88,8 +88,8 @@ FEW_SHOT = Scenario(
     "worked examples before every question: a long prefix that all rows share",
     (
         JOB,
-        Job("job, no flash attention", ("runtime.flash_attention=false",)),
-        Job("job, unified KV", ("runtime.flash_attention=false", "runtime.kv=unified", "runtime.deterministic=false")),
+        ITS_KERNELS,
+        JobContender("job, unified KV", ("runtime.kv=unified", "runtime.deterministic=false")),
         SERVER,
     ),
     Recipe(few_shot=True),
@@ -138,10 +138,13 @@ SCENARIOS: Mapping[str, Scenario] = {
         " what they cost and a model of your own what they gain; looked up, and of a draft model",
         (
             JOB,
-            Job("speculative", ("decode=speculative",)),
-            *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
-            Job("draft model", ("decode=speculative",), drafts=True),
-            *(Job(f"{n} by draft model", (*ALWAYS, f"decode.draft_tokens={n}"), drafts=True) for n in (1, 3, 7)),
+            JobContender("speculative", ("decode=speculative",)),
+            *(JobContender(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+            JobContender("draft model", ("decode=speculative",), drafts=True),
+            *(
+                JobContender(f"{n} by draft model", (*ALWAYS, f"decode.draft_tokens={n}"), drafts=True)
+                for n in (1, 3, 7)
+            ),
             Program("llama-server with drafts", "tools.bench.alternatives:drafting_server", drafts=True),
         ),
         Recipe(64, 64, words=4),
@@ -151,9 +154,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "speculative_tail": Scenario(
         "drafts where two rows go on long after the others, which nobody knows beforehand",
         (
-            Job("job", AS_THEY_COME),
-            Job("speculative", (*AS_THEY_COME, "decode=speculative")),
-            Job("draft model", (*AS_THEY_COME, "decode=speculative"), drafts=True),
+            JobContender("job", AS_THEY_COME),
+            JobContender("speculative", (*AS_THEY_COME, "decode=speculative")),
+            JobContender("draft model", (*AS_THEY_COME, "decode=speculative"), drafts=True),
         ),
         Recipe(40, 40, tail=400),
         slots=(16,),
@@ -163,8 +166,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         "drafts where answers quote their prompts: those of jobs/data/extract_long.jsonl quote four fields twice",
         (
             JOB,
-            Job("speculative", ("decode=speculative",)),
-            *(Job(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
+            JobContender("speculative", ("decode=speculative",)),
+            *(JobContender(f"{n} drafted", (*ALWAYS, f"decode.draft_tokens={n}")) for n in (1, 3, 7)),
             SERVER,
         ),
         sampling={"temperature": 0.0},
@@ -196,7 +199,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "one_worker": Scenario(
         "a worker as a process of its own, against none",
-        (JOB, Job("one worker", (*PROCESSES, "cluster.workers=1"))),
+        (JOB, JobContender("one worker", (*PROCESSES, "cluster.workers=1"))),
         rows_per_slot=16,
     ),
 }
@@ -213,7 +216,7 @@ def _toggle(name: str) -> Scenario:
     copies = _COPIES if name == "identical_rows" else 1
     sampling = {**EXACT_LENGTHS, "temperature": 0.8} if name == "sample_sharing" else EXACT_LENGTHS
     pair = tuple(
-        Job(f"{word} {name}", (*overrides, f"runtime.optimise.{name}={value}"), copies=copies)
+        JobContender(f"{word} {name}", (*overrides, f"runtime.optimise.{name}={value}"), copies=copies)
         for word, value in (("with", "true"), ("without", "false"))
     )
     recipe = FEW_SHOT.recipe if name == "prefix_sharing" else Recipe()

@@ -33,7 +33,7 @@ from tools.build.backends import BACKENDS, tool_version
 from tools.build.compilers import (
     GOOD_CLANG,
     SOUND_GCC,
-    Compiler,
+    CompilerPair,
     Host,
     NoCompilerError,
     find_compiler,
@@ -76,7 +76,7 @@ def locked_version(lock: Path) -> Locked:
     return Locked(found.group(1), found.group(0) + "\n")
 
 
-def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[str, str]:
+def build_env(compiler: CompilerPair, host: Host, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for compiling: our flags, then the user's, then those without which the code crashes."""
     new = {**env, "CC": compiler.cc, "CXX": compiler.cxx}
     new["CMAKE_ARGS"] = " ".join([*CMAKE_ARGS, env.get("CMAKE_ARGS", "")]).strip()
@@ -86,7 +86,7 @@ def build_env(compiler: Compiler, host: Host, env: Mapping[str, str]) -> dict[st
     return new
 
 
-def build_key(words: Sequence[str], host: Host, compiler: Compiler, env: Mapping[str, str], *more: str) -> str:
+def build_key(words: Sequence[str], host: Host, compiler: CompilerPair, env: Mapping[str, str], *more: str) -> str:
     """Return a readable key for a build of `words` with `env` (from `build_env`): another for every difference."""
     flags = [compiler.cc, str(compiler.openmp), *(env.get(name, "") for name in _USER_FLAGS), *more]
     words = [*words, host.system, host.machine, f"{compiler.family}{compiler.version}"]
@@ -230,7 +230,7 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "c
     make_kernels(locked, compiler, host, compiling, folder.parent)
 
 
-def make_kernels(locked: Locked, compiler: Compiler, host: Host, env: Mapping[str, str], cache: Path) -> None:
+def make_kernels(locked: Locked, compiler: CompilerPair, host: Host, env: Mapping[str, str], cache: Path) -> None:
     """Compile this project's kernels beside the installed llama.cpp, unless they are there, and say how it ended: where
     it fails llama.cpp's kernels are used."""
     if not kernels.are_for(host):
@@ -257,7 +257,7 @@ def make_kernels(locked: Locked, compiler: Compiler, host: Host, env: Mapping[st
     stamp.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def chosen_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
+def chosen_compiler(host: Host, env: Mapping[str, str]) -> CompilerPair:
     """Find the compiler, and print which build it makes."""
     compiler = find_compiler(host, env)
     print(f"compiler: {compiler}, {compiler.why(host)}", flush=True)

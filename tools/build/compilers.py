@@ -46,7 +46,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class CompilerPair:
     """A working pair of C and C++ compilers, with or without OpenMP; `family`: clang or gcc."""
 
     cc: str
@@ -85,7 +85,7 @@ def this_host() -> Host:
     return Host(platform.system(), platform.machine(), frozenset(flags))
 
 
-def find_compiler(host: Host, env: Mapping[str, str]) -> Compiler:
+def find_compiler(host: Host, env: Mapping[str, str]) -> CompilerPair:
     """Return the user's CC and CXX, else the first installed compiler that works with OpenMP, else the first that
     works. Raises NoCompilerError if there is none, or the user named one that does not work."""
     cc, cxx = env.get("CC", ""), env.get("CXX", "")
@@ -114,7 +114,7 @@ def _installed_pairs(host: Host) -> Iterator[tuple[str, str]]:
             yield cc, cxx
 
 
-def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
+def try_compiler(cc: str, cxx: str, openmp: bool) -> CompilerPair | None:
     """Return the pair if it builds a C++ program that runs, with the family and version that the program prints."""
     said = _output([*shlex.split(cc), "--version"]).partition("\n")[0]
     clang = re.search(r"clang version (\d[\d.]*)", said)
@@ -124,7 +124,7 @@ def try_compiler(cc: str, cxx: str, openmp: bool) -> Compiler | None:
         source.write_text(("#include <omp.h>\n" if openmp else "") + _PROGRAM)
         _output([*shlex.split(cxx), "-std=c++17", *["-fopenmp"][: int(openmp)], str(source), "-o", str(program)])
         works = version and _output([str(program)], failed="failed") == ""
-    return Compiler(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
+    return CompilerPair(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
 
 
 def _output(command: Sequence[str], failed: str = "") -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.build.compilers import Compiler, Host
+from tools.build.compilers import CompilerPair, Host
 
 SOURCES = Path(__file__).resolve().parents[2] / "operators/llama/native"
 LIBRARY = "libllama-batch-kernels.so"
@@ -84,7 +84,7 @@ def keep_headers(archive: Path, folder: Path) -> None:
         made.rename(folder)
 
 
-def compile_into(place: Path, compiler: Compiler, headers: Path, more: Iterable[str] = ()) -> None:
+def compile_into(place: Path, compiler: CompilerPair, headers: Path, more: Iterable[str] = ()) -> None:
     """Compile all sources at once and link them to LIBRARY in `place`, which has llama.cpp's libraries.
 
     Args:

@@ -24,7 +24,7 @@ from operators.endpoint.api.json_shape import (
 )
 from operators.endpoint.api.usage import read_usage
 
-__all__ = ["Answer", "Call", "Likely", "Unusable", "from_json", "read_answer", "to_json"]
+__all__ = ["Answer", "AnsweredCall", "Likely", "Unusable", "from_json", "read_answer", "to_json"]
 
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
@@ -56,7 +56,7 @@ _TOKEN_ID = "token_id:"
 """With return_tokens_as_token_ids vLLM writes tokens as this and their number."""
 
 
-class Call(NamedTuple):
+class AnsweredCall(NamedTuple):
     """A tool call. `arguments`: JSON text as the model wrote it, which need not be valid."""
 
     name: str
@@ -94,7 +94,7 @@ class Answer:
     finish_detail: str
     reasoning: str | None = None
     refusal: str | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[AnsweredCall, ...] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
@@ -207,7 +207,7 @@ def _thought(given: object) -> str:
     return "".join([text(part, "the text of a part of thinking") for part in parts])
 
 
-def _calls(message: Mapping[str, Any]) -> Iterator[Call]:
+def _calls(message: Mapping[str, Any]) -> Iterator[AnsweredCall]:
     given = message.get("tool_calls")
     if given is None:
         old = message.get("function_call")
@@ -215,7 +215,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[Call]:
     for call in listed(given, "tool_calls"):
         function = member(member(call, "a call").get("function"), "the function of a call")
         name = text(function.get("name"), "the name of a call")
-        yield Call(name, _arguments(function.get("arguments")))
+        yield AnsweredCall(name, _arguments(function.get("arguments")))
 
 
 def _arguments(given: object) -> str:
@@ -288,7 +288,7 @@ def from_json(given: str) -> Answer:
     """
     try:
         found = json.loads(given)
-        found["calls"] = tuple(Call(*call) for call in found["calls"])
+        found["calls"] = tuple(AnsweredCall(*call) for call in found["calls"])
         if (logprobs := found.get("logprobs")) is not None:
             found["logprobs"] = tuple(logprobs)
         if (top := found.get("top_logprobs")) is not None:

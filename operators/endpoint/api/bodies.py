@@ -30,7 +30,7 @@ _OF_CALLER = ("seed", "n")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
-class Endpoint(Protocol):
+class BodySettings(Protocol):
     """What Bodies reads of the settings of an endpoint."""
 
     @property
@@ -67,7 +67,7 @@ class Bodies:
 
     def __init__(
         self,
-        model: Endpoint,
+        model: BodySettings,
         sampling: SamplingSettings,
         data: DataSettings | None,
         dialect: str,

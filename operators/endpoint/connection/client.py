@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.connection.attempts import Attempts
-from operators.endpoint.connection.concurrency import Adaptive, Fixed, Pace
+from operators.endpoint.connection.concurrency import Adaptive, Fixed, RateLimit
 from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import Patience
 from operators.endpoint.connection.refusals import PASSES_S, GivenUp, Refusals
@@ -57,7 +57,7 @@ class Endpoint:
         self._routes = Routes(settings.urls, partial(_limit, settings))
         self._refusals = Refusals(settings.refusals_in_a_row, min(PASSES_S, settings.patience_s))
         self._patience = Patience(settings, self._routes, self._refusals, log)
-        self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute)
+        self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
         self._waiting: deque[Request] = deque()
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._later: asyncio.TimerHandle | None = None

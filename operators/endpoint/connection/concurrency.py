@@ -162,7 +162,7 @@ class _Budget:
             self._held = 0.0
 
 
-class Pace:
+class RateLimit:
     """Requests and tokens per minute, in an even flow: never more than that within any 60 seconds. None is no limit."""
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.loop.step_log import StepLog
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
@@ -32,7 +32,7 @@ class Engine:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: StepLoop,
         steps: Table,
         thread: EngineThread | None = None,
         number: int = 0,

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
 
@@ -49,11 +49,11 @@ class EngineThread:
         """The error that ended the thread."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
-        self._workers: list[Worker] = []
-        self._paused: list[Worker] = []
-        self._current: Worker | None = None
+        self._workers: list[StepLoop] = []
+        self._paused: list[StepLoop] = []
+        self._current: StepLoop | None = None
         """The worker whose step it runs."""
-        self._passed: dict[Worker, int] = {}
+        self._passed: dict[StepLoop, int] = {}
         """How often a worker was passed over in succession."""
         self._closing = False
 
@@ -72,21 +72,21 @@ class EngineThread:
             self.changed.notify_all()
         return job.result()
 
-    def serve(self, worker: Worker) -> None:
+    def serve(self, worker: StepLoop) -> None:
         """Run the steps of `worker`."""
         with self.changed:
             self._start()
             self._workers.append(worker)
             self.changed.notify_all()
 
-    def withdraw(self, worker: Worker) -> None:
+    def withdraw(self, worker: StepLoop) -> None:
         """Stop running the steps of `worker`; returns after its current one."""
         with self.paused(worker):
             self._workers = [other for other in self._workers if other is not worker]
         worker.stop()
 
     @contextmanager
-    def paused(self, worker: Worker) -> Iterator[None]:
+    def paused(self, worker: StepLoop) -> Iterator[None]:
         """Run no steps of `worker` within the block, which begins after its current one."""
         with self.changed:
             self._paused.append(worker)
@@ -145,7 +145,7 @@ class EngineThread:
                     worker.idle()
                 self.changed.wait()
 
-    def _next(self) -> Worker | None:
+    def _next(self) -> StepLoop | None:
         """Return the worker whose turn it is."""
         able = [worker for worker in self._workers if worker.scheduler.runnable and worker not in self._paused]
         if len(able) < 2:
@@ -154,7 +154,7 @@ class EngineThread:
         self._passed = {worker: self._passed.get(worker, 0) + 1 for worker in able if worker is not chosen}
         return chosen
 
-    def _rank(self, worker: Worker) -> tuple[bool, tuple[float, int]]:
+    def _rank(self, worker: StepLoop) -> tuple[bool, tuple[float, int]]:
         return self._passed.get(worker, 0) >= PATIENCE, worker.scheduler.rank()
 
     def _do_next_job(self) -> None:

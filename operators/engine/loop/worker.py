@@ -1,4 +1,4 @@
-"""Worker: the context of an engine, and its step loop."""
+"""The context of an engine, and its step loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.api.meter import StageMeter, StageState
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
-class Worker:
+class StepLoop:
     """A context: its slots, and the steps on it.
 
     Args:

@@ -21,7 +21,7 @@ from operators.engine.sampling.whole_vocabulary import Full
 from operators.settings.sampling import STEP_ORDER
 
 
-class Step(Protocol):
+class ChainStep(Protocol):
     """A step of the chain: changes logits or drops candidates. Both forms leave the same candidates with the same
     logits. Its `repr` names it and everything that it does: content keys are made of it."""
 
@@ -43,7 +43,7 @@ class Chain:
     """
 
     edits: tuple[HistoryStep, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     greedy: bool = False
 
     @property
@@ -176,7 +176,7 @@ def chain_of(params: SamplingParams) -> Chain:
     return Chain(tuple(edits), tuple(_with_floors(steps)))
 
 
-def _leading_edits(steps: list[Step]) -> list[HistoryStep]:
+def _leading_edits(steps: list[ChainStep]) -> list[HistoryStep]:
     edits: list[HistoryStep] = []
     for step in steps:
         if not isinstance(step, HistoryStep):
@@ -185,9 +185,9 @@ def _leading_edits(steps: list[Step]) -> list[HistoryStep]:
     return edits
 
 
-def _with_floors(steps: list[Step]) -> list[Step]:
+def _with_floors(steps: list[ChainStep]) -> list[ChainStep]:
     """Turn a min-p right after a top-p into its floor."""
-    joined: list[Step] = []
+    joined: list[ChainStep] = []
     for step in steps:
         if isinstance(step, MinP) and joined and isinstance(joined[-1], TopP) and not joined[-1].floor:
             joined[-1] = TopP(joined[-1].p, step.p)
@@ -196,29 +196,29 @@ def _with_floors(steps: list[Step]) -> list[Step]:
     return joined
 
 
-def _temperature(p: SamplingParams) -> Step | None:
+def _temperature(p: SamplingParams) -> ChainStep | None:
     if p.dynatemp_range > 0 and p.temperature > 0:
         return DynamicTemperature(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
     return Temperature(p.temperature) if p.temperature != 1 else None
 
 
-def _penalties(p: SamplingParams) -> Step | None:
+def _penalties(p: SamplingParams) -> ChainStep | None:
     values = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
     return None if p.penalty_last_n == 0 or values == (1, 0, 0) else Penalties(p.penalty_last_n, *values)
 
 
-def _dry(p: SamplingParams) -> Step | None:
+def _dry(p: SamplingParams) -> ChainStep | None:
     if p.dry_multiplier == 0 or p.dry_penalty_last_n == 0:
         return None
     return Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, p.dry_breakers)
 
 
-def _xtc(p: SamplingParams) -> Step | None:
+def _xtc(p: SamplingParams) -> ChainStep | None:
     works = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
     return Xtc(p.xtc_probability, p.xtc_threshold) if works else None
 
 
-STEPS: dict[str, Callable[[SamplingParams], Step | None]] = {
+STEPS: dict[str, Callable[[SamplingParams], ChainStep | None]] = {
     "penalties": _penalties,
     "dry": _dry,
     "top_n_sigma": lambda p: TopNSigma(p.top_n_sigma) if p.top_n_sigma > 0 else None,

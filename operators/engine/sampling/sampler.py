@@ -19,7 +19,7 @@ from operators.engine.backend.interface import Logits
 from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
-from operators.engine.sampling.params import Step
+from operators.engine.sampling.params import ChainStep
 from operators.engine.sampling.row_state import AGAIN, DRAW, SampledRow, no_token
 from operators.engine.sampling.temperature import Mirostat
 from operators.engine.sampling.top_k import block_maxima, fits, largest, patch_maxima, top_tokens
@@ -181,7 +181,7 @@ def _draw_alone(logits: Logits, row: SampledRow, patch: Patch | None, uniform: f
     return full.pick(uniform)
 
 
-def _finish(few: Few, steps: Seq[Step], rows: Seq[SampledRow], uniforms: Seq[float]) -> list[Drawn]:
+def _finish(few: Few, steps: Seq[ChainStep], rows: Seq[SampledRow], uniforms: Seq[float]) -> list[Drawn]:
     """Do the `steps` that are left on rows with few candidates, and draw."""
     if not rows:
         return []

@@ -66,7 +66,7 @@ def reservation(seq: Sequence, state: KvState) -> int:
     return seq.cells(tokens)
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """The work of a step."""
 
     SAMPLE = "sample"
@@ -79,7 +79,7 @@ class Kind(Enum):
     """A decode step with as many prompt tokens as fit into the micro-batch."""
 
 
-def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: bool, block: int = 0) -> Kind | None:
+def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: bool, block: int = 0) -> StepKind | None:
     """Return the kind of the next step; None if there is nothing to do.
 
     Sampling first, since it costs nothing and the sequences then decode with the others. Prompts before decoding, since
@@ -96,10 +96,10 @@ def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: b
         block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
     """
     if known_logits:
-        return Kind.SAMPLE
+        return StepKind.SAMPLE
     if prefilling:
-        return Kind.PREFILL if per_sequence and not block else Kind.MIXED
-    return Kind.DECODE if rows else None
+        return StepKind.PREFILL if per_sequence and not block else StepKind.MIXED
+    return StepKind.DECODE if rows else None
 
 
 def victim(seqs: Iterable[Sequence]) -> Sequence:

@@ -23,7 +23,7 @@ from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import PrefixNode, Slot, Snapshot
+from operators.engine.sequence.placement import PrefixNode, Slot, SlotSnapshot
 
 CELLS_PER_TOKEN = 200
 """Copying this many cells of a row's stream, used or not, takes as long as computing one prompt token: 450 on machines
@@ -36,7 +36,7 @@ MOST_COMPARED = 4
 class Match:
     """`count` tokens of a prompt that `source` has, or will have when its sequence is computed."""
 
-    source: Slot | Snapshot
+    source: Slot | SlotSnapshot
     count: int
 
     @property
@@ -202,7 +202,7 @@ class PrefixCache:
             if owner.prompt is not None and self._may_serve(owner, row):
                 yield Match(owner, self._chunking.shared(row, owner.prompt, node.depth * BLOCK))
 
-    def _may_serve(self, owner: Slot | Snapshot, row: Sequence) -> bool:
+    def _may_serve(self, owner: Slot | SlotSnapshot, row: Sequence) -> bool:
         other = owner.row if isinstance(owner, Slot) else None
         return other is None or other.placement.admission < row.placement.admission
 

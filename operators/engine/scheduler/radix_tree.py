@@ -14,7 +14,7 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot, Snapshot
+from operators.engine.sequence.placement import Order, PrefixNode, RowHeap, Slot, SlotSnapshot
 
 BLOCK = 16
 """Tokens of the shortest prefix worth sharing, of which all in the tree are multiples: copying a row of the usual 1,024
@@ -81,7 +81,7 @@ class RadixTree:
                 del node.waiting[row.owner]
             node = self._left(node, node.parent)
 
-    def insert(self, owner: Slot | Snapshot, end: PrefixNode | None) -> None:
+    def insert(self, owner: Slot | SlotSnapshot, end: PrefixNode | None) -> None:
         """Make `owner` one of the prefixes that end in `end`."""
         number, node = next(self._numbers), end
         while node is not None and node.parent is not None:
@@ -89,7 +89,7 @@ class RadixTree:
             self._note_cached(node, number)
             node = node.parent
 
-    def release(self, owner: Slot | Snapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+    def release(self, owner: Slot | SlotSnapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
         """Reduce `owner` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""
         node = end
         while node is not None and node.parent is not None and node.depth > depth:

@@ -77,14 +77,14 @@ class Scheduler:
         shape = self._shape
         counts = len(rows), len(known), len(prefilling)
         match policy.next_batch(*counts, per_sequence=shape.per_sequence, block=shape.block):
-            case policy.Kind.SAMPLE:
+            case policy.StepKind.SAMPLE:
                 return StepBatch(known_logits=known)
-            case policy.Kind.PREFILL:
+            case policy.StepKind.PREFILL:
                 grouped = self._settings.optimise.grouped_prefill
                 return StepBatch(chunks=self._chunking.group(prefilling, shape, grouped=grouped))
-            case policy.Kind.DECODE:
+            case policy.StepKind.DECODE:
                 return self._decode_batch([], idle)
-            case policy.Kind.MIXED:
+            case policy.StepKind.MIXED:
                 return self._decode_batch(prefilling, idle)
             case None:
                 return None

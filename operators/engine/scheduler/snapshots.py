@@ -24,7 +24,7 @@ from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import PrefixNode, PromptGroup, Slot, Snapshot
+from operators.engine.sequence.placement import PrefixNode, PromptGroup, Slot, SlotSnapshot
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 WORTH_A_STOP = 64
@@ -61,7 +61,7 @@ class SnapshotCache(PrefixCache):
         super().__init__(pool, queue, chunking, counts)
         self._keeps, self._worth_a_copy = False, 0  # what a sequence leaves in its slot is of no use to others
         self._most_bytes = most_bytes
-        self._snapshots: dict[Snapshot, None] = {}
+        self._snapshots: dict[SlotSnapshot, None] = {}
         if not most_bytes:
             queue.share_nothing()
 
@@ -97,10 +97,10 @@ class SnapshotCache(PrefixCache):
         with self._queue.lock:
             node = self._queue.tree.end_of(row.prompt, length // BLOCK)
             group = row.placement.group if length == len(row.prompt) else None
-            self._keep(Snapshot(row.prompt[:length], saved, node, group))
+            self._keep(SlotSnapshot(row.prompt[:length], saved, node, group))
         self._counts.snapshots_taken += 1
 
-    def _keep(self, snapshot: Snapshot) -> None:
+    def _keep(self, snapshot: SlotSnapshot) -> None:
         with self._queue.lock:
             self._queue.tree.insert(snapshot, snapshot.node)
             if snapshot.group is not None:
@@ -114,7 +114,7 @@ class SnapshotCache(PrefixCache):
     def _has_snapshot(self, group: PromptGroup | None) -> bool:
         return group is not None and any(owner in self._snapshots for owner in group.owners)
 
-    def _drop(self, snapshot: Snapshot) -> None:
+    def _drop(self, snapshot: SlotSnapshot) -> None:
         del self._snapshots[snapshot]
         self.snapshot_bytes -= len(snapshot.saved.data)
         with self._queue.lock:
@@ -123,7 +123,7 @@ class SnapshotCache(PrefixCache):
                 snapshot.group.owners.discard(snapshot)
 
     def _take(self, row: Sequence, match: Match) -> bool:
-        assert isinstance(match.source, Snapshot)
+        assert isinstance(match.source, SlotSnapshot)
         try:
             row.slot.restore(match.source.saved)
         except DecodeFailed as failure:
@@ -146,12 +146,12 @@ class SnapshotCache(PrefixCache):
             if count and self._chunking.shared(row, owner.prompt[:count], node.depth * BLOCK) == count:
                 yield Match(owner, count)
 
-    def _may_serve(self, owner: Slot | Snapshot, row: Sequence) -> bool:
+    def _may_serve(self, owner: Slot | SlotSnapshot, row: Sequence) -> bool:
         """Return True for a snapshot, and for a slot whose sequence has announced to stop, or computes all of an equal
         prompt."""
         if not super()._may_serve(owner, row):
             return False
-        return isinstance(owner, Snapshot) or (owner.row is not None and owner.num_cached < len(owner.row.prompt))
+        return isinstance(owner, SlotSnapshot) or (owner.row is not None and owner.num_cached < len(owner.row.prompt))
 
     def _begins(self, row: Sequence) -> None:
         """Announce where `row`, which computes its prompt, will stop next."""

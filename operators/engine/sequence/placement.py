@@ -116,7 +116,7 @@ class PromptGroup:
 
     key: bytes
     waiting: int = 0
-    owners: set[Slot | Snapshot] = field(default_factory=set)
+    owners: set[Slot | SlotSnapshot] = field(default_factory=set)
     logits: Logits | None = None
 
 
@@ -141,7 +141,7 @@ class PrefixNode:
         self.prompt = prompt
         self.children: dict[bytes, PrefixNode] = {}
         self.waiting: dict[NodeQueue | None, RowHeap] = {}
-        self.owners: dict[Slot | Snapshot, None] = {}
+        self.owners: dict[Slot | SlotSnapshot, None] = {}
         self.noted = 0
 
     @property
@@ -215,7 +215,7 @@ class Slot:
 
 
 @dataclass(eq=False, slots=True)
-class Snapshot:
+class SlotSnapshot:
     """The saved contents of a slot after `prompt`, the beginning of one or more prompts.
 
     Attributes:

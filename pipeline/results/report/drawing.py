@@ -14,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pipeline.monitor.wording import at_time, number
-from pipeline.results.report.panel import Bars, Chart, Histogram, OverTime
+from pipeline.results.report.panel import Bars, Chart, OverTime, ReportHistogram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def draw(chart: Chart, name: str) -> str:
                 _draw_over_time(axes, chart)
             case Bars():
                 _draw_bars(axes, chart)
-            case Histogram():
+            case ReportHistogram():
                 _draw_histogram(axes, chart)
         figure.savefig(text, format="svg")
     return _for_the_page(text.getvalue(), chart, name)
@@ -135,7 +135,7 @@ def _draw_bars(axes: Axes, chart: Bars) -> None:
     axes.set_xlabel(chart.unit)
 
 
-def _draw_histogram(axes: Axes, chart: Histogram) -> None:
+def _draw_histogram(axes: Axes, chart: ReportHistogram) -> None:
     axes.stairs(chart.counts, chart.edges, fill=True, color=ROLES[chart.colour])
     for _, value in chart.marks:
         axes.axvline(value, color=ROLES["ink"], linewidth=1, linestyle=(0, (4, 3)))

@@ -14,7 +14,7 @@ _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table. None is an empty cell."""
 
     columns: Sequence[str]
@@ -28,10 +28,10 @@ class Table:
         return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
 
 
-def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> Table:
+def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> ReportTable:
     """Return a table with a row per name: count and share."""
     total = sum(count for _, count in counts)
-    return Table(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
+    return ReportTable(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class OverTime:
     starts: Sequence[float] = ()
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ReportTable:
         """A row per interval."""
         columns = ["from", "to", *(f"{s.name}, {self.unit}" for s in self.series)]
         values = zip(*(s.values for s in self.series), strict=True)
@@ -73,7 +73,7 @@ class OverTime:
             [at_time(a), at_time(b), *(None if v is None else number(v) for v in row)]
             for (a, b), row in zip(pairwise(self.edges), values, strict=True)
         ]
-        return Table(columns, rows)
+        return ReportTable(columns, rows)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Bars:
     labels: Sequence[str]
     series: Sequence[Series]
     unit: str
-    table: Table
+    table: ReportTable
 
 
 @dataclass(frozen=True)
-class Histogram:
+class ReportHistogram:
     """A histogram with bins of equal width.
 
     Args:
@@ -110,19 +110,21 @@ class Histogram:
     colour: str
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ReportTable:
         """A row per bin that is not empty."""
         spans = [f"{a}" if b - a == 1 else f"{a} to {b - 1}" for a, b in pairwise(self.edges)]
         rows: list[list[Cell]] = [[span, count] for span, count in zip(spans, self.counts, strict=True) if count]
-        return Table([self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks))
+        return ReportTable(
+            [self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks)
+        )
 
 
-Chart = OverTime | Bars | Histogram
+Chart = OverTime | Bars | ReportHistogram
 
 
 def legend(chart: Chart) -> list[tuple[str, str]]:
     """Return name and colour of each series; empty if there is only one."""
-    series = [] if isinstance(chart, Histogram) else chart.series
+    series = [] if isinstance(chart, ReportHistogram) else chart.series
     return [(s.name, s.colour) for s in series] if len(series) > 1 else []
 
 
@@ -149,6 +151,6 @@ class Panel:
     title: str
     about: str = ""
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     cards: Sequence[Card] = ()
     folds: Sequence[Fold] = ()

@@ -14,7 +14,7 @@ from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
-from pipeline.results.report.panel import Bars, Card, Chart, Histogram, Panel, Series, Table, shares_table
+from pipeline.results.report.panel import Bars, Card, Chart, Panel, ReportHistogram, ReportTable, Series, shares_table
 from pipeline.system.result_files import scan, shown_rows
 
 SAMPLES = 5
@@ -89,7 +89,7 @@ def rejects(results: Results) -> list[Panel]:
         for r in top
     ]
     caption = f"and {sum(r['rows'] for r in left):,} rows for {len(left):,} other reasons" if left else ""
-    table = Table(["rows", "reason", "kind", "node", "of the rows there"], cells, caption)
+    table = ReportTable(["rows", "reason", "kind", "node", "of the rows there"], cells, caption)
     return [Panel("Rejects", tables=[table], cards=_examples(results, top))]
 
 
@@ -137,19 +137,19 @@ def texts(results: Results) -> list[Panel]:
     for rows, where in results.tables():
         charts += [*_lengths(rows, token_columns(rows), where), *_finish_reasons(rows, where)]
     table = results.metrics("rows")
-    if table is not None and not any(isinstance(chart, Histogram) for chart in charts):
+    if table is not None and not any(isinstance(chart, ReportHistogram) for chart in charts):
         charts = [*_lengths_by_node(table), *charts]
     return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
 
 
-def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Histogram]:
+def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[ReportHistogram]:
     for column in columns:
         found = lengths(rows, column)
         if found.rows:
             yield _histogram(f"{column}{where}", found, "c2" if "prompt_token" in column else "c1")
 
 
-def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Histogram]:
+def _lengths_by_node(table: pl.LazyFrame) -> Iterator[ReportHistogram]:
     """Yield histograms from the metrics, for results without columns of lengths (a node dropped them)."""
     for node in table.select("node").unique().collect()["node"].sort():
         rows = table.filter(pl.col("node") == node)
@@ -166,7 +166,7 @@ def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
             yield Bars(f"{column}{where}", about, labels, series, "rows", shares_table("rows", counts))
 
 
-def _histogram(title: str, found: Lengths, colour: str) -> Histogram:
+def _histogram(title: str, found: Lengths, colour: str) -> ReportHistogram:
     low, high = found.values[0], found.values[-1]
     width = math.ceil((high - low + 1) / MOST_BINS)
     counts = [0] * math.ceil((high - low + 1) / width)
@@ -179,4 +179,4 @@ def _histogram(title: str, found: Lengths, colour: str) -> Histogram:
         f"{found.rows:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / found.rows:,.1f} on average."
         f" Dashed: the median, {marks[0][1]:,}, and the 95th percentile, {marks[1][1]:,}."
     )
-    return Histogram(title, about, edges, counts, "tokens", marks, colour)
+    return ReportHistogram(title, about, edges, counts, "tokens", marks, colour)

@@ -18,7 +18,7 @@ from pipeline.results.figures import (
     step_sums,
 )
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import Bars, Cell, Panel, Series, Table, shares_table
+from pipeline.results.report.panel import Bars, Cell, Panel, ReportTable, Series, shares_table
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
 NAMES = ("filling the batch", "drafting", "in the model", "choosing tokens")
@@ -75,7 +75,7 @@ def _stages(results: Results) -> Bars | None:
         ]
         for s in found
     ]
-    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, Table(columns, rows))
+    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, ReportTable(columns, rows))
 
 
 def _counts(c: RowCounts | None) -> list[Cell]:
@@ -106,10 +106,10 @@ def _steps(results: Results) -> Bars | None:
         for name, group, total in zip(names, found, spent, strict=True)
     ]
     about = "The calls of the model by what they compute, and what they spent their time on."
-    return Bars("Time of the steps", about, names, series, unit, Table(columns, rows))
+    return Bars("Time of the steps", about, names, series, unit, ReportTable(columns, rows))
 
 
-def _durations(results: Results) -> list[Table]:
+def _durations(results: Results) -> list[ReportTable]:
     """Return a table of durations by bucket, with a column for each thing that took them."""
     counts = histogram_sums(results)
     kinds = [kind for kind in DURATIONS if any(what == kind for what, _ in counts)]
@@ -118,7 +118,7 @@ def _durations(results: Results) -> list[Table]:
         for bound in sorted({bound for _, bound in counts})
     ]
     caption = "token: a decode step, once for each row in it; first token: from the slot on"
-    return [Table(["up to", *(DURATIONS[kind] for kind in kinds)], rows, caption)] if rows else []
+    return [ReportTable(["up to", *(DURATIONS[kind] for kind in kinds)], rows, caption)] if rows else []
 
 
 def _bound(value: float) -> str:
@@ -149,7 +149,7 @@ def _prompts(results: Results) -> Bars | None:
     return _whole("Prompt tokens", about, "tokens", pieces)
 
 
-def _snapshots(results: Results) -> list[Table]:
+def _snapshots(results: Results) -> list[ReportTable]:
     """Return a table of the snapshots of a recurrent or hybrid model; none if none was taken."""
     table = results.metrics("steps")
     counts = ["snapshots_taken", "snapshots_used", "snapshots_evicted"]
@@ -158,7 +158,11 @@ def _snapshots(results: Results) -> list[Table]:
     sums = [pl.col(name).cast(pl.Int64).sum() for name in counts]
     taken, used, evicted, most = table.select(*sums, pl.col("snapshot_bytes").max()).collect().row(0)
     columns = ["snapshots of prefixes", "taken", "used", "evicted", "MiB at most"]
-    return [Table(columns, [["", f"{taken:,}", f"{used:,}", f"{evicted:,}", f"{most / 2**20:,.1f}"]])] if taken else []
+    return (
+        [ReportTable(columns, [["", f"{taken:,}", f"{used:,}", f"{evicted:,}", f"{most / 2**20:,.1f}"]])]
+        if taken
+        else []
+    )
 
 
 def _completions(results: Results) -> Bars | None:
@@ -178,7 +182,7 @@ def _completions(results: Results) -> Bars | None:
     return _whole("Completions", about, "completions", pieces)
 
 
-def _hit_rates(results: Results) -> list[Table]:
+def _hit_rates(results: Results) -> list[ReportTable]:
     """Return a table of hit rates by node and cache; none without a hit, and no line for a store without one."""
     used = [use for use in cache_uses(results) if use.hits or (use.queries and use.cache != "store")]
     rows: list[list[Cell]] = [
@@ -186,7 +190,7 @@ def _hit_rates(results: Results) -> list[Table]:
         for u in used
     ]
     columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
-    return [Table(columns, rows)] if any(use.hits for use in used) else []
+    return [ReportTable(columns, rows)] if any(use.hits for use in used) else []
 
 
 def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:
@@ -195,9 +199,11 @@ def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]
     return Bars(title, about, [f"{sum(n for _, n in counts):,} {unit}"], series, unit, shares_table(unit, counts))
 
 
-def _lookups(results: Results) -> list[Table]:
+def _lookups(results: Results) -> list[ReportTable]:
     """Return a table of store lookups by node and outcome; none if no lookup was a hit."""
     split = [(*key.rpartition("/")[::2], value) for key, value in run_totals(results).items()]
     told = [(node, key, value) for node, key, value in split if key in STORED and value]
     rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in told]
-    return [Table(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []
+    return (
+        [ReportTable(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []
+    )

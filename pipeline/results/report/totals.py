@@ -12,7 +12,7 @@ from pipeline.monitor.summary import too_many_errors
 from pipeline.monitor.wording import of_the_limit, seconds, share
 from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures, run_totals
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import Fold, Panel, Table
+from pipeline.results.report.panel import Fold, Panel, ReportTable
 from pipeline.run_dir.state import RunStatus
 
 ALWAYS = ("rows done", "rows in data")
@@ -87,7 +87,7 @@ def attempt_panel(results: Results) -> list[Panel]:
         for a in found
     ]
     about = "What an attempt did not commit was finished by a later one."
-    return [Panel("Attempts", about, tables=[Table(columns, rows)])]
+    return [Panel("Attempts", about, tables=[ReportTable(columns, rows)])]
 
 
 def made_with(results: Results) -> list[Panel]:
@@ -105,4 +105,6 @@ def made_with(results: Results) -> list[Panel]:
     if keys := fingerprint.get("keys"):
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
         folds.append(Fold("What decides the bytes of data/ (fingerprint)", "\n".join(lines)))
-    return [Panel("Made with", tables=[Table(["", ""], rows)] if rows else [], folds=folds)] if rows or folds else []
+    return (
+        [Panel("Made with", tables=[ReportTable(["", ""], rows)] if rows else [], folds=folds)] if rows or folds else []
+    )

@@ -13,7 +13,7 @@ from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
@@ -104,10 +104,10 @@ def worker_on(
     settings: EngineSettings,
     sampler: Sampler | None = None,
     strategy: Strategy | None = None,
-) -> Worker:
+) -> StepLoop:
     meters = (StageMeter("decode"), StageMeter("sample"))
     strategy = strategy or Autoregressive(DecodeSettings(), sampler)
-    return Worker(strategy.bind(decoder, FakeModel()), settings, meters)
+    return StepLoop(strategy.bind(decoder, FakeModel()), settings, meters)
 
 
 def check_pool(pool: SlotPool) -> None:

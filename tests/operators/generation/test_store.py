@@ -28,7 +28,7 @@ from pipeline.api.errors import InputError, PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd
 from pipeline.api.runtime import Resources, RunContext, Runtime
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.store_check import RowCheck, check_rows, remove_damaged
 from tests.operators.test_generate import flow, generate, prompts
@@ -212,7 +212,7 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
     context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
     op.open(Runtime(context, "generate", 1, StageMeter("generate")))
     meter = StageMeter("generate")
-    inbox = Inbox(meter)
+    inbox = NodeInbox(meter)
     channel = inbox.connect(100)
     channel.inbox.put(channel, Batch(0, data), meter)
     channel.inbox.put(channel, ChunkEnd(0, 4), meter)

@@ -19,7 +19,7 @@ from operators.generate import Generate
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.scoring.prefix_tree import Text
-from operators.scoring.text_batches import Reader, reading_settings
+from operators.scoring.text_batches import DecoderReader, reading_settings
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
@@ -71,7 +71,7 @@ def outputs(
     decoder, give_back = model.lease(how, wanted)
     found: dict[int, list[bytes]] = {}
     read = [Text(texts[i], first[i] if first else 0, heads[i] if heads else 0) for i in order]
-    for parts in Reader(decoder).read(read):
+    for parts in DecoderReader(decoder).read(read):
         for part in parts:
             for number in part.texts:
                 found.setdefault(order[number], []).extend(row.tobytes() for row in part.rows)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from operators.engine.backend.fake import N_EMBD, N_VOCAB, FakeDecoder
 from operators.engine.backend.interface import Wanted
-from operators.scoring.prefix_tree import Cuts, Piece, Text, pieces
-from operators.scoring.text_batches import OUTPUT_BYTES, SLOTS, Reader, reading_settings
+from operators.scoring.prefix_tree import Cuts, Text, TokenSpan, pieces
+from operators.scoring.text_batches import OUTPUT_BYTES, SLOTS, DecoderReader, reading_settings
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 from tests.operators.engine.fixtures import prompts, shape
 
@@ -24,7 +24,7 @@ def read(
 ) -> dict[int, dict[int, bytes]]:
     """The bytes of each output, by text and position."""
     decoder = CheckingDecoder(replace(shape(**({"n_batch": 128} | sizes)), wanted=wanted))
-    reader = Reader(decoder)
+    reader = DecoderReader(decoder)
     found: dict[int, dict[int, bytes]] = {i: {} for i in range(len(texts))}
     for parts in reader.read([text if isinstance(text, Text) else Text(text) for text in texts]):
         for part in parts:
@@ -134,9 +134,9 @@ def test_a_text_is_cut_by_the_rules_of_its_own_parts(chosen, room):
     for words, head in chosen:
         ids = np.concatenate([WORDS[word] for word in words])
         texts.append(Text(ids, head=min(head, len(ids))))
-    found: dict[int, list[Piece]] = {number: [] for number in range(len(texts))}
+    found: dict[int, list[TokenSpan]] = {number: [] for number in range(len(texts))}
 
-    def walk(piece: Piece, path: list[Piece]) -> None:
+    def walk(piece: TokenSpan, path: list[TokenSpan]) -> None:
         path = [*path, piece]
         for number in set(piece.texts) - {number for after in piece.left for number in after.texts}:
             found[number] = path[1:]

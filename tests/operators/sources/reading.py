@@ -11,7 +11,7 @@ from operators.settings import DataSettings
 from operators.sources.read_prompts import BATCH_ROWS, ReadPrompts
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd, Reject, Rejects
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 
 
 @dataclass
@@ -40,7 +40,7 @@ def drain(op: ReadPrompts, chunk_rows: int, seek: int = 0) -> Reading:
     out = Reading()
     schema = op.plan()
     op.seek(seek)
-    for item in op.run(Inbox(StageMeter("read"))):
+    for item in op.run(NodeInbox(StageMeter("read"))):
         assert item.chunk == seek + len(out.ends), "an item of another than the open chunk"
         if isinstance(item, ChunkEnd):
             span = range(item.chunk * chunk_rows, item.chunk * chunk_rows + item.rows)

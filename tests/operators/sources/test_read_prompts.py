@@ -23,7 +23,7 @@ from operators.sources.input_file import MAGIC
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 from tests.operators.flow import Flow, chain
 from tests.operators.sources.reading import drain, read
 
@@ -91,7 +91,7 @@ def test_what_was_read_and_not_sent_is_not_done(tmp_path: Path) -> None:
     WRITERS["csv"](tmp_path / "a.csv", pa.Table.from_pylist(ROWS))
     op = ReadPrompts(DataSettings(path=str(tmp_path)), 5)
     op.plan()
-    for item in op.run(Inbox(StageMeter("read"))):
+    for item in op.run(NodeInbox(StageMeter("read"))):
         if isinstance(item, ChunkEnd):
             done = op.fraction_read()
             assert done is not None

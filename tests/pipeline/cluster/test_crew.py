@@ -20,7 +20,7 @@ from pipeline.cluster.crew import Crew
 from pipeline.cluster.cut import Cut
 from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import Members
-from pipeline.cluster.pieces import Answer, News
+from pipeline.cluster.pieces import News, WorkResult
 from pipeline.cluster.pool import WorkerLost
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
@@ -110,9 +110,9 @@ def test_a_late_answer_of_a_worker_that_was_taken_for_dead_is_not_taken(tmp_path
         lost.set_exception(WorkerLost("its node does not answer"))
         second = run.opened()
         again = [second.next("compute"), second.next("compute")]
-        late.set_result(Answer(b"late", [], counts))
+        late.set_result(WorkResult(b"late", [], counts))
         for number, future in enumerate(again):
-            future.set_result(Answer(b"again %d" % number, [], counts))
+            future.set_result(WorkResult(b"again %d" % number, [], counts))
         assert run.answers(2) == [(0, b"again 0"), (1, b"again 1")]
         assert not run.crew.take(CHAIN.name)
     found = {key: value for each in run.context.totals for key, value in each().items()}

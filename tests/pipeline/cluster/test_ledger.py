@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from pipeline.api.records import Batch
 from pipeline.cluster.ledger import Ledger
-from pipeline.cluster.pieces import Piece
+from pipeline.cluster.pieces import WorkItem
 
 AFTER = 2
 
 
-def piece(ledger: Ledger, rows: range) -> Piece:
+def piece(ledger: Ledger, rows: range) -> WorkItem:
     data = pa.record_batch({"row": pa.array(list(rows), pa.int64())})
-    return Piece(next(ledger.numbers), "workers_1", Batch(0, data))
+    return WorkItem(next(ledger.numbers), "workers_1", Batch(0, data))
 
 
-def rows_of(one: Piece) -> list[int]:
+def rows_of(one: WorkItem) -> list[int]:
     found: list[int] = one.batch.data.column("row").to_pylist()
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.errors import ExitCode
-from pipeline.cluster.pieces import Answer, Task
+from pipeline.cluster.pieces import WorkRequest, WorkResult
 from pipeline.cluster.places import MOST_STARTS, Place
 from pipeline.cluster.worker import Worker
 from tests.pipeline.cluster.cluster_runs import bytes_of, run
@@ -39,7 +39,7 @@ def test_a_place_whose_workers_all_end_changes_no_byte(method: str, tmp_path: Pa
         rests.set()
         return rest(self, now)
 
-    def wait(self: Worker, task: Task) -> Answer:
+    def wait(self: Worker, task: WorkRequest) -> WorkResult:
         assert method == "compute" or rests.wait(120)
         return compute(self, task)
 

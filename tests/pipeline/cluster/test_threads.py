@@ -21,7 +21,7 @@ from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.api.protocols import BITS
-from pipeline.cluster.pieces import Task, to_ipc
+from pipeline.cluster.pieces import WorkRequest, to_ipc
 from pipeline.cluster.running_island import RunningIsland, _Pieces
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
@@ -248,7 +248,7 @@ def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
     source.open(runtime)
     rows = to_ipc(pa.record_batch({"row": pa.array([1], pa.int64())}))
     for known in (None, 8, None):
-        source.put(Task(0, "workers_1", 0, rows, known))
+        source.put(WorkRequest(0, "workers_1", 0, rows, known))
     items, seen = source.run(runtime), []
     for _ in range(3):
         next(items)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.api.errors import Cancelled
 from pipeline.api.meter import StageMeter, StageState
 from pipeline.api.records import Batch, ChunkEnd, Item
-from pipeline.dataflow.inbox import Edge, Inbox
+from pipeline.dataflow.inbox import Edge, NodeInbox
 from tests.pipeline.api.test_meter import FakeClock
 from tests.pipeline.ops import NUMBERS
 
@@ -24,7 +24,7 @@ def put(edge: Edge, item: Item, writer: StageMeter) -> bool:
     return edge.inbox.put(edge, item, writer)
 
 
-def drain(inbox: Inbox) -> list[Item]:
+def drain(inbox: NodeInbox) -> list[Item]:
     """Everything that is there without waiting."""
     found = []
     while (item := inbox.poll()) is not None:
@@ -70,7 +70,7 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object
 
 
 def test_items_come_in_order_and_the_ends_in_their_place():
-    inbox = Inbox(StageMeter("reader"))
+    inbox = NodeInbox(StageMeter("reader"))
     channel, writer = inbox.connect(10), StageMeter("writer")
     for item in (rows(0, 1), rows(0, 2), ChunkEnd(0, 2), rows(1, 3), ChunkEnd(1, 1)):
         put(channel, item, writer)
@@ -82,7 +82,7 @@ def test_items_come_in_order_and_the_ends_in_their_place():
 def test_a_full_channel_blocks_its_writer_on_the_writers_clock():
     clock = FakeClock()
     reader, writer = StageMeter("reader", clock), Signalling(StageState.BLOCKED, clock)
-    inbox = Inbox(reader)
+    inbox = NodeInbox(reader)
     channel = inbox.connect(3)
     assert put(channel, rows(0, 1, 2), writer)
     thread, result = in_thread(lambda: put(channel, rows(0, 3, 4), writer))
@@ -99,7 +99,7 @@ def test_a_full_channel_blocks_its_writer_on_the_writers_clock():
 def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
     clock = FakeClock()
     reader, writer = Signalling(StageState.STARVED, clock), StageMeter("writer", clock)
-    inbox = Inbox(reader)
+    inbox = NodeInbox(reader)
     channel = inbox.connect(3)
     thread, result = in_thread(lambda: next(iter(inbox)))
     reader.waits.wait()
@@ -111,12 +111,12 @@ def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
 
 
 def test_a_batch_larger_than_the_capacity_passes_an_empty_channel():
-    channel = Inbox(StageMeter("reader")).connect(1)
+    channel = NodeInbox(StageMeter("reader")).connect(1)
     assert put(channel, rows(0, 1, 2, 3), StageMeter("writer"))
 
 
 def test_a_chunk_end_passes_a_full_channel():
-    inbox = Inbox(StageMeter("reader"))
+    inbox = NodeInbox(StageMeter("reader"))
     channel, writer = inbox.connect(1), StageMeter("writer")
     put(channel, rows(0, 1), writer)
     put(channel, ChunkEnd(0, 1), writer)
@@ -124,7 +124,7 @@ def test_a_chunk_end_passes_a_full_channel():
 
 
 def test_a_fan_in_forwards_an_end_when_every_input_has_sent_it_and_reads_on_the_input_that_is_ahead():
-    inbox = Inbox(StageMeter("reader"))
+    inbox = NodeInbox(StageMeter("reader"))
     ahead, behind, writer = inbox.connect(9), inbox.connect(9), StageMeter("writer")
     for item in (rows(0, 1), ChunkEnd(0, 1), rows(1, 2), ChunkEnd(1, 1), rows(2, 3)):
         put(ahead, item, writer)
@@ -137,7 +137,7 @@ def test_a_fan_in_forwards_an_end_when_every_input_has_sent_it_and_reads_on_the_
 
 
 def test_an_input_that_has_ended_holds_nobody_up():
-    inbox = Inbox(StageMeter("reader"))
+    inbox = NodeInbox(StageMeter("reader"))
     short, long, writer = inbox.connect(9), inbox.connect(9), StageMeter("writer")
     put(short, ChunkEnd(0, 0), writer)
     for k in range(3):
@@ -152,7 +152,7 @@ def test_an_input_that_has_ended_holds_nobody_up():
 
 def test_a_reader_that_leaves_releases_its_writer():
     reader, writer = StageMeter("reader"), Signalling(StageState.BLOCKED, FakeClock())
-    inbox = Inbox(reader)
+    inbox = NodeInbox(reader)
     channel = inbox.connect(1)
     put(channel, rows(0, 1), writer)
     thread, result = in_thread(lambda: put(channel, rows(0, 2), writer))
@@ -166,7 +166,7 @@ def test_a_reader_that_leaves_releases_its_writer():
 def test_a_cancel_ends_every_wait():
     clock = FakeClock()
     reader, writer = Signalling(StageState.STARVED, clock), Signalling(StageState.BLOCKED, clock)
-    empty, full = Inbox(reader), Inbox(StageMeter("other", clock))
+    empty, full = NodeInbox(reader), NodeInbox(StageMeter("other", clock))
     channel = full.connect(1)
     put(channel, rows(0, 1), writer)
     threads = [in_thread(empty.wait), in_thread(lambda: put(channel, rows(0, 2), writer))]
@@ -182,7 +182,7 @@ def test_a_cancel_ends_every_wait():
 
 
 def test_a_wake_ends_the_next_wait():
-    inbox = Inbox(StageMeter("reader"))
+    inbox = NodeInbox(StageMeter("reader"))
     inbox.connect(1)
     inbox.wake()
     inbox.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.records import ChunkEnd, Reject, Rejects
-from pipeline.dataflow.inbox import Inbox
+from pipeline.dataflow.inbox import NodeInbox
 from pipeline.dataflow.outbox import ChunkOrderError, Outbox
 from pipeline.run_dir.chunk_record import OperatorState
 from tests.pipeline.dataflow.test_inbox import rows
@@ -19,7 +19,7 @@ class Node:
     """An outbox, the inboxes behind it, and in place of a committer itself."""
 
     def __init__(self) -> None:
-        self.reader, self.rejects = Inbox(StageMeter("reader")), Inbox(StageMeter("rejects"))
+        self.reader, self.rejects = NodeInbox(StageMeter("reader")), NodeInbox(StageMeter("rejects"))
         edges = [self.reader.connect(8)], self.rejects.connect(8)
         self.put = Outbox("node", RunningSum(), StageMeter("node"), *edges, self).put  # type: ignore[arg-type]
         self.parts: list[tuple[Any, ...]] = []

@@ -18,7 +18,7 @@ from pipeline.results.figures import lengths, slots_used, stage_times
 from pipeline.results.reader import read_results
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.page import page
-from pipeline.results.report.panel import Bars, Histogram, OverTime
+from pipeline.results.report.panel import Bars, OverTime, ReportHistogram
 from pipeline.results.report.rows import texts
 from pipeline.results.report.time_spent import reuse
 from pipeline.results.report.totals import totals
@@ -110,7 +110,7 @@ def test_the_figures_are_those_of_the_files(many):
     (panel,) = texts(results)
     *histograms, reasons = panel.charts
     for chart in histograms:
-        assert isinstance(chart, Histogram)
+        assert isinstance(chart, ReportHistogram)
         column = data[chart.title]
         assert sum(chart.counts) == len(data)
         assert dict(chart.marks)["median"] == column.quantile(0.5, "lower")

@@ -15,7 +15,7 @@ from pipeline.cli.main import main
 from pipeline.results.figures import attempts, on_one_axis, stage_times
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.page import page
-from pipeline.results.report.panel import Histogram
+from pipeline.results.report.panel import ReportHistogram
 from pipeline.results.report.rows import rejects, samples, shown, texts
 from pipeline.results.report.write import write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
@@ -120,7 +120,7 @@ def test_the_rows_of_two_sinks_are_kept_apart(tmp_path):
         ("Sample rows of data/long", 2),
     ]
     (panel,) = texts(results)
-    found = [(chart.title, sum(chart.counts)) for chart in panel.charts if isinstance(chart, Histogram)]
+    found = [(chart.title, sum(chart.counts)) for chart in panel.charts if isinstance(chart, ReportHistogram)]
     assert found == [("token_count in data", 3), ("token_count in data/long", 2)]
 
 

@@ -10,7 +10,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch, ChunkEnd
 from tools.bench.cases import EmitCases, cases
-from tools.bench.contenders import Job
+from tools.bench.contenders import JobContender
 from tools.bench.scenarios import ALL, PEERS, SCENARIOS, TOGGLES
 from tools.bench.settings import BenchSettings
 
@@ -51,7 +51,7 @@ def test_rows_grow_with_slots_unless_a_scenario_has_its_own(settings, slots_and_
 def test_a_toggle_is_a_pair_on_the_same_work(name):
     found = cases(BenchSettings(scenarios=[], toggle=[name], slots=[4], repeats=2))
     assert [case.contender for case in found] == [f"with {name}", f"without {name}"] * 2
-    with_it, without = (each for each in ALL[f"toggle_{name}"].contenders if isinstance(each, Job))
+    with_it, without = (each for each in ALL[f"toggle_{name}"].contenders if isinstance(each, JobContender))
     assert with_it.copies == without.copies
     assert set(with_it.overrides) ^ set(without.overrides) == {
         f"runtime.optimise.{name}=true",

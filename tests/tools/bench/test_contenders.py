@@ -25,7 +25,7 @@ from tools.bench.contenders import (
     BatchedBench,
     Contender,
     Function,
-    Job,
+    JobContender,
     LlamaBench,
     Program,
     Spec,
@@ -66,12 +66,12 @@ def test_a_program_that_is_not_built_is_skipped_with_the_remedy(tmp_path, made, 
 
 def test_a_contender_with_a_draft_model_needs_one(tmp_path, made):
     contenders = [c for c in ALL["speculative"].contenders if c.drafts]
-    assert {type(c) for c in contenders} == {Job, Program}
+    assert {type(c) for c in contenders} == {JobContender, Program}
     assert all("bench.draft_model=" in (c.reason_to_skip(made) or "") for c in contenders)
     given = replace(made, bench=replace(made.bench, draft_model="/models/small.gguf"))
     (tmp_path / "llama-server").touch()
     assert not any(c.reason_to_skip(given) for c in contenders)
-    job = next(c for c in contenders if isinstance(c, Job))
+    job = next(c for c in contenders if isinstance(c, JobContender))
     assert "decode.draft.model=/models/small.gguf" in job.command(given)
 
 
@@ -139,7 +139,7 @@ def composed(job: str, *overrides: str):
 
 def test_the_settings_of_all_contenders_are_there():
     """A setting that is not fails in Hydra."""
-    jobs = [each for plan in ALL.values() for each in plan.contenders if isinstance(each, Job)]
+    jobs = [each for plan in ALL.values() for each in plan.contenders if isinstance(each, JobContender)]
     found = [composed("generate", *given) for given in dict.fromkeys(job.overrides for job in jobs)]
     assert False in [settings.runtime.optimise.compaction for settings in found]
 

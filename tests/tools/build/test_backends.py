@@ -9,9 +9,9 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from tools.build import build, command, doctor
 from tools.build.backends import BACKENDS, tool_version
-from tools.build.compilers import Compiler, Host, NoCompilerError
+from tools.build.compilers import CompilerPair, Host, NoCompilerError
 
-GCC = Compiler("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
+GCC = CompilerPair("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
 GPUS = {"cuda", "vulkan", "metal", "hip"}
 WITH_TOOLS = sorted(name for name, backend in BACKENDS.items() if backend.tool)
 
@@ -61,7 +61,7 @@ def test_the_flags_reach_cmake_and_each_version_has_a_wheel_of_its_own(tools, mo
 
 
 def test_a_compiler_that_gets_amx_wrong_builds_no_kernels_for_a_cpu_that_has_it(monkeypatch):
-    old = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
+    old = CompilerPair("gcc", "g++", "gcc", "12.2.0", openmp=True)
     monkeypatch.setattr(build, "chosen_compiler", lambda host, env: old)
     monkeypatch.setattr(build, "this_host", lambda: Host("Linux", "x86_64", frozenset()))
     with pytest.raises(NoCompilerError, match="backend=any_cpu needs GCC 13 or later"):

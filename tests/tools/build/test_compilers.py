@@ -11,7 +11,7 @@ import pytest
 
 from tools.build import build
 from tools.build.build import PACKAGE, ROOT, BuildError, build_env, build_key, locked_version, progress
-from tools.build.compilers import AMX_OFF, Compiler, Host, NoCompilerError, find_compiler, this_host
+from tools.build.compilers import AMX_OFF, CompilerPair, Host, NoCompilerError, find_compiler, this_host
 
 AMX_CPU = Host("Linux", "x86_64", frozenset({"avx512f", "amx_tile", "amx_int8"}))
 OLD_CPU = Host("Linux", "x86_64", frozenset({"avx2"}))
@@ -19,9 +19,9 @@ ARM = Host("Linux", "aarch64", frozenset({"asimd"}))
 MAC_ARM = Host("Darwin", "arm64", frozenset())
 MAC_INTEL = Host("Darwin", "x86_64", frozenset())
 
-CLANG = Compiler("clang-16", "clang++-16", "clang", "16.0.6", openmp=True)
-GCC_OLD = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
-GCC_NEW = Compiler("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
+CLANG = CompilerPair("clang-16", "clang++-16", "clang", "16.0.6", openmp=True)
+GCC_OLD = CompilerPair("gcc", "g++", "gcc", "12.2.0", openmp=True)
+GCC_NEW = CompilerPair("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
 
 
 GCC = "gcc (Debian 12.2.0-14+deb12u1) 12.2.0"

@@ -21,7 +21,7 @@ from tests.operators.llama.kernels.test_products import check_golden
 from tests.operators.llama.test_packed import said_of_a_library
 from tools.build import build, kernels
 from tools.build.build import LOCK, STAMP, WHEELS, BuildError, download_source, headers_folder, locked_version
-from tools.build.compilers import Compiler, Host, _installed_pairs, this_host, try_compiler
+from tools.build.compilers import CompilerPair, Host, _installed_pairs, this_host, try_compiler
 
 LINUX = Host("Linux", "x86_64", frozenset({"avx2"}))
 LOCKED = locked_version(LOCK)
@@ -59,7 +59,7 @@ class Place:
     def make(self, version: str = "12.2.0", host: Host = LINUX) -> list[list[str]]:
         """Make the kernels; return the compiler's command lines."""
         self.told.write_text("")
-        compiler = Compiler(str(self.cxx), str(self.cxx), "gcc", version, openmp=True)
+        compiler = CompilerPair(str(self.cxx), str(self.cxx), "gcc", version, openmp=True)
         build.make_kernels(LOCKED, compiler, host, {}, self.cache)
         return [line.split() for line in self.told.read_text().splitlines()]
 
@@ -167,7 +167,7 @@ def test_what_fails_is_told_in_one_line_and_leaves_llama_cpps_kernels(place, mon
     assert "kernels" not in json.loads(place.stamp.read_text())
 
 
-def compiler_of(family: str) -> Compiler:
+def compiler_of(family: str) -> CompilerPair:
     """The first compiler of the family that works here; skips the test where there is none."""
     installed = (try_compiler(*pair, openmp=False) for pair in _installed_pairs(this_host()))
     found = next((compiler for compiler in installed if compiler and compiler.family == family), None)
@@ -240,7 +240,7 @@ def test_every_build_makes_them_after_llama_cpp(tmp_path, monkeypatch, backend, 
     asked = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(build, "tool_version", lambda _: "")
-    monkeypatch.setattr(build, "chosen_compiler", lambda host, env: Compiler("c", "c", "gcc", "13.1", openmp=True))
+    monkeypatch.setattr(build, "chosen_compiler", lambda host, env: CompilerPair("c", "c", "gcc", "13.1", openmp=True))
     monkeypatch.setattr(build, "build_key", lambda *_: "key")
     monkeypatch.setattr(build, "record", lambda: "record")
     monkeypatch.setattr(build, "install", lambda *_: asked.append("installed"))

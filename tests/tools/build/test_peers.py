@@ -12,11 +12,11 @@ import pytest
 
 from tools.build import peers
 from tools.build.build import BuildError
-from tools.build.compilers import AMX_OFF, Compiler, Host
+from tools.build.compilers import AMX_OFF, CompilerPair, Host
 from tools.build.peers import PROGRAMS, STAMP, make_peers
 
 HOST = Host("Linux", "x86_64", frozenset({"avx512f", "amx_tile", "amx_int8"}))
-GCC = Compiler("gcc", "g++", "gcc", "12.2.0", openmp=True)
+GCC = CompilerPair("gcc", "g++", "gcc", "12.2.0", openmp=True)
 
 
 @pytest.fixture(autouse=True)

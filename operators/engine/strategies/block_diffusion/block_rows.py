@@ -19,7 +19,7 @@ from operators.engine.strategies.block_diffusion.remasking import Confidences
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class TokenBlock:
     """The block that a sequence is making, after `step` denoising steps.
 
     Args:
@@ -50,7 +50,7 @@ class BlockRow(Sequence):
     """A sequence that grows by whole blocks. Its tokens in the KV cache are always whole blocks."""
 
     block_length: int = 1
-    block: Block | None = field(default=None, init=False)
+    block: TokenBlock | None = field(default=None, init=False)
     """The current block; None before the first has begun, and once it is in the KV cache."""
     before: Before | None = field(default=None, init=False)
     """The prediction of the last token in the KV cache, if decode.shift_logits is set."""
@@ -69,12 +69,12 @@ class BlockRow(Sequence):
         """Count whole blocks: the last one is computed whole, wherever the text ends in it."""
         return self._whole(len(self.prompt) + tokens + self.block_length - 1)
 
-    def begin_block(self, mask_id: int) -> Block:
+    def begin_block(self, mask_id: int) -> TokenBlock:
         """Begin the block after the KV cache; tokens of the prompt in it are known."""
         ids = np.full(self.block_length, mask_id, np.int32)
         known = self.prompt[self.slot.num_cached : self.slot.num_cached + self.block_length]
         ids[: len(known)] = known
-        self.block = Block(ids, np.arange(self.block_length) < len(known))
+        self.block = TokenBlock(ids, np.arange(self.block_length) < len(known))
         return self.block
 
     def end_block(self) -> int:

@@ -26,7 +26,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.strategies.base import Strategy
-from operators.engine.strategies.block_diffusion.block_rows import Before, Block, BlockChunking, BlockRow
+from operators.engine.strategies.block_diffusion.block_rows import Before, BlockChunking, BlockRow, TokenBlock
 from operators.engine.strategies.block_diffusion.remasking import Confidences, committed, confidences_of
 from operators.engine.strategies.block_diffusion.requirements import check_sampling, check_sizes, mask_of
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
@@ -66,7 +66,7 @@ class Pass:
     first: int
     tokens: TokenIds
     wanted: Flags
-    block: Block | None = None
+    block: TokenBlock | None = None
 
 
 class BlockDiffusion(Strategy):
@@ -166,7 +166,7 @@ class BlockDiffusion(Strategy):
             row.block = None
         row.update_state()
 
-    def _denoise(self, row: BlockRow, block: Block, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
+    def _denoise(self, row: BlockRow, block: TokenBlock, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
         """Commit some of the unknown tokens of `block`; append the block once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
         said = [(logits[line], found, line) for line in lines]

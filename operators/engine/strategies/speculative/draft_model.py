@@ -20,7 +20,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow
-from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Estimate, Kind
+from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Kind, StepTime
 from operators.engine.strategies.speculative.seats import Seats, length_of, text_of
 from pipeline.api.meter import Clock
 
@@ -51,7 +51,7 @@ class DraftModel:
         self._clock = clock
         self._seats = Seats(decoder, n_vocab, own_vocab)
         self._calls = CallCosts()
-        self._token_s: Estimate | None = None
+        self._token_s: StepTime | None = None
         self._failures = self._ended = self._ended_tokens = 0
 
     @property
@@ -150,7 +150,7 @@ class DraftModel:
 
     def _note_reading(self, seconds: float) -> None:
         if self._token_s is None:
-            self._token_s = Estimate(seconds)
+            self._token_s = StepTime(seconds)
         self._token_s.note(seconds, 0)
 
     def _fail(self, failure: DecodeFailed) -> None:

@@ -1,4 +1,4 @@
-"""Lookup: drafts what came next where the last tokens stood before.
+"""Draft what came next where the last tokens stood before.
 
 In the row's own prompt and completion, or in the completions of rows of its node that have ended. The idea is that of
 prompt lookup decoding (Saxena 2023): answers quote their prompts, and those to one template resemble each other.
@@ -55,7 +55,7 @@ class DraftedRow(Sequence):
         return self.text
 
 
-class Lookup:
+class PromptLookup:
     """Makes drafts for the rows of one context."""
 
     def __init__(self) -> None:

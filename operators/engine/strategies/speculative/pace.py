@@ -1,4 +1,4 @@
-"""Pace: chooses how many tokens the rows of a call bring, by what calls and drafts cost and how often these are right.
+"""Choose how many tokens the rows of a call bring, by what calls and drafts cost and how often these are right.
 
 The choice changes no token of a text, only the time that it takes. All rows of a call bring equally many, since
 llama.cpp cuts a batch into micro-batches of equal token counts; and it builds its graph anew for a call of another size
@@ -84,7 +84,7 @@ class Ahead:
 NOTHING_AHEAD = Ahead()
 
 
-class Estimate:
+class StepTime:
     """Seconds of a step of some size: of its latest ones the lower quartile, which other work on the machine hardly
     moves.
 
@@ -118,7 +118,7 @@ class CallCosts:
     def __init__(self) -> None:
         self.change_s = 0.0
         """What a step costs more after one of another size."""
-        self._known: dict[tuple[int, int], Estimate] = {}
+        self._known: dict[tuple[int, int], StepTime] = {}
         self._sizes: list[tuple[int, tuple[int, int]]] = []
         self._last: tuple[int, int] | None = None
         self._steps = 0
@@ -130,7 +130,7 @@ class CallCosts:
         self._steps += 1
         known = self._known.get(key)
         if known is None:
-            self._known[key] = Estimate(seconds)
+            self._known[key] = StepTime(seconds)
             insort(self._sizes, (rows * tokens, key))
         elif key == last:
             known.note(seconds, self._steps)
@@ -190,7 +190,7 @@ class CallCosts:
         return self._known[self._sizes[place][1]].seconds
 
 
-class Pace:
+class DraftPace:
     """The choice for one context. Tokens of a row are counted with the one that it brings in any case."""
 
     def __init__(self) -> None:

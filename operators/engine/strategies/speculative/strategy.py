@@ -24,8 +24,8 @@ from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.autoregressive import Autoregressive, take
 from operators.engine.strategies.speculative.compatible import check_draft_model, check_model
 from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
-from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, Lookup
-from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, Pace
+from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, PromptLookup
+from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, DraftPace
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
@@ -50,8 +50,8 @@ class Speculative(Autoregressive):
         self.draft = settings.draft_tokens
         self._clock = clock
         self.draft_model = settings.draft_model
-        self._drafter: Lookup | DraftModel = Lookup()
-        self._pace = Pace()
+        self._drafter: PromptLookup | DraftModel = PromptLookup()
+        self._pace = DraftPace()
         self._n_vocab = 0
         self._prepared: StepBatch | None = None
         self._tokens = 1

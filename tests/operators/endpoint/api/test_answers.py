@@ -11,7 +11,7 @@ import pytest
 from operators.endpoint.api.answers import (
     LEAST_LOGPROB,
     Answer,
-    Call,
+    AnsweredCall,
     Likely,
     from_json,
     read_answer,
@@ -92,11 +92,11 @@ def test_calls():
         {"function": {"name": "h"}},
     ]
     answer = read_answer(chat({"content": None, "tool_calls": calls}, finish_reason="tool_calls"), CHAT)
-    assert answer.calls == (Call("f", '{"a": 1'), Call("g", '{"b": "ü"}'), Call("h", "{}"))
+    assert answer.calls == (AnsweredCall("f", '{"a": 1'), AnsweredCall("g", '{"b": "ü"}'), AnsweredCall("h", "{}"))
     assert answer.tool_calls[1] == {"name": "g", "arguments": '{"b": "ü"}'}
     assert (answer.text, answer.finish_reason, answer.finish_detail) == ("", "stop", "tool_calls")
     old = read_answer(chat({"content": None, "function_call": {"name": "f", "arguments": "{}"}}), CHAT)
-    assert old.calls == (Call("f", "{}"),)
+    assert old.calls == (AnsweredCall("f", "{}"),)
 
 
 def test_content_in_parts():

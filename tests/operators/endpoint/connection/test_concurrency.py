@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.endpoint.connection.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, Pace
+from operators.endpoint.connection.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, RateLimit
 from tests.operators.endpoint.connection.simulated import Clock, Server, Simulation, batching, throughput
 
 SERVERS: dict[str, tuple[dict[str, Any], float]] = {
@@ -160,7 +160,7 @@ ESTIMATES = st.lists(st.tuples(st.integers(0, 900), st.floats(0, 1), st.floats(0
 @given(ESTIMATES, st.sampled_from([None, 1, 7.5, 30]), st.sampled_from([None, 900, 1000, 20_000]), st.booleans())
 def test_no_minute_holds_more_than_the_limit(requests, per_minute, tokens_per_minute, corrected):
     clock = Clock()
-    pace = Pace(per_minute, tokens_per_minute, clock)
+    pace = RateLimit(per_minute, tokens_per_minute, clock)
     sent = []
     for estimated, share, pause_s in requests:
         while wait_s := pace.delay(estimated):
@@ -178,7 +178,7 @@ def test_no_minute_holds_more_than_the_limit(requests, per_minute, tokens_per_mi
 @given(st.integers(1, 1000), st.integers(20, 300))
 def test_the_whole_limit_is_used_in_an_even_flow(tokens_per_minute, tokens):
     clock = Clock()
-    pace = Pace(None, tokens_per_minute, clock)
+    pace = RateLimit(None, tokens_per_minute, clock)
     times: list[float] = []
     while clock.now < 300 or len(times) < 2:
         while wait_s := pace.delay(tokens):
@@ -193,7 +193,7 @@ def test_the_whole_limit_is_used_in_an_even_flow(tokens_per_minute, tokens):
 
 def test_a_request_beyond_the_limit_goes_out_when_a_minute_is_empty():
     clock = Clock()
-    pace = Pace(None, 1000, clock)
+    pace = RateLimit(None, 1000, clock)
     assert pace.delay(10) == 0.0
     waits = list(iter(lambda: advance(clock, pace.delay(5000)), 0.0))
     assert list(accumulate(waits))[-1] == 60
@@ -207,7 +207,7 @@ def advance(clock: Clock, seconds: float) -> float:
 
 def test_tokens_booked_too_few_are_booked_later_and_too_many_given_back():
     clock = Clock()
-    pace = Pace(None, 6000, clock)
+    pace = RateLimit(None, 6000, clock)
     assert pace.delay(100) == 0.0
     pace.correct(100, 900)
     assert pace.delay(1) == pytest.approx(9 - 3)
@@ -216,6 +216,6 @@ def test_tokens_booked_too_few_are_booked_later_and_too_many_given_back():
 
 
 def test_without_limits_nothing_waits():
-    pace = Pace(None, None)
+    pace = RateLimit(None, None)
     assert not any(pace.delay(10**9) for _ in range(1000))
     pace.correct(10**9, 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from operators.engine.backend.interface import Model
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.worker import Worker
+from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
@@ -22,7 +22,7 @@ from tests.operators.engine.fixtures import Table, check_slots
 class Done:
     """What came of a run: the rows by handle, the worker, and the table of steps."""
 
-    def __init__(self, rows: Seq[Sequence], worker: Worker, steps: Table) -> None:
+    def __init__(self, rows: Seq[Sequence], worker: StepLoop, steps: Table) -> None:
         self.rows = {row.handle: row for row in rows}
         self.ids = {row.handle: row.tokens for row in rows}
         self.worker = worker
@@ -51,7 +51,7 @@ def complete(
     runtime = EngineSettings(**({"max_sequence_tokens": 256, "slots": 4} | settings))
     strategy = make(decode)
     decoder, give_back = model.lease(runtime, block=strategy.block)
-    worker = Worker(strategy.bind(decoder, model), runtime, (StageMeter("decode"), StageMeter("sample")))
+    worker = StepLoop(strategy.bind(decoder, model), runtime, (StageMeter("decode"), StageMeter("sample")))
     scheduler, steps = worker.scheduler, Table()
     client = Engine(worker, steps).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens

@@ -18,7 +18,7 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from tests.sets import often_cases
-from tools.bench.contenders import Job
+from tools.bench.contenders import JobContender
 from tools.bench.scenarios import SCENARIOS
 
 SMALL = ("data.limit=20", "sampling.max_tokens=24", "runtime.slots=4", "chunk_rows=8", "progress=none")
@@ -160,7 +160,7 @@ def test_samples_differ_and_equal_greedy_rows_are_made_once(tmp_path):
 
 @pytest.mark.laws
 def test_the_contenders_of_the_benchmark_are_jobs(tmp_path):
-    jobs = [each for each in SCENARIOS["diffusion"].contenders if isinstance(each, Job)]
+    jobs = [each for each in SCENARIOS["diffusion"].contenders if isinstance(each, JobContender)]
     contenders = [each for each in jobs if each.name.startswith("4/")]
     small = ("data.limit=4", "sampling.max_tokens=10")
     made = {each.name: run(tmp_path / each.name.replace("/", "-"), *each.overrides, *small) for each in contenders}

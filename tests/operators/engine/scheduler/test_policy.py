@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.policy import Kind, KvState, may_admit, next_batch, order, victim
+from operators.engine.scheduler.policy import KvState, StepKind, may_admit, next_batch, order, victim
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
@@ -40,12 +40,12 @@ def test_a_row_is_admitted_where_it_fits(state, admits):
 @pytest.mark.parametrize(
     ("counts", "per_sequence", "block", "kind"),
     [
-        ((3, 1, 1), True, 0, Kind.SAMPLE),
-        ((3, 0, 1), True, 0, Kind.PREFILL),
-        ((3, 0, 1), True, 4, Kind.MIXED),
-        ((3, 0, 1), False, 0, Kind.MIXED),
-        ((3, 0, 0), False, 0, Kind.DECODE),
-        ((3, 0, 0), True, 0, Kind.DECODE),
+        ((3, 1, 1), True, 0, StepKind.SAMPLE),
+        ((3, 0, 1), True, 0, StepKind.PREFILL),
+        ((3, 0, 1), True, 4, StepKind.MIXED),
+        ((3, 0, 1), False, 0, StepKind.MIXED),
+        ((3, 0, 0), False, 0, StepKind.DECODE),
+        ((3, 0, 0), True, 0, StepKind.DECODE),
         ((0, 0, 0), True, 0, None),
     ],
 )
@@ -53,12 +53,14 @@ def test_sampling_comes_before_prompts_and_prompts_before_decoding(counts, per_s
     assert next_batch(*counts, per_sequence=per_sequence, block=block) is kind
 
 
-def mixed_everywhere(*counts: int, per_sequence: bool, block: int) -> Kind | None:
+def mixed_everywhere(*counts: int, per_sequence: bool, block: int) -> StepKind | None:
     """Prompts beside decoding sequences also where each slot is its own stream."""
     return next_batch(*counts, per_sequence=False, block=block)
 
 
-def prompts_before_samples(rows: int, known: int, prefilling: int, *, per_sequence: bool, block: int) -> Kind | None:
+def prompts_before_samples(
+    rows: int, known: int, prefilling: int, *, per_sequence: bool, block: int
+) -> StepKind | None:
     return next_batch(rows, 0 if prefilling else known, prefilling, per_sequence=per_sequence, block=block)
 
 

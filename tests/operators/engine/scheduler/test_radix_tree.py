@@ -21,7 +21,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, RowHeap, Slot, Snapshot
+from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, RowHeap, Slot, SlotSnapshot
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, Bench, sequences, shape
@@ -62,10 +62,10 @@ class EveryBlock:
 
         self._change(row.placement.node, leave)
 
-    def insert(self, owner: Slot | Snapshot, end: PrefixNode | None) -> None:
+    def insert(self, owner: Slot | SlotSnapshot, end: PrefixNode | None) -> None:
         self._change(end, lambda node: node.owners.setdefault(owner))
 
-    def release(self, owner: Slot | Snapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
+    def release(self, owner: Slot | SlotSnapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
         self._change(end, lambda node: node.owners.pop(owner, None) if node.depth > depth else None)
         while end is not None and end.depth > depth:
             end = end.parent

@@ -11,14 +11,14 @@ import numpy as np
 
 from operators.engine.backend.interface import Decoder, Model
 from operators.engine.sampling.sampler import Sampler
-from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, Lookup
+from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, PromptLookup
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.meter import Clock
 
 
-class Oracle(Lookup):
+class Oracle(PromptLookup):
     """Drafts the true tokens, each with a chance to be changed.
 
     Args:
@@ -41,7 +41,7 @@ class Oracle(Lookup):
 
 
 def speculative(
-    drafter: Lookup | None = None,
+    drafter: PromptLookup | None = None,
     sampler: Sampler | None = None,
     clock: Clock = time.perf_counter,
     **values: int | bool,

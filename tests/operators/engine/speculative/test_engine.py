@@ -12,8 +12,8 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
-from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, Lookup
-from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Pace
+from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, PromptLookup
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, DraftPace
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
@@ -39,7 +39,7 @@ PIECES = [bytes([i % 256]) for i in range(320)]
 class Drafting(Bench):
     """A bench whose rows are completed by drafts."""
 
-    def __init__(self, slots: int, drafter: Lookup | None = None, **values: Any) -> None:
+    def __init__(self, slots: int, drafter: PromptLookup | None = None, **values: Any) -> None:
         strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
         self.use(speculative(drafter, **strategy_values))
@@ -119,7 +119,7 @@ def test_where_steps_are_quick_drafts_begin_soon_if_they_are_right_and_cost_litt
         return clock.now, [step for step, tokens in enumerate(bench.column("drafted_tokens")) if tokens]
 
     (well, drafted), (badly, _) = seconds(0.9), seconds(0.0)
-    monkeypatch.setattr(Pace, "rests", lambda *_: True)
+    monkeypatch.setattr(DraftPace, "rests", lambda *_: True)
     never, none = seconds(0.9)
     assert not none
     assert drafted[0] < 400
@@ -165,7 +165,10 @@ def test_a_row_whose_drafts_cannot_be_computed_goes_on_without_them(slots):
 
 
 def test_what_was_said_before_is_found():
-    lookup, row = Lookup(), DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9)
+    lookup, row = (
+        PromptLookup(),
+        DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9),
+    )
     [draft] = lookup.drafts([row], [3])
     assert draft == ([4, 5, 9], ("own", 2))
     row.tokens += [4, 5]
@@ -186,12 +189,12 @@ def test_what_was_said_before_is_found():
 def test_what_repeats_itself_goes_on_as_it_did(period):
     text = np.resize(np.arange(0xD7FE, 0xD7FE + period, dtype=np.int32), 12)  # tokens like halves of a UTF-16 pair, too
     row = DraftedRow(0, text[:-1], GREEDY, seed=0, max_tokens=9)
-    [draft] = Lookup().drafts([row], [7])
+    [draft] = PromptLookup().drafts([row], [7])
     assert draft.tokens == np.resize(np.roll(text[:period], -11), 7).tolist()
 
 
 def test_only_the_latest_completions_are_remembered():
-    lookup = Lookup()
+    lookup = PromptLookup()
     for first in range(0, 3 * MOST_TOKENS, 100):
         row = DraftedRow(0, np.array([9], np.int32), GREEDY, seed=0, max_tokens=9)
         row.tokens += range(first, first + 100)

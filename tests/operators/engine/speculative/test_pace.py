@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, Pace, gains
+from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, Ahead, Bid, DraftPace, gains
 from tests.sets import often
 
 pytestmark = pytest.mark.slow("simulates many paces")
@@ -19,7 +19,7 @@ def play(
     rows: int, right: float, seconds: Callable[[int], float], steps: int = 4000, most: int = 8
 ) -> tuple[dict[int, int], float]:
     """Return how often each number of tokens was chosen in the second half, and the gain over one token a step."""
-    pace, random, chosen = Pace(), np.random.default_rng(0), dict[int, int]()
+    pace, random, chosen = DraftPace(), np.random.default_rng(0), dict[int, int]()
     time, tokens = 0.0, 0
     for step in range(steps):
         width = 1
@@ -58,7 +58,7 @@ def test_most_tokens_a_second_are_chosen(rows, right, seconds, likely):
 
 
 def test_costs_that_change_are_noticed():
-    pace, chosen = Pace(), []
+    pace, chosen = DraftPace(), []
     for step in range(10_000):
         width = 1 if pace.rests(1, 4) else pace.choose([Bid(1, 3, 0.9)], 4)
         pace.note(1, width, width, 4.0 if width > 1 and step < 4000 else 1.0)
@@ -74,7 +74,7 @@ def test_certain_tokens_are_worth_a_larger_call():
 
 def test_nothing_is_drafted_for_a_number_of_rows_whose_usual_step_is_not_known():
     """What 16 rows cost says nothing of 4: a call of 8 tokens of each would look cheap."""
-    pace = Pace()
+    pace = DraftPace()
     for tokens in (2, 1):
         for _ in range(9):
             pace.note(16, tokens, 20, 0.4 + 0.6 * tokens)
@@ -105,7 +105,7 @@ class Job:
         change_s: float = 0.0,
     ) -> None:
         self.change_s, self._last = change_s, 1
-        self.pace, self.random, self.choice_s = Pace(), np.random.default_rng(0), choice_s
+        self.pace, self.random, self.choice_s = DraftPace(), np.random.default_rng(0), choice_s
         self.rows, self.call_s, self.draft_s, self.late_s, self.length = rows, call_s, draft_s, late_s, length
         self.time, self.tokens, self.chosen = 0.0, 0, list[int]()
         self._late, self._made = late_s, 0
@@ -208,7 +208,7 @@ def test_drafts_that_pay_are_not_given_up_for_a_few_bad_rows():
 
 
 def test_reading_a_prompt_is_spread_over_the_tokens_that_are_left():
-    pace = Pace()
+    pace = DraftPace()
     for tokens in (1, 4):
         for _ in range(9):
             pace.note(1, tokens, tokens, 1.0)
