@@ -68,9 +68,9 @@ MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
 PUBLIC_NAMES = "pipeline/__init__.py"
 """It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
-    "pipeline/cluster/crew.py",
+    "pipeline/cluster/dispatcher.py",
     "pipeline/cluster/members.py",
-    "pipeline/cluster/running_island.py",
+    "pipeline/cluster/segment_runner.py",
     "pipeline/cluster/pool.py",
     "pipeline/cluster/process_pool.py",
     "pipeline/cluster/ray_pool.py",

@@ -128,7 +128,7 @@ class BaseOperator:
     """Set it to Scope.ROW in an operator of your own whose rows do not depend on each other."""
 
     meters: Sequence[StageMeter] = ()
-    """Meters of the nodes that this operator stands for: an island of a cluster. Their row counts are committed with
+    """Meters of the nodes that this operator stands for: a segment of a cluster. Their row counts are committed with
     its own."""
 
     parts: Sequence[str] = ()

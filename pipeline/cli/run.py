@@ -27,7 +27,7 @@ from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import or_else
 from pipeline.cli.commands import PROGRAM, config_dir
-from pipeline.cluster.cut import places
+from pipeline.cluster.segments import places
 from pipeline.config.build import build_graph
 from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
 from pipeline.config.explain import PARSER, explain, for_hydra

@@ -1,1 +1,1 @@
-"""The same job in many processes: islands of the graph run in workers, everything else in the driver."""
+"""The same job in many processes: segments of the graph run in workers, everything else in the driver."""

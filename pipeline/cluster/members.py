@@ -1,4 +1,4 @@
-"""Members: the workers of a run, as its driver sees them: started, compared, asked for news, replaced when they end."""
+"""The workers of a run, as its driver sees them: started, compared, asked for reports, replaced when they end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.identity import HOST, check_equal
 from pipeline.cluster.meters import RemoteMeter
-from pipeline.cluster.pieces import News, TableRows, from_ipc
+from pipeline.cluster.pieces import TableRows, WorkerReport, from_ipc
 from pipeline.cluster.places import Member, Place, Places, has_hope
 from pipeline.cluster.pool import Pool, WorkerLost
-from pipeline.cluster.running_island import NotOpened, WorkerFailed
+from pipeline.cluster.segment_runner import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
 
@@ -48,7 +48,7 @@ class Members:
         pool: starts workers.
         context: of the run.
         tables: metrics tables of the run.
-        meters: of the nodes of the islands.
+        meters: of the nodes of the segments.
         began_with: called with the identity of the first worker that opens; raises if the run began on other machines.
         stall_s: seconds after which a busy worker in which nothing moves is ended; None for never.
         post: has an event called later, by the thread.
@@ -81,7 +81,7 @@ class Members:
         self._lost_totals = Counter[str]()
         self._said: set[tuple[str, str]] = set()
 
-    def hire(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
+    def start(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
         """Begin to start all workers.
 
         Args:
@@ -91,7 +91,7 @@ class Members:
         self._joined, self._left = joined, left
         self._none_open_at = self._context.clock()
         for place in self.places.all:
-            self._hire(place)
+            self._start_worker(place)
 
     def call(self, name: str, method: str, then: Callable[[Any], None], *args: object) -> None:
         """Call a method of the worker `name`; `then` gets its result as an event."""
@@ -121,7 +121,7 @@ class Members:
             self._tables.get(table.name, lines.schema).add(name, lines)
 
     def look(self, busy: Callable[[str], bool]) -> None:
-        """Start workers in places that have rested, ask workers for news, and end those in which nothing moves though
+        """Start workers in places that have rested, ask for reports, and end those in which nothing moves though
         they are `busy`.
 
         Raises:
@@ -140,14 +140,14 @@ class Members:
             last = f"; the last one that ended: {self.places.last_end}" if self.places.last_end else ""
             raise WorkerFailed(f"{waited}: {self._pool.missing()}{last}")
         for place in self.places.rested(now):
-            self._hire(place)
+            self._start_worker(place)
         if now - self._added_up_at >= NEWS_S:
             self._add_up(now)
         every = max(NEWS_S, len(self._members) / 8)
         for member in list(self._members.values()):
             if member.opened and not member.asking and now - member.asked_at >= every:
                 member.asking, member.asked_at = True, now
-                self._call(member, "news", partial(self._take_news, member))
+                self._call(member, "report", partial(self._take_report, member))
             if not member.opened or not busy(member.name):
                 continue
             if self._stall_s and now - member.moved_at > self._stall_s:
@@ -176,15 +176,15 @@ class Members:
         until = time.monotonic() + STOP_S
         for member, stop in stops:
             try:
-                self._take_news(member, stop.result(max(0.0, until - time.monotonic())))
+                self._take_report(member, stop.result(max(0.0, until - time.monotonic())))
             except Exception as error:  # it is ended next, and its pieces are not committed
                 log.debug("worker %s did not stop: %r", member.name, error)
         for member in self._members.values():
             member.handle.kill()
 
-    def _hire(self, place: Place) -> None:
+    def _start_worker(self, place: Place) -> None:
         name = place.next_name()
-        handle = self._pool.hire(name)
+        handle = self._pool.start_worker(name)
         self._members[name] = member = Member(name, place, handle, moved_at=self._context.clock())
         self._call(member, "open", partial(self._opened, member))
 
@@ -243,7 +243,7 @@ class Members:
         log.log(member.place.level, "worker %s has ended: %s", member.name, why)
         self._left(member.name, why)
         if self.places.end(member, why, self._members.values(), self._context.clock()):
-            self._hire(member.place)
+            self._start_worker(member.place)
 
     def _end_stalled(self, member: Member, now: float) -> None:
         """End a worker in which nothing moves, once it has said where its threads are."""
@@ -259,20 +259,20 @@ class Members:
         log.error("worker %s, where nothing moves:\n%s", member.name, found)
         member.handle.kill()
 
-    def _take_news(self, member: Member, news: News) -> None:
+    def _take_report(self, member: Member, report: WorkerReport) -> None:
         member.asking = False
-        member.totals = news.totals or member.totals
-        for reading in news.meters:
+        member.totals = report.totals or member.totals
+        for reading in report.meters:
             meter = self._meters.get(reading.name)
             if meter is None:
                 meter = self._meters[reading.name] = RemoteMeter(reading.name)
                 self._context.parts.append(meter)
             meter.update(member.name, reading)
-        seen = [(r.name, r.counts["batches"], r.counts["tokens_in"], r.counts["tokens_out"]) for r in news.meters]
+        seen = [(r.name, r.counts["batches"], r.counts["tokens_in"], r.counts["tokens_out"]) for r in report.meters]
         if seen and seen != member.seen:
             member.seen, member.moved_at = seen, self._context.clock()
-        self.add_lines(member.name, news.tables)
-        self._say(member.name, news.log)
+        self.add_lines(member.name, report.tables)
+        self._say(member.name, report.log)
 
     def _say(self, name: str, records: Sequence[tuple[int, str, str]]) -> None:
         """Log what a worker has logged, but nothing twice: most is the same from every worker."""

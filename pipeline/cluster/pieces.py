@@ -17,7 +17,7 @@ class WorkItem:
 
     Args:
         number: counts the pieces of a run; a smaller one is older.
-        island: that computes it.
+        segment: that computes it.
         batch: the rows, of one chunk.
         round_rows: source rows per round of a run under a target, None while they are unknown.
         deaths: workers that ended while they had it.
@@ -25,7 +25,7 @@ class WorkItem:
     """
 
     number: int
-    island: str
+    segment: str
     batch: Batch
     round_rows: int | None = None
     deaths: int = 0
@@ -42,7 +42,7 @@ class WorkItem:
         middle = self.num_rows // 2
         parts = (self.batch.data.slice(0, middle), self.batch.data.slice(middle))
         return [
-            WorkItem(next(numbers), self.island, self.batch.with_data(part), self.round_rows, self.deaths)
+            WorkItem(next(numbers), self.segment, self.batch.with_data(part), self.round_rows, self.deaths)
             for part in parts
         ]
 
@@ -52,7 +52,7 @@ class WorkRequest:
     """A piece as it is sent to a worker. `rows`: of `chunk`, an Arrow IPC stream."""
 
     number: int
-    island: str
+    segment: str
     chunk: int
     rows: bytes
     round_rows: int | None
@@ -67,14 +67,14 @@ class TableRows:
 
 
 @dataclass(frozen=True)
-class News:
+class WorkerReport:
     """Counters and records of a worker, sent when it is asked for them.
 
     Args:
         meters: of all its nodes and parts, since the worker began.
         totals: of the run, counted by this worker since it began.
-        tables: lines of metrics tables about no row, since the last news.
-        log: level, logger and text of log records since the last news.
+        tables: lines of metrics tables about no row, since the last report.
+        log: level, logger and text of log records since the last report.
     """
 
     meters: Sequence[MeterReading] = ()
@@ -90,7 +90,7 @@ class WorkResult:
     Args:
         rows: an Arrow IPC stream of the rows that came out, sorted by (row, lineage).
         rejects: by node.
-        counts: row counts of each node of the island.
+        counts: row counts of each node of the segment.
         tables: lines of metrics tables about its rows.
     """
 
@@ -101,7 +101,7 @@ class WorkResult:
 
 
 class Cutter:
-    """Cuts the batches that come to an island into pieces of `rows` rows, and of fewer at the end of a chunk."""
+    """Cuts the batches that come to a segment into pieces of `rows` rows, and of fewer at the end of a chunk."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

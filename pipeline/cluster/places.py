@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.cluster.pool import Handle
-from pipeline.cluster.running_island import WorkerFailed
+from pipeline.cluster.segment_runner import WorkerFailed
 
 MOST_STARTS = 3
 """Workers in a row in one place that may end before they are open, or before they answer: a node that is lost takes

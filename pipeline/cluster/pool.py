@@ -36,7 +36,7 @@ class Handle(Protocol):
 
 
 class Pool(Protocol):
-    """Starts workers. `hire` and `close` are called by one thread."""
+    """Starts workers. `start_worker` and `close` are called by one thread."""
 
     @property
     def fits(self) -> int:
@@ -46,7 +46,7 @@ class Pool(Protocol):
     def lost(self) -> str | None:
         """Why no worker can be reached any more, for a message; None while they can."""
 
-    def hire(self, name: str) -> Handle:
+    def start_worker(self, name: str) -> Handle:
         """Begin to start a worker. Returns at once: its calls are answered when it runs, which may be minutes later,
         and raise WorkerLost if it cannot be started."""
 

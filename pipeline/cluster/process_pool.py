@@ -63,7 +63,7 @@ class ProcessPool:
     def lost(self) -> None:
         return None
 
-    def hire(self, name: str) -> Handle:
+    def start_worker(self, name: str) -> Handle:
         place = int(name.partition(".")[0]) - 1
         cores = self._cores[place] if self._cores else []
         environment = dict(os.environ)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 class RayPool:
     """Starts workers as actors. An actor that Ray cannot place yet begins when there is room, so that it is the demand
-    that an autoscaler sees; one that ends is replaced by the crew, on whatever node has room.
+    that an autoscaler sees; one that ends is replaced by the dispatcher, on whatever node has room.
 
     Args:
         settings: of the cluster.
@@ -98,7 +98,7 @@ class RayPool:
             return None
         return "Ray has ended on this machine (its raylet is gone); start it again, and the same command goes on"
 
-    def hire(self, name: str) -> RayHandle:
+    def start_worker(self, name: str) -> RayHandle:
         handle = RayHandle(self._actor.remote(sys.path, os.getcwd(), self._plan, self._desk))  # noqa: PTH109
         self._started.append(handle)
         return handle

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.api.errors import Cancelled, ExitCode, PipelineError
 from pipeline.api.user_code import spelt
 from pipeline.cluster.pool import WorkerLost
-from pipeline.cluster.running_island import NotOpened, WorkerFailed
+from pipeline.cluster.segment_runner import NotOpened, WorkerFailed
 
 PART_S = 10
 """Seconds in which more has to come of a message that has begun: else it has broken off, or was no message."""

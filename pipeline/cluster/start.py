@@ -1,4 +1,4 @@
-"""Make the driver's graph of a job with a cluster: islands in place of the nodes that workers run."""
+"""Make the driver's graph of a job with a cluster: segments in place of the nodes that workers run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import partial
 
 from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
-from pipeline.cluster.crew import Crew
-from pipeline.cluster.cut import ClusterSize, Cut, islands_of
+from pipeline.cluster.assignments import Assignments
+from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.identity import CODE, check_equal, contents_of, of_machine, program
-from pipeline.cluster.island import Island
-from pipeline.cluster.ledger import Ledger
 from pipeline.cluster.members import Event, Members
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
 from pipeline.cluster.process_pool import ProcessPool
-from pipeline.cluster.running_island import IslandPlan
+from pipeline.cluster.remote_segment import RemoteSegment
+from pipeline.cluster.segment_runner import SegmentPlan
+from pipeline.cluster.segments import ClusterSize, Segment, segments_of
 from pipeline.cluster.worker import WorkerPlan
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -48,11 +48,11 @@ def driver_graph(
     """
     cluster: ClusterSettings = settings.cluster
     stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
-    cuts = islands_of(graph)
-    content = contents_of(graph, (name for cut in cuts for name in cut.nodes)) | {CODE: program()[CODE]}
-    islands = tuple(_island_plan(cut, settings) for cut in cuts)
-    plan = WorkerPlan(islands, context.run_id, context.attempt, str(context.output_dir), content)
-    make, own_memory = POOLS[cluster.pool], _own_memory(graph, cuts)
+    segments = segments_of(graph)
+    content = contents_of(graph, (name for segment in segments for name in segment.nodes)) | {CODE: program()[CODE]}
+    plans = tuple(_segment_plan(segment, settings) for segment in segments)
+    plan = WorkerPlan(plans, context.run_id, context.attempt, str(context.output_dir), content)
+    make, own_memory = POOLS[cluster.pool], _own_memory(graph, segments)
     pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
@@ -62,15 +62,15 @@ def driver_graph(
     def members(post: Callable[[Event], None]) -> Members:
         return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)
 
-    def crew() -> Crew:
-        ledger = Ledger(cluster.in_flight, cluster.poison_after)
-        made = Crew(members, ledger, size.workers, context, cuts)
+    def dispatcher() -> Dispatcher:
+        assignments = Assignments(cluster.in_flight, cluster.poison_after)
+        made = Dispatcher(members, assignments, size.workers, context, segments)
         made.start()
         return made
 
-    nodes = _replaced(graph, cuts, lambda cut: Island(cut, size, crew))
-    for cut in cuts:
-        meters.update({meter.name: meter for meter in nodes[cut.name].op.meters if isinstance(meter, RemoteMeter)})
+    nodes = _replaced(graph, segments, lambda segment: RemoteSegment(segment, size, dispatcher))
+    for segment in segments:
+        meters.update({meter.name: meter for meter in nodes[segment.name].op.meters if isinstance(meter, RemoteMeter)})
     chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
     return Graph(nodes, graph.target), open_chunks
@@ -94,29 +94,31 @@ def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
     return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
 
 
-def _island_plan(cut: Cut, settings: JobSettings) -> IslandPlan:
-    nodes = {name: settings.nodes[name] for name in cut.nodes}
-    return IslandPlan(cut.name, nodes, cut.schema.serialize().to_pybytes())
+def _segment_plan(segment: Segment, settings: JobSettings) -> SegmentPlan:
+    nodes = {name: settings.nodes[name] for name in segment.nodes}
+    return SegmentPlan(segment.name, nodes, segment.schema.serialize().to_pybytes())
 
 
-def _replaced(graph: Graph, cuts: tuple[Cut, ...], island: Callable[[Cut], Island]) -> Mapping[str, Node]:
-    """Return the nodes of `graph` with an island in place of each of `cuts`."""
+def _replaced(
+    graph: Graph, segments: tuple[Segment, ...], remote: Callable[[Segment], RemoteSegment]
+) -> Mapping[str, Node]:
+    """Return the nodes of `graph` with a segment in place of each of `segments`."""
     found: dict[str, Node] = {}
-    ends = {cut.nodes[-1]: cut.name for cut in cuts}
-    inside = {name for cut in cuts for name in cut.nodes}
+    ends = {segment.nodes[-1]: segment.name for segment in segments}
+    inside = {name for segment in segments for name in segment.nodes}
     for name, node in graph.nodes.items():
         inputs = tuple(ends.get(source, source) for source in node.inputs)
-        cut = next((cut for cut in cuts if cut.nodes[0] == name), None)
-        if cut is not None:
-            found[cut.name] = replace(node, op=island(cut), inputs=inputs)
+        segment = next((segment for segment in segments if segment.nodes[0] == name), None)
+        if segment is not None:
+            found[segment.name] = replace(node, op=remote(segment), inputs=inputs)
         elif name not in inside:
             found[name] = replace(node, inputs=inputs)
     return found
 
 
-def _own_memory(graph: Graph, cuts: tuple[Cut, ...]) -> int:
+def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:
     """Return the bytes that a worker needs for itself: contexts, not the model file, whose pages a machine has once."""
-    needs = [need for cut in cuts for name in cut.nodes for need in graph.nodes[name].op.memory_needs()]
+    needs = [need for segment in segments for name in segment.nodes for need in graph.nodes[name].op.memory_needs()]
     return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
 
 

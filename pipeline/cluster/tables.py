@@ -1,4 +1,4 @@
-"""Metrics tables of an island in a worker: lines are kept until they are sent to the driver."""
+"""Metrics tables of a segment in a worker: lines are kept until they are sent to the driver."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _ANY = -1
 """Stands for the piece of lines that are about no row."""
 
 
-class IslandTables:
-    """The metrics tables of one island. Lines about rows are sent with the answer to their piece, others with news."""
+class SegmentTables:
+    """The metrics tables of one segment. Lines about rows are sent with the answer to their piece, others with a
+    report."""
 
     def __init__(self) -> None:
         self._tables: dict[str, _Lines] = {}

@@ -1,4 +1,4 @@
-"""A worker: the executor of each island over the pieces that it is sent. It writes no files."""
+"""A worker: the executor of each segment over the pieces that it is sent. It writes no files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from pipeline.api.meter import MeterReading
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import HOST, check_equal, program
-from pipeline.cluster.pieces import News, WorkRequest, WorkResult
+from pipeline.cluster.pieces import WorkerReport, WorkRequest, WorkResult
 from pipeline.cluster.rpc import portable
-from pipeline.cluster.running_island import IslandPlan, RunningIsland
-from pipeline.cluster.tables import IslandTables
+from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
+from pipeline.cluster.tables import SegmentTables
 from pipeline.system.stacks import stacks
 
 LOGGERS = ("pipeline", "llama.cpp")
@@ -31,7 +31,7 @@ class WorkerPlan:
         content: the driver's code and model files, by what they are; a worker has the same.
     """
 
-    islands: Sequence[IslandPlan]
+    segments: Sequence[SegmentPlan]
     run_id: str
     attempt: int
     directory: str
@@ -39,7 +39,7 @@ class WorkerPlan:
 
 
 class Worker:
-    """Runs the islands of a job on the pieces that it is given. Thread-safe.
+    """Runs the segments of a job on the pieces that it is given. Thread-safe.
 
     Args:
         plan: from the driver.
@@ -54,7 +54,7 @@ class Worker:
         self._plan, self._services, self._host = plan, services, host
         self._process, self._resources = Resources(), _Lent()
         self._log = _Log() if keeps_log else None
-        self._islands: dict[str, RunningIsland] = {}
+        self._segments: dict[str, SegmentRunner] = {}
 
     def open(self) -> dict[str, str]:
         """Load models and begin; return what must be the same in all workers, by what it is, and HOST.
@@ -73,15 +73,15 @@ class Worker:
             for logger in map(logging.getLogger, LOGGERS):
                 logger.addHandler(self._log)
                 logger.setLevel(logging.INFO)
-        self._islands = {island.name: self._made(island) for island in self._plan.islands}
+        self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
         found = program()
         own = dict(found)
-        for island in self._islands.values():
-            own |= island.content()
+        for segment in self._segments.values():
+            own |= segment.content()
         check_equal("the driver", self._plan.content, "a worker", own, ALIKE)
-        for island in self._islands.values():
-            island.start()
-            found = found | island.identity()
+        for segment in self._segments.values():
+            segment.start()
+            found = found | segment.identity()
         return found
 
     def compute(self, task: WorkRequest) -> WorkResult:
@@ -91,38 +91,38 @@ class Worker:
             WorkerFailed: an operator raised.
             Cancelled: the worker was stopped.
         """
-        return self._islands[task.island].compute(task).result()
+        return self._segments[task.segment].compute(task).result()
 
-    def news(self) -> News:
+    def report(self) -> WorkerReport:
         """Return counters, new rows of metrics tables, and new log records."""
         meters: list[MeterReading] = []
         totals: dict[str, float] = {}
-        for island in self._islands.values():
-            meters += [meter.read() for meter in island.meters]
-            for counted in island.context.counted():
+        for segment in self._segments.values():
+            meters += [meter.read() for meter in segment.meters]
+            for counted in segment.context.counted():
                 for key, value in counted.items():
                     totals[key] = totals.get(key, 0.0) + value
-        tables = [rows for island in self._islands.values() for rows in island.tables.take()]
-        return News(meters, totals, tables, self._log.take() if self._log is not None else ())
+        tables = [rows for segment in self._segments.values() for rows in segment.tables.take()]
+        return WorkerReport(meters, totals, tables, self._log.take() if self._log is not None else ())
 
     def stacks(self) -> str:
         """Return the stack of every thread of this process."""
         return stacks()
 
-    def stop(self) -> News:
-        """Finish the current step and stop; return the last news."""
-        for island in self._islands.values():
-            island.stop()
+    def stop(self) -> WorkerReport:
+        """Finish the current step and stop; return the last report."""
+        for segment in self._segments.values():
+            segment.stop()
         self._resources.close_lent()
-        news = self.news()
+        report = self.report()
         self._process.close()
         if self._log is not None:
             for logger in map(logging.getLogger, LOGGERS):
                 logger.removeHandler(self._log)
-        return news
+        return report
 
-    def _made(self, island: IslandPlan) -> RunningIsland:
-        plan, tables = self._plan, IslandTables()
+    def _made(self, segment: SegmentPlan) -> SegmentRunner:
+        plan, tables = self._plan, SegmentTables()
         context = RunContext(
             Path(plan.directory),
             self._process,
@@ -132,11 +132,11 @@ class Worker:
             self._services,
             resources=self._resources,
         )
-        return RunningIsland(island, context, tables)
+        return SegmentRunner(segment, context, tables)
 
 
 class _Lent(Resources):
-    """Resources of all islands of a worker: the end of one island's executor does not close them."""
+    """Resources of all segments of a worker: the end of one segment's executor does not close them."""
 
     def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
-from pipeline.cluster.cut import places
+from pipeline.cluster.segments import places
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import without_other_rows

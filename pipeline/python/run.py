@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.forecast import Forecast, Range
 from pipeline.api.runtime import Resources
-from pipeline.cluster.cut import places
+from pipeline.cluster.segments import places
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.monitor.summary import Outcome

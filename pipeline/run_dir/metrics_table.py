@@ -239,7 +239,7 @@ class StageRecorder:
 
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
         """Append the increase of each meter since the last call, of each worker if it is one of a cluster; a worker
-        that has not sent news since gets no row. `now_s`: seconds since the attempt began."""
+        that has not reported since gets no row. `now_s`: seconds since the attempt began."""
         for meter in meters:
             for worker, total in meter.by_worker():
                 before_s, before = self._last.get((meter.name, worker), (0.0, {}))

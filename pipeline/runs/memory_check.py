@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed
 from pipeline.api.user_code import planning
-from pipeline.cluster.cut import islands_of
 from pipeline.cluster.pool import USUAL_WORKERS
+from pipeline.cluster.segments import segments_of
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
 from pipeline.settings import JobSettings
@@ -72,7 +72,7 @@ class _Needs:
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
         self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
-        in_workers = {name for cut in islands_of(graph) for name in cut.nodes} if self._workers > 1 else set()
+        in_workers = {name for segment in segments_of(graph) for name in segment.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}
         for name in graph.order:
             with planning(name, "memory_needs"):

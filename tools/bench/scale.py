@@ -92,7 +92,7 @@ class Workers(JobContender):
 def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[float, float]], pieces: int) -> Figures:
     """Return `found` with the figures of workers.
 
-    Everything is counted from the time when the last worker had opened: of workers, the intervals between two news
+    Everything is counted from the time when the last worker had opened: of workers, the intervals between two reports
     that begin after it. The steady state ends when the first worker has computed for the last time; what it and the
     others idle after that is the tail.
 

@@ -23,7 +23,7 @@ from pipeline.cluster import rpc
 from pipeline.cluster.pool import WorkerLost
 from pipeline.cluster.process_pool import PipeServices, ProcessPool, devices_of
 from pipeline.cluster.rpc import Caller, serve
-from pipeline.cluster.running_island import WorkerFailed
+from pipeline.cluster.segment_runner import WorkerFailed
 from pipeline.settings import ClusterSettings
 
 
@@ -34,7 +34,7 @@ def test_a_call_does_not_wait_for_a_worker_that_does_not_read() -> None:
     calls = [caller.call("compute", bytes(1 << 20)) for _ in range(4)]
     assert not any(call.done() for call in calls)
     theirs.close()
-    for call in (*calls, caller.call("news")):
+    for call in (*calls, caller.call("report")):
         assert isinstance(call.exception(timeout=60), WorkerLost)
 
 
@@ -44,8 +44,8 @@ def test_what_cannot_be_sent_is_said_to_who_calls() -> None:
     caller = Caller(ours, lambda: WorkerLost("gone"))
     with pytest.raises((AttributeError, TypeError, PicklingError)):
         caller.call("compute", lambda: None)
-    call = caller.call("news", 3)
-    assert theirs.recv() == (1, "news", (3,))
+    call = caller.call("report", 3)
+    assert theirs.recv() == (1, "report", (3,))
     theirs.send((1, True, "all well"))
     assert call.result(timeout=60) == "all well"
 
@@ -87,9 +87,9 @@ def test_what_is_no_answer_ends_all_calls_and_says_so(what: str, monkeypatch) ->
     monkeypatch.setattr(rpc, "PART_S", 1)
     ours, theirs = Pipe()
     caller = Caller(ours, lambda: WorkerLost("gone"))
-    calls = [caller.call("news"), caller.call("compute", 1)]
+    calls = [caller.call("report"), caller.call("compute", 1)]
     NO_ANSWERS[what](theirs)
-    for call in (*calls, caller.call("news")):
+    for call in (*calls, caller.call("report")):
         error = call.exception(timeout=60)
         assert isinstance(error, WorkerLost)
         assert re.match(r"its answer cannot be read: \w.*", str(error))
@@ -97,7 +97,7 @@ def test_what_is_no_answer_ends_all_calls_and_says_so(what: str, monkeypatch) ->
 
 def test_half_an_answer_of_a_worker_that_ends_is_its_end() -> None:
     ours, theirs = Pipe()
-    call = Caller(ours, lambda: WorkerLost("gone")).call("news")
+    call = Caller(ours, lambda: WorkerLost("gone")).call("report")
     os.write(theirs.fileno(), struct.pack("!i", 99) + b"half")
     theirs.close()
     assert str(call.exception(timeout=60)) == "gone"
@@ -134,7 +134,7 @@ class Worker:
     def of_its_own(self):
         raise type("OfItsOwn", (PipelineError,), {})("a class that nobody else has")
 
-    def news(self):
+    def report(self):
         return "all well"
 
 
@@ -148,7 +148,7 @@ def test_an_answer_that_cannot_be_sent_is_one_that_says_so(method: str, at_a_tim
     error = caller.call(method).exception(timeout=60)
     assert isinstance(error, WorkerFailed)
     assert str(error)
-    assert caller.call("news").result(timeout=60) == "all well"
+    assert caller.call("report").result(timeout=60) == "all well"
     ours.close()
 
 
@@ -156,7 +156,7 @@ def test_an_answer_that_cannot_be_sent_is_one_that_says_so(method: str, at_a_tim
 def test_a_call_that_cannot_be_read_closes_the_pipe(at_a_time: int) -> None:
     """So that whoever called finds that nobody answers."""
     ours, theirs = Pipe()
-    ours.send((0, "news", (Unreadable(),)))
+    ours.send((0, "report", (Unreadable(),)))
     with pytest.raises(rpc.Unreadable, match="no module of that name"):
         serve(theirs, Worker(), at_a_time)
     with pytest.raises(EOFError):
@@ -185,7 +185,7 @@ def test_a_process_that_cannot_be_started_is_a_worker_that_ended(monkeypatch) ->
     monkeypatch.setattr(subprocess, "Popen", refuse)
     plan: Any = None
     pool = ProcessPool(ClusterSettings(), plan, 1, 1, on_cpu=False)
-    error = pool.hire("1").call("open").exception(timeout=60)
+    error = pool.start_worker("1").call("open").exception(timeout=60)
     pool.close()
     assert isinstance(error, WorkerLost)
     assert str(error) == "its process cannot be started: [Errno 11] Resource temporarily unavailable"

@@ -13,10 +13,10 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
-from pipeline.cluster.pieces import News
+from pipeline.cluster.pieces import WorkerReport
 from pipeline.cluster.places import MOST_REST_S, MOST_STARTS, REST_S
 from pipeline.cluster.pool import WorkerLost
-from pipeline.cluster.running_island import NotOpened, WorkerFailed
+from pipeline.cluster.segment_runner import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
 
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, folder: Path, workers: int = 1, began_with: Any = lambda identity: None) -> None:
         self.now = 0.0
-        self.hired: dict[str, Handle] = {}
+        self.started_workers: dict[str, Handle] = {}
         self.joined: list[str] = []
         self.left: list[tuple[str, str]] = []
         self.lost = None
@@ -50,13 +50,13 @@ class Run:
         tables = MetricsTables(folder)
         context = RunContext(folder, Resources(), tables.get, clock=lambda: self.now)
         self.members = Members(settings, workers, self, context, tables, {}, began_with, STALL_S, self._events.put)
-        self.members.hire(self.joined.append, lambda name, why: self.left.append((name, why)))
+        self.members.start(self.joined.append, lambda name, why: self.left.append((name, why)))
 
     fits = 1
 
-    def hire(self, name: str) -> Handle:
-        self.hired[name] = Handle()
-        return self.hired[name]
+    def start_worker(self, name: str) -> Handle:
+        self.started_workers[name] = Handle()
+        return self.started_workers[name]
 
     def missing(self) -> str:
         return "no room"
@@ -65,7 +65,7 @@ class Run:
         pass
 
     def answer(self, name: str, method: str, found: object) -> None:
-        future = self.hired[name].calls.pop(method)
+        future = self.started_workers[name].calls.pop(method)
         if isinstance(found, Exception):
             future.set_exception(found)
         else:
@@ -77,17 +77,17 @@ class Run:
         self.answer(name, "open", identity)
 
     def end(self, name: str, why: str = "its process ended by signal SIGKILL", host: str = "") -> None:
-        self.answer(name, "open" if name not in self.joined else "news", WorkerLost(why, host))
+        self.answer(name, "open" if name not in self.joined else "report", WorkerLost(why, host))
 
     def last(self, place: int) -> str:
         """The worker of a place that was started last."""
-        return [name for name in self.hired if name.partition(".")[0] == f"{place}"][-1]
+        return [name for name in self.started_workers if name.partition(".")[0] == f"{place}"][-1]
 
     def end_all_of(self, place: int, *, opened: bool) -> None:
         """Have workers of a place end, open or not, until it rests."""
         started = 0
-        while started < len(self.hired):
-            started, name = len(self.hired), self.last(place)
+        while started < len(self.started_workers):
+            started, name = len(self.started_workers), self.last(place)
             if opened:
                 self.open(name, host="sick")
                 self.look()
@@ -119,9 +119,9 @@ def test_a_worker_that_cannot_be_reached_gives_up_its_place(tmp_path: Path) -> N
     run.open("1")
     run.look()
     run.end("1")
-    assert run.hired["1"].killed == 1
+    assert run.started_workers["1"].killed == 1
     assert run.left == [("1", "its process ended by signal SIGKILL")]
-    assert list(run.hired) == ["1", "1.2"]
+    assert list(run.started_workers) == ["1", "1.2"]
 
 
 def test_a_stalled_worker_says_where_it_is_and_is_ended(tmp_path: Path, caplog) -> None:
@@ -133,8 +133,8 @@ def test_a_stalled_worker_says_where_it_is_and_is_ended(tmp_path: Path, caplog) 
         run.answer("1", "stacks", "thread engine: in llama_decode")
         run.look(STACKS_S + 0.5, busy=True)
     assert "worker 1, where nothing moves:\nthread engine: in llama_decode" in caplog.text
-    assert run.hired["1"].killed
-    assert run.hired["2"].killed  # it did not even answer
+    assert run.started_workers["1"].killed
+    assert run.started_workers["2"].killed  # it did not even answer
     assert run.members.totals()["cluster/workers_stalled"] == 2
 
 
@@ -171,12 +171,12 @@ def test_counters_are_asked_for_once_at_a_time(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.open("1")
     run.look()
-    first = run.hired["1"].calls["news"]
+    first = run.started_workers["1"].calls["report"]
     run.look(50.0)
-    assert run.hired["1"].calls["news"] is first
-    run.answer("1", "news", News(totals={"generate/steps": 3.0}))
+    assert run.started_workers["1"].calls["report"] is first
+    run.answer("1", "report", WorkerReport(totals={"generate/steps": 3.0}))
     run.look()
-    assert run.hired["1"].calls["news"] is not first
+    assert run.started_workers["1"].calls["report"] is not first
     assert run.members.totals()["generate/steps"] == 3.0
 
 
@@ -281,7 +281,7 @@ def test_every_refusal_and_loss_names_the_machine(tmp_path: Path) -> None:
     run.open("1", host="node1")
     run.look()
     with pytest.raises(WorkerFailed, match="worker 1 on node1: node 'trouble' failed"):
-        run.answer("1", "news", WorkerFailed("node 'trouble' failed"))
+        run.answer("1", "report", WorkerFailed("node 'trouble' failed"))
     run = Run(tmp_path, began_with=refuse)
     with pytest.raises(ConfigError, match="worker 1 on node1: other bits"):
         run.open("1", host="node1")

@@ -78,7 +78,7 @@ def test_a_lost_actor_says_why_and_where(found: Any, why: str, host: str) -> Non
 
     answer: Future[Any] = Future()
     actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *call: SimpleNamespace(future=lambda: answer)))
-    future = RayHandle(actor).call("news")
+    future = RayHandle(actor).call("report")
     if isinstance(found, Exception):
         answer.set_exception(found)
     else:

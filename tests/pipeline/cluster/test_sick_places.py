@@ -22,10 +22,10 @@ FAKE = ("model=fake", "chunk_rows=16", "sampling.max_tokens=8")
 @pytest.mark.parametrize("method", ["open", "compute"])
 def test_a_place_whose_workers_all_end_changes_no_byte(method: str, tmp_path: Path, monkeypatch) -> None:
     """They end when they open, until the place rests and others begin; or with what they are to compute."""
-    hire, rest, compute, rests = ThreadPool.hire, Place.rest, Worker.compute, threading.Event()
+    start_worker, rest, compute, rests = ThreadPool.start_worker, Place.rest, Worker.compute, threading.Event()
 
-    def hire_one(self: ThreadPool, name: str) -> ThreadHandle:
-        handle = hire(self, name)
+    def start_one(self: ThreadPool, name: str) -> ThreadHandle:
+        handle = start_worker(self, name)
         if name.partition(".")[0] == "2":
             monkeypatch.setattr(handle, "call", lambda called, *args: end(handle, called, *args))
         return handle
@@ -44,7 +44,11 @@ def test_a_place_whose_workers_all_end_changes_no_byte(method: str, tmp_path: Pa
         return compute(self, task)
 
     assert run("quickstart", tmp_path / "alone", *FAKE) == ExitCode.DONE
-    for where, name, new in ((ThreadPool, "hire", hire_one), (Place, "rest", begin_to_rest), (Worker, "compute", wait)):
+    for where, name, new in (
+        (ThreadPool, "start_worker", start_one),
+        (Place, "rest", begin_to_rest),
+        (Worker, "compute", wait),
+    ):
         monkeypatch.setattr(where, name, new)
     with workers_in_threads():
         assert run("quickstart", tmp_path / "out", *FAKE, "cluster=processes", "cluster.piece_rows=2") == ExitCode.DONE

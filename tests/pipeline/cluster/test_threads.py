@@ -22,7 +22,7 @@ from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
 from pipeline.api.protocols import BITS
 from pipeline.cluster.pieces import WorkRequest, to_ipc
-from pipeline.cluster.running_island import RunningIsland, _Pieces
+from pipeline.cluster.segment_runner import SegmentRunner, _Pieces
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
 from pipeline.results.report.totals import totals
@@ -231,8 +231,8 @@ def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch)
 @pytest.mark.parametrize("what", often(["nodes.generate.model", "the program's code"], "nodes.generate.model"))
 def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: Path, capsys, monkeypatch) -> None:
     """All workers may be alike, and still have another model at the same path, or an older checkout."""
-    found, loads = RunningIsland.content, []
-    monkeypatch.setattr(RunningIsland, "content", lambda self: found(self) | {what: "another"})
+    found, loads = SegmentRunner.content, []
+    monkeypatch.setattr(SegmentRunner, "content", lambda self: found(self) | {what: "another"})
     monkeypatch.setattr(Generate, "open", lambda self, runtime: loads.append(self))
     assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=processes") == ExitCode.CONFIG
     said = capsys.readouterr().err

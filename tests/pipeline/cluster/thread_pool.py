@@ -46,7 +46,7 @@ class ThreadPool:
     def lost(self) -> None:
         return None
 
-    def hire(self, name: str) -> ThreadHandle:
+    def start_worker(self, name: str) -> ThreadHandle:
         return ThreadHandle(Worker(self._plan, self._desk, keeps_log=False), self._calls)
 
     def missing(self) -> str:

@@ -1,4 +1,4 @@
-"""Ledger: which worker has which piece, and what becomes of the pieces of one that ends. Plain Python, no clock, no
+"""Which worker has which piece, and what becomes of the pieces of one that ends. Plain Python, no clock, no
 thread.
 
 A worker that ends may have been ended by a row (a crash in native code, no memory left). So pieces that it had are
@@ -15,7 +15,7 @@ from itertools import count
 from pipeline.cluster.pieces import WorkItem
 
 
-class Ledger:
+class Assignments:
     """Pieces that wait and pieces that workers have.
 
     Args:
@@ -45,7 +45,7 @@ class Ledger:
         return len(self._waiting)
 
     @property
-    def hungry(self) -> bool:
+    def has_idle_worker(self) -> bool:
         """True if no piece waits and a worker has none."""
         return not self._waiting and bool(self._by_pieces[0])
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.api.records import Batch
-from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.pieces import WorkItem
 
 AFTER = 2
 
 
-def piece(ledger: Ledger, rows: range) -> WorkItem:
+def piece(assignments: Assignments, rows: range) -> WorkItem:
     data = pa.record_batch({"row": pa.array(list(rows), pa.int64())})
-    return WorkItem(next(ledger.numbers), "workers_1", Batch(0, data))
+    return WorkItem(next(assignments.numbers), "workers_1", Batch(0, data))
 
 
 def rows_of(one: WorkItem) -> list[int]:
@@ -26,10 +26,10 @@ def rows_of(one: WorkItem) -> list[int]:
 
 
 class Run:
-    """A ledger and its workers, of which some are ended by rows that they compute, and those of `sick` by any."""
+    """Assignments and their workers, of which some are ended by rows that they compute, and those of `sick` by any."""
 
-    def __init__(self, ledger: Ledger, poison: frozenset[int]) -> None:
-        self.ledger = ledger
+    def __init__(self, assignments: Assignments, poison: frozenset[int]) -> None:
+        self.assignments = assignments
         self.sick: set[str] = set()
         self.poison = poison
         self.answers: Counter[int] = Counter()
@@ -37,41 +37,41 @@ class Run:
         self.given_up: list[int] = []
         self.born = 0
 
-    def hire(self, *, sick: bool = False) -> None:
-        self.ledger.join(f"{self.born}")
+    def start_worker(self, *, sick: bool = False) -> None:
+        self.assignments.join(f"{self.born}")
         if sick:
             self.sick.add(f"{self.born}")
         self.born += 1
 
     def kill(self, worker: str) -> None:
-        self.late += [(worker, one.number) for one in self.ledger.pieces_of(worker)]
-        for lost in self.ledger.leave(worker):
+        self.late += [(worker, one.number) for one in self.assignments.pieces_of(worker)]
+        for lost in self.assignments.leave(worker):
             self.given_up += rows_of(lost)
-        self.hire(sick=worker in self.sick)
+        self.start_worker(sick=worker in self.sick)
 
     def assign(self) -> None:
         """Give out what can be given out: a piece that workers ended with has its worker alone."""
-        list(self.ledger.assign())
-        for worker in self.ledger.workers:
-            held = self.ledger.pieces_of(worker)
+        list(self.assignments.assign())
+        for worker in self.assignments.workers:
+            held = self.assignments.pieces_of(worker)
             assert len(held) < 2 or all(one.deaths < AFTER for one in held)
 
     def work(self, worker: str) -> None:
         """Compute the oldest piece of a worker, or end with it."""
-        held = self.ledger.pieces_of(worker)
+        held = self.assignments.pieces_of(worker)
         if not held:
             return
         if worker in self.sick or any(self.poison & set(rows_of(one)) for one in held):
             self.kill(worker)
             return
         found = held[0]
-        if self.ledger.answered(worker, found.number):
+        if self.assignments.answered(worker, found.number):
             self.answers.update(rows_of(found))
 
     def answer_late(self) -> None:
         """Answer as workers that were taken for dead: none of it counts."""
         for worker, number in self.late:
-            assert not self.ledger.answered(worker, number)
+            assert not self.assignments.answered(worker, number)
 
 
 @given(
@@ -81,25 +81,25 @@ class Run:
     workers=st.integers(1, 4),
 )
 def test_every_row_is_answered_once_or_was_poison(poison, events, size, workers) -> None:
-    ledger = Ledger(2, AFTER)
-    run = Run(ledger, poison)
+    assignments = Assignments(2, AFTER)
+    run = Run(assignments, poison)
     for _ in range(workers):
-        run.hire()
+        run.start_worker()
     for start in range(0, 40, size):
-        ledger.add(piece(ledger, range(start, min(start + size, 40))))
+        assignments.add(piece(assignments, range(start, min(start + size, 40))))
     for which, event in events:
         run.assign()
         run.answer_late()
-        there = ledger.workers
+        there = assignments.workers
         if event == 9:  # ended from outside
             run.kill(there[which % len(there)])
         else:
             run.work(there[which % len(there)])
     for _ in range(5000):
         run.assign()
-        if not ledger.waiting and not any(map(ledger.pieces_of, ledger.workers)):
+        if not assignments.waiting and not any(map(assignments.pieces_of, assignments.workers)):
             break
-        for worker in ledger.workers:
+        for worker in assignments.workers:
             run.work(worker)
     run.answer_late()
     assert poison >= set(run.given_up) or any(event == 9 for _, event in events)
@@ -116,46 +116,46 @@ def test_every_row_is_answered_once_or_was_poison(poison, events, size, workers)
 )
 def test_a_machine_on_which_all_workers_end_has_no_row_given_up(turns, size, well, sick) -> None:
     """However fast they end, and however long the others take for their first answer."""
-    run = Run(Ledger(2, AFTER), frozenset())
+    run = Run(Assignments(2, AFTER), frozenset())
     for number in range(sick + well):
-        run.hire(sick=number < sick)
+        run.start_worker(sick=number < sick)
     for start in range(0, 40, size):
-        run.ledger.add(piece(run.ledger, range(start, min(start + size, 40))))
+        run.assignments.add(piece(run.assignments, range(start, min(start + size, 40))))
     for turn in (*turns, *range(sick)):
         run.assign()
-        there = sorted(run.ledger.workers, key=lambda worker: worker not in run.sick)
+        there = sorted(run.assignments.workers, key=lambda worker: worker not in run.sick)
         run.work(there[turn % sick])
     while run.answers.total() + len(run.given_up) < 40:
         run.assign()
-        for worker in run.ledger.workers:
+        for worker in run.assignments.workers:
             run.work(worker)
     assert not run.given_up
     assert sorted(run.answers.elements()) == list(range(40))
 
 
 def test_a_worker_that_ends_costs_only_its_pieces_another_try() -> None:
-    ledger = Ledger(2, AFTER)
-    ledger.join("a")
-    ledger.join("b")
-    pieces = [piece(ledger, range(i, i + 1)) for i in range(6)]
+    assignments = Assignments(2, AFTER)
+    assignments.join("a")
+    assignments.join("b")
+    pieces = [piece(assignments, range(i, i + 1)) for i in range(6)]
     for one in pieces:
-        ledger.add(one)
-    assert [(w, p.number) for w, p in ledger.assign()] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
-    assert ledger.leave("a") == []
-    ledger.join("c")
-    assert [(w, p.number) for w, p in ledger.assign()] == [("c", 0), ("c", 2)]  # before 4 and 5, which came later
-    assert ledger.redone == 2
+        assignments.add(one)
+    assert [(w, p.number) for w, p in assignments.assign()] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+    assert assignments.leave("a") == []
+    assignments.join("c")
+    assert [(w, p.number) for w, p in assignments.assign()] == [("c", 0), ("c", 2)]  # before 4 and 5, which came later
+    assert assignments.redone == 2
 
 
 def test_a_suspect_is_computed_alone_and_halved() -> None:
-    ledger = Ledger(2, AFTER)
-    bad = piece(ledger, range(4))
-    ledger.add(bad)
+    assignments = Assignments(2, AFTER)
+    bad = piece(assignments, range(4))
+    assignments.add(bad)
     for number in range(AFTER):
-        ledger.join(f"{number}")
-        list(ledger.assign())
-        assert ledger.leave(f"{number}") == []
-    ledger.join("x")
-    ledger.add(piece(ledger, range(4, 8)))
-    assert [p.num_rows for _, p in ledger.assign()] == [2]  # alone: the other half and the new piece wait
-    assert ledger.waiting == 2
+        assignments.join(f"{number}")
+        list(assignments.assign())
+        assert assignments.leave(f"{number}") == []
+    assignments.join("x")
+    assignments.add(piece(assignments, range(4, 8)))
+    assert [p.num_rows for _, p in assignments.assign()] == [2]  # alone: the other half and the new piece wait
+    assert assignments.waiting == 2

@@ -1,4 +1,4 @@
-"""An island in a worker: an executor over [pieces, the island's nodes, answers], in which each piece is a chunk."""
+"""A segment in a worker: an executor over [pieces, the segment's nodes, answers], in which each piece is a chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identity_of
 from pipeline.cluster.pieces import WorkRequest, WorkResult, from_ipc, one_batch, to_ipc
-from pipeline.cluster.tables import IslandTables
+from pipeline.cluster.tables import SegmentTables
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class IslandPlan:
-    """An island as a worker builds it: its nodes in order, and the schema of its rows, serialised."""
+class SegmentPlan:
+    """A segment as a worker builds it: its nodes in order, and the schema of its rows, serialised."""
 
     name: str
     nodes: Mapping[str, NodeSettings]
@@ -66,14 +66,14 @@ class NotOpened(WorkerFailed):
     """An operator cannot be opened in a worker. Where it could in another worker that is the machine's fault."""
 
 
-class RunningIsland:
-    """One island of a worker: its executor, in a thread.
+class SegmentRunner:
+    """One segment of a worker: its executor, in a thread.
 
     Args:
         context: whose metrics tables are `tables`.
     """
 
-    def __init__(self, plan: IslandPlan, context: RunContext, tables: IslandTables) -> None:
+    def __init__(self, plan: SegmentPlan, context: RunContext, tables: SegmentTables) -> None:
         self.context, self.tables = context, tables
         self._names = tuple(plan.nodes)
         self._source = _Pieces(pa.ipc.read_schema(pa.py_buffer(plan.schema)))
@@ -87,12 +87,12 @@ class RunningIsland:
         self._graph = Graph(nodes)
         self._executor = Executor(self._graph, context, self._answer, max_open_chunks=_MANY, rejects=self._rejects)
         context.round_rows = lambda: self._source.round_rows
-        self._thread = threading.Thread(target=self._run, name=f"island-{plan.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"segment-{plan.name}", daemon=True)
         self._failure: WorkerFailed | None = None
 
     @property
     def meters(self) -> list[StageMeter]:
-        """Meters of the island's nodes and of their parts."""
+        """Meters of the segment's nodes and of their parts."""
         return [m for m in self._executor.meters if m.name not in (PIECES, ANSWERS)]
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class RunningIsland:
         except BaseException as error:
             code = error.exit_code if isinstance(error, PipelineError) else ExitCode.FAILED
             text = str(error) if isinstance(error, PipelineError) else spelt(error)
-            log.debug("the island ends", exc_info=error)
+            log.debug("the segment ends", exc_info=error)
             self._failure = WorkerFailed(text, int(code))
             self._source.fail(self._failure)
         finally:
@@ -142,7 +142,7 @@ class RunningIsland:
 
 
 class _Pieces(BaseOperator):
-    """The source of an island's graph in a worker: each piece is a chunk."""
+    """The source of a segment's graph in a worker: each piece is a chunk."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -212,7 +212,7 @@ class _Pieces(BaseOperator):
 
 
 class _Rows(BaseOperator):
-    """The sink of an island's graph in a worker: collects the rows of each piece."""
+    """The sink of a segment's graph in a worker: collects the rows of each piece."""
 
     def __init__(self) -> None:
         self._batches: dict[int, list[pa.RecordBatch]] = {}

@@ -1,6 +1,6 @@
-"""Cut a graph: islands of nodes that workers run, and the driver's graph, in which one node stands for each island.
+"""Cut a graph: segments of nodes that workers run, and the driver's graph, in which one node stands for each segment.
 
-An island is a chain of nodes whose rows do not depend on each other (Scope.ROW, Scope.MODEL), at least one of them with
+A segment is a chain of nodes whose rows do not depend on each other (Scope.ROW, Scope.MODEL), at least one of them with
 a model. Sources, sinks, and nodes that decide over several rows stay in the driver.
 """
 
@@ -26,7 +26,7 @@ IN_THE_DRIVER = {
 
 
 @dataclass(frozen=True)
-class Cut:
+class Segment:
     """A chain of nodes that workers run.
 
     Args:
@@ -56,24 +56,24 @@ class ClusterSize:
         return (self.workers + 1) * self.in_flight * self.piece_rows
 
 
-def islands_of(graph: Graph) -> tuple[Cut, ...]:
-    """Return the islands of `graph`, in its order. Raises ConfigError if it has none."""
-    found: list[Cut] = []
+def segments_of(graph: Graph) -> tuple[Segment, ...]:
+    """Return the segments of `graph`, in its order. Raises ConfigError if it has none."""
+    found: list[Segment] = []
     for chain in _chains(graph):
         if any(graph.nodes[name].op.scope is Scope.MODEL for name in chain):
             first, last = graph.nodes[chain[0]], chain[-1]
             schema, made = graph.schemas[first.inputs[0]], graph.schemas[last]
             assert schema is not None  # the node before is no sink
             assert made is not None  # nor is the last one
-            found.append(Cut(f"workers_{len(found) + 1}", tuple(chain), schema, made))
+            found.append(Segment(f"workers_{len(found) + 1}", tuple(chain), schema, made))
     if not found:
         raise ConfigError("cluster: no node of this graph has a model that workers could share; leave cluster out")
     return tuple(found)
 
 
 def places(graph: Graph) -> Mapping[str, str]:
-    """Return for each node where it runs, and why if that is the driver. Raises ConfigError as `islands_of` does."""
-    inside = {name for island in islands_of(graph) for name in island.nodes}
+    """Return for each node where it runs, and why if that is the driver. Raises ConfigError as `segments_of` does."""
+    inside = {name for segment in segments_of(graph) for name in segment.nodes}
     return {name: IN_A_WORKER if name in inside else f"in the driver: {_reason(graph, name)}" for name in graph.order}
 
 

@@ -16,17 +16,17 @@ import pyarrow as pa
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Batch
 from pipeline.api.runtime import Resources, RunContext
-from pipeline.cluster.crew import Crew
-from pipeline.cluster.cut import Cut
-from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.assignments import Assignments
+from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.members import Members
-from pipeline.cluster.pieces import News, WorkResult
+from pipeline.cluster.pieces import WorkerReport, WorkResult
 from pipeline.cluster.pool import WorkerLost
+from pipeline.cluster.segments import Segment
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.settings import ClusterSettings
 
 SCHEMA = pa.schema([("row", pa.int64())])
-CHAIN = Cut("workers_1", ("generate",), SCHEMA, SCHEMA)
+CHAIN = Segment("workers_1", ("generate",), SCHEMA, SCHEMA)
 LIMIT_S = 30.0
 
 
@@ -39,7 +39,7 @@ class Handle:
     def call(self, method: str, *args: object) -> Future[Any]:
         future: Future[Any] = Future()
         if method == "stop":
-            future.set_result(News())
+            future.set_result(WorkerReport())
         else:
             self._calls[method].put(future)
         return future
@@ -53,23 +53,23 @@ class Handle:
 
 
 class Run:
-    """A crew of one worker, and the pool that starts it."""
+    """A dispatcher of one worker, and the pool that starts it."""
 
     fits, lost = 1, None
 
     def __init__(self, folder: Path) -> None:
-        self._hired: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[Handle] = queue.SimpleQueue()
         self._woken = threading.Semaphore(0)
         settings, tables = ClusterSettings(), MetricsTables(folder)
         self.context = RunContext(folder, Resources(), tables.get, clock=lambda: 0.0)
         members = partial(Members, settings, 1, self, self.context, tables, {}, lambda identity: None, None)
-        self.crew = Crew(members, Ledger(2), 1, self.context, [CHAIN])
-        self.crew.connect(CHAIN.name, self._woken.release)
-        self.crew.start()
+        self.dispatcher = Dispatcher(members, Assignments(2), 1, self.context, [CHAIN])
+        self.dispatcher.connect(CHAIN.name, self._woken.release)
+        self.dispatcher.start()
 
-    def hire(self, name: str) -> Handle:
+    def start_worker(self, name: str) -> Handle:
         handle = Handle()
-        self._hired.put(handle)
+        self._started.put(handle)
         return handle
 
     def missing(self) -> str:
@@ -80,7 +80,7 @@ class Run:
 
     def opened(self) -> Handle:
         """Wait for the next worker, and let it open."""
-        handle = self._hired.get(timeout=LIMIT_S)
+        handle = self._started.get(timeout=LIMIT_S)
         handle.next("open").set_result({})
         return handle
 
@@ -88,7 +88,7 @@ class Run:
         """Wait for so many answers; return the numbers of their pieces, and their rows."""
         for _ in range(count):
             assert self._woken.acquire(timeout=LIMIT_S)
-        return [(piece.number, answer.rows) for piece, answer in self.crew.take(CHAIN.name)]
+        return [(piece.number, answer.rows) for piece, answer in self.dispatcher.take(CHAIN.name)]
 
 
 @contextmanager
@@ -97,14 +97,14 @@ def running(folder: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        run.crew.close()
+        run.dispatcher.close()
 
 
 def test_a_late_answer_of_a_worker_that_was_taken_for_dead_is_not_taken(tmp_path: Path) -> None:
     counts = {"generate": RowCounts(rows_in=1, rows_out=1)}
     with running(tmp_path) as run:
         for row in range(2):
-            run.crew.submit(CHAIN.name, Batch(0, pa.record_batch([[row]], schema=SCHEMA)))
+            run.dispatcher.submit(CHAIN.name, Batch(0, pa.record_batch([[row]], schema=SCHEMA)))
         first = run.opened()
         lost, late = first.next("compute"), first.next("compute")
         lost.set_exception(WorkerLost("its node does not answer"))
@@ -114,7 +114,7 @@ def test_a_late_answer_of_a_worker_that_was_taken_for_dead_is_not_taken(tmp_path
         for number, future in enumerate(again):
             future.set_result(WorkResult(b"again %d" % number, [], counts))
         assert run.answers(2) == [(0, b"again 0"), (1, b"again 1")]
-        assert not run.crew.take(CHAIN.name)
+        assert not run.dispatcher.take(CHAIN.name)
     found = {key: value for each in run.context.totals for key, value in each().items()}
     assert (found["cluster/pieces"], found["cluster/pieces_redone"]) == (4, 2)
 
@@ -123,5 +123,5 @@ def test_the_status_says_how_many_are_open_and_how_many_rest(tmp_path: Path) -> 
     with running(tmp_path) as run:
         status = run.context.statuses[0]
         assert status() == "workers 0/1"
-        run.crew._members.places.all[0].rest(0.0)
+        run.dispatcher._members.places.all[0].rest(0.0)
         assert status() == "workers 0/1, 1 rests after failures"

@@ -1,6 +1,6 @@
-"""Crew: hands the pieces of a run out to its workers, takes their answers, and hands out again what a dead one had.
+"""Hand the pieces of a run out to its workers, take their answers, and hand out again what a dead one had.
 
-Everything happens in one thread, which takes events from a queue: a worker opened, answered, sent news, or ended.
+Everything happens in one thread, which takes events from a queue: a worker opened, answered, reported, or ended.
 """
 
 from __future__ import annotations
@@ -16,75 +16,75 @@ from pipeline.api.errors import PipelineError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Batch, RejectKind
 from pipeline.api.runtime import RunContext
-from pipeline.cluster.cut import Cut
-from pipeline.cluster.ledger import Ledger
+from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.members import NEWS_S, Event, Members
 from pipeline.cluster.pieces import WorkItem, WorkRequest, WorkResult, one_batch, to_ipc
+from pipeline.cluster.segments import Segment
 
 log = logging.getLogger(__name__)
 
 
-class Crew:
+class Dispatcher:
     """The pieces of one run, and the workers that compute them.
 
     Args:
-        members: makes the workers, given the function that has an event called by the crew's thread.
-        ledger: of the pieces.
+        members: makes the workers, given the function that has an event called by the dispatcher's thread.
+        assignments: of the pieces.
         wanted: number of workers.
         context: of the run; gets totals and status of the workers.
-        islands: that they run.
+        segments: that they run.
     """
 
     def __init__(
         self,
         members: Callable[[Callable[[Event], None]], Members],
-        ledger: Ledger,
+        assignments: Assignments,
         wanted: int,
         context: RunContext,
-        islands: Sequence[Cut],
+        segments: Sequence[Segment],
     ) -> None:
         self._wanted, self._context = wanted, context
-        self._islands = {island.name: island for island in islands}
-        self._ledger = ledger
+        self._segments = {segment.name: segment for segment in segments}
+        self._assignments = assignments
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members = members(self._events.put)
         self._lock = threading.Lock()
-        self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._islands}
+        self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._segments}
         self._wake: dict[str, Event] = {}
         self._counts = Counter[str]()
         self._failure: PipelineError | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="crew")
+        self._thread = threading.Thread(target=self._work, name="dispatcher")
 
     def start(self) -> None:
         """Begin to start all workers; returns at once."""
         self._context.totals.append(self._totals)
         self._context.statuses.append(self._status)
-        self._members.hire(self._ledger.join, self._left)
+        self._members.start(self._assignments.join, self._left)
         self._thread.start()
 
-    def connect(self, island: str, wake: Event) -> None:
-        """Have `wake` called when an answer for `island` has come, or the crew has failed."""
-        self._wake[island] = wake
+    def connect(self, segment: str, wake: Event) -> None:
+        """Have `wake` called when an answer for `segment` has come, or the dispatcher has failed."""
+        self._wake[segment] = wake
 
-    def submit(self, island: str, batch: Batch) -> None:
+    def submit(self, segment: str, batch: Batch) -> None:
         """Hand a piece out as soon as a worker can take it."""
-        piece = WorkItem(next(self._ledger.numbers), island, batch, self._context.round_rows())
-        self._events.put(partial(self._ledger.add, piece))
+        piece = WorkItem(next(self._assignments.numbers), segment, batch, self._context.round_rows())
+        self._events.put(partial(self._assignments.add, piece))
 
-    def take(self, island: str) -> list[tuple[WorkItem, WorkResult]]:
-        """Return the answers that came since the last call. Raises what made the crew fail."""
+    def take(self, segment: str) -> list[tuple[WorkItem, WorkResult]]:
+        """Return the answers that came since the last call. Raises what made the dispatcher fail."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
-            found = list(self._answers[island])
-            self._answers[island].clear()
+            found = list(self._answers[segment])
+            self._answers[segment].clear()
         return found
 
     @property
-    def hungry(self) -> bool:
+    def has_idle_worker(self) -> bool:
         """True if a worker has nothing to do."""
-        return self._ledger.hungry
+        return self._assignments.has_idle_worker
 
     def close(self) -> None:
         """Stop all workers: they finish their step and store what is finished. Ends those that do not."""
@@ -96,7 +96,7 @@ class Crew:
         self._closing = True
 
     def _work(self) -> None:
-        """Run the crew's thread."""
+        """Run the dispatcher's thread."""
         while not self._closing:
             try:
                 event = self._events.get(timeout=NEWS_S / 2)
@@ -104,17 +104,17 @@ class Crew:
                 event = self._look
             try:
                 event()
-                for worker, piece in self._ledger.assign():
+                for worker, piece in self._assignments.assign():
                     self._send(worker, piece)
                 self._look()
             except PipelineError as error:
                 self._fail(error)
             except Exception as error:
-                log.exception("the crew failed")
-                self._fail(PipelineError(f"the workers' crew failed: {type(error).__name__}: {error}"))
+                log.exception("the dispatcher failed")
+                self._fail(PipelineError(f"the workers' dispatcher failed: {type(error).__name__}: {error}"))
 
     def _look(self) -> None:
-        self._members.look(lambda worker: bool(self._ledger.pieces_of(worker)))
+        self._members.look(lambda worker: bool(self._assignments.pieces_of(worker)))
 
     def _fail(self, error: PipelineError) -> None:
         if self._failure is None:
@@ -123,48 +123,48 @@ class Crew:
             wake()
 
     def _send(self, worker: str, piece: WorkItem) -> None:
-        if not self._ledger.pieces_of(worker)[1:]:
+        if not self._assignments.pieces_of(worker)[1:]:
             self._members.note_work(worker)
-        task = WorkRequest(piece.number, piece.island, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
+        task = WorkRequest(piece.number, piece.segment, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
         self._counts["pieces"] += 1
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
     def _answered(self, worker: str, piece: WorkItem, answer: WorkResult) -> None:
-        if self._ledger.answered(worker, piece.number):
+        if self._assignments.answered(worker, piece.number):
             self._members.note_answer(worker)
             self._members.add_lines(worker, answer.tables)
             self._deliver(piece, answer)
 
     def _deliver(self, piece: WorkItem, answer: WorkResult) -> None:
         with self._lock:
-            self._answers[piece.island].append((piece, answer))
-        self._wake[piece.island]()
+            self._answers[piece.segment].append((piece, answer))
+        self._wake[piece.segment]()
 
     def _left(self, worker: str, why: str) -> None:
         """Hand the pieces of a worker that has ended out again."""
-        if pieces := len(self._ledger.pieces_of(worker)):
+        if pieces := len(self._assignments.pieces_of(worker)):
             log.info("the %d pieces of worker %s are computed again", pieces, worker)
-        for piece in self._ledger.leave(worker):
+        for piece in self._assignments.leave(worker):
             self._deliver(piece, self._given_up(worker, piece, why))
             self._members.note_given_up(why)
 
     def _given_up(self, worker: str, piece: WorkItem, why: str) -> WorkResult:
         """Return the answer for a row that ends every worker that computes it, `worker` at last."""
-        island = self._islands[piece.island]
+        segment = self._segments[piece.segment]
         alone = f"{piece.deaths_alone} of which computed nothing else"
         reason = f"it ended {piece.deaths} workers, {alone}; the last one, {worker}: {why}"
         rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
-        counts = {name: RowCounts() for name in island.nodes}
-        counts[island.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
+        counts = {name: RowCounts() for name in segment.nodes}
+        counts[segment.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
         self._counts["rows_given_up"] += piece.num_rows
-        return WorkResult(to_ipc(one_batch(island.made.empty_table())), [(island.nodes[0], rejects.rows)], counts)
+        return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(segment.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
-        counts = {**self._counts, "pieces_redone": self._ledger.redone}
+        counts = {**self._counts, "pieces_redone": self._assignments.redone}
         return {**self._members.totals(), **{f"cluster/{key}": float(value) for key, value in counts.items()}}
 
     def _status(self) -> str:
-        redone = f", {self._ledger.redone} pieces redone" if self._ledger.redone else ""
+        redone = f", {self._assignments.redone} pieces redone" if self._assignments.redone else ""
         resting = self._members.places.resting
         rests = f", {resting} {'rest' if resting > 1 else 'rests'} after failures" if resting else ""
-        return f"workers {len(self._ledger.workers)}/{self._wanted}{rests}{redone}"
+        return f"workers {len(self._assignments.workers)}/{self._wanted}{rests}{redone}"

@@ -1,4 +1,4 @@
-"""Island: the node of the driver's graph that stands for a chain of nodes in the workers."""
+"""RemoteSegment: the node of the driver's graph that stands for a chain of nodes in the workers."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item
-from pipeline.cluster.crew import Crew
-from pipeline.cluster.cut import ClusterSize, Cut
+from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc, rejects_of
+from pipeline.cluster.segments import ClusterSize, Segment
 
 
-class Island(BaseOperator):
+class RemoteSegment(BaseOperator):
     """Sends rows to the workers, and what they make of them downstream. Rows leave in the order in which pieces are
     answered; a chunk ends when all its pieces are.
 
     Args:
         cut: the nodes that it stands for.
         size: of the cluster.
-        crew: makes the crew of the run, which all islands share.
+        dispatcher: makes the dispatcher of the run, which all segments share.
     """
 
-    def __init__(self, cut: Cut, size: ClusterSize, crew: Callable[[], Crew]) -> None:
-        self._cut = cut
+    def __init__(self, segment: Segment, size: ClusterSize, dispatcher: Callable[[], Dispatcher]) -> None:
+        self._segment = segment
         self._size = size
-        self._make_crew = crew
-        self.meters = [RemoteMeter(name) for name in cut.nodes]
+        self._make_dispatcher = dispatcher
+        self.meters = [RemoteMeter(name) for name in segment.nodes]
 
     @property
     def title(self) -> str:
-        return f"{', '.join(self._cut.nodes)}, in {self._size.workers} workers"
+        return f"{', '.join(self._segment.nodes)}, in {self._size.workers} workers"
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        return self._cut.made
+        return self._segment.made
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._crew = runtime.resource(("crew",), self._make_crew, Crew.close)
+        self._dispatcher = runtime.resource(("dispatcher",), self._make_dispatcher, Dispatcher.close)
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        name, crew = self._cut.name, self._crew
-        crew.connect(name, inbox.wake)
+        name, dispatcher = self._segment.name, self._dispatcher
+        dispatcher.connect(name, inbox.wake)
         cutter = Cutter(self._size.piece_rows)
         self._waiting: Counter[int] = Counter()
         ends: deque[ChunkEnd] = deque()
@@ -55,9 +55,9 @@ class Island(BaseOperator):
                 elif isinstance(item, ChunkEnd):
                     self._submit(cutter.flush())
                     ends.append(item)
-            if crew.hungry:
+            if dispatcher.has_idle_worker:
                 self._submit(cutter.flush())
-            for piece, answer in crew.take(name):
+            for piece, answer in dispatcher.take(name):
                 yield from self._rows_of(piece, answer)
             while ends and not self._waiting[ends[0].chunk]:
                 del self._waiting[ends[0].chunk]
@@ -72,7 +72,7 @@ class Island(BaseOperator):
     def _submit(self, pieces: Iterator[Batch]) -> None:
         for batch in pieces:
             self._waiting[batch.chunk] += batch.num_rows
-            self._crew.submit(self._cut.name, batch)
+            self._dispatcher.submit(self._segment.name, batch)
 
     def _rows_of(self, piece: WorkItem, answer: WorkResult) -> Iterator[Item]:
         chunk = piece.batch.chunk
