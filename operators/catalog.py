@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import keyword
 import pydoc
-import re
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.api.docstrings import arguments, as_written, sections
 from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
 from pipeline.system.terminal import say
 
@@ -44,8 +43,6 @@ CATALOG = {
 }
 """Paths below `operators.`, by purpose."""
 
-_SECTION = re.compile(r"^(Args|Raises|Example|Returns):$", re.MULTILINE)
-_ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 _WIDTH = 120
 
 
@@ -64,19 +61,16 @@ class Entry:
         self.target = f"operators.{path}"
         self.name = path.rpartition(".")[2]
         self.operator: Any = pydoc.locate(self.target)
-        text, *parts = _SECTION.split(inspect.getdoc(self.operator) or "")
-        sections = {title: textwrap.dedent(body.strip("\n")) for title, body in _pairs(parts)}
-        self.text = text.strip()
+        self.text, parts = sections(self.operator)
         self.summary = " ".join(self.text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
-        self.example = sections.get("Example", "").strip("\n")
-        self.arguments = list(self._arguments(sections.get("Args", "")))
+        self.example = parts.get("Example", "").strip("\n")
+        self.arguments = list(self._arguments())
 
-    def _arguments(self, text: str) -> Iterator[Argument]:
+    def _arguments(self) -> Iterator[Argument]:
         parameters = inspect.signature(self.operator).parameters.values()
-        defaults = {_as_written(p.name): None if p.default is p.empty else _in_yaml(p.default) for p in parameters}
-        for names, body in _pairs(_ARGUMENT.split(text)[1:]):
-            written = map(_as_written, names.split(", "))
-            yield Argument({name: defaults.get(name) for name in written}, " ".join(body.split()))
+        defaults = {as_written(p.name): None if p.default is p.empty else _in_yaml(p.default) for p in parameters}
+        for names, text in arguments(self.operator):
+            yield Argument({name: defaults.get(name) for name in names}, text)
 
 
 def entries() -> dict[str, list[Entry]]:
@@ -140,28 +134,19 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(given: Sequence[str]) -> int:
     """Run the command `operators`: list the operators, or explain those that are named."""
     parser = ArgumentParser(prog="python -m pipeline operators", description="list or explain what jobs are made of")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of an operator to explain")
     parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
-    given = parser.parse_args(arguments)
-    if given.markdown:
+    named = parser.parse_args(given)
+    if named.markdown:
         say([markdown().rstrip("\n")])
-    elif given.names:
-        say(["\n\n".join(described(name) for name in given.names)])
+    elif named.names:
+        say(["\n\n".join(described(name) for name in named.names)])
     else:
         say([listing()])
     return ExitCode.DONE
-
-
-def _pairs(items: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip(items[::2], items[1::2], strict=True)
-
-
-def _as_written(name: str) -> str:
-    """Return the name of an argument in a job: `as` for `as_`."""
-    return name[:-1] if name.endswith("_") and keyword.iskeyword(name[:-1]) else name
 
 
 def _in_yaml(value: object) -> str:

@@ -43,6 +43,7 @@ COMMANDS = {
         "job=NAME row=N [node=NAME] [KEY=VALUE ...]", "print the prompt of a row and its tokens", "pipeline.cli.prompt"
     ),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
+    "schema": Command("", "print a JSON schema of job files, for editors", "pipeline.cli.jobs", "schema"),
     "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),
 }

@@ -1,4 +1,5 @@
-"""`python -m pipeline jobs`: list the jobs. `completion`: print a script that completes the arguments in bash.
+"""`python -m pipeline jobs`: list the jobs. `schema`: print what editors check job files with. `completion`: print a
+script that completes the arguments in bash.
 
 The script contains all words, so a Tab starts no Python. Hydra's own completion works only for a program with a name of
 its own, not for `python -m pipeline`.
@@ -6,12 +7,14 @@ its own, not for `python -m pipeline`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import COMMANDS, config_dir, parser_of
 from pipeline.config.jobs import jobs_table, list_jobs
+from pipeline.config.json_schema import of_jobs
 from pipeline.config.keys import CONF, known_keys
 from pipeline.system.terminal import say
 
@@ -44,6 +47,13 @@ def main(arguments: Sequence[str]) -> ExitCode:
 def completion(arguments: Sequence[str]) -> ExitCode:
     """Print the script."""
     say([SCRIPT.format(words="\n".join(_words(_config_dirs("completion", arguments)))).rstrip("\n")])
+    return ExitCode.DONE
+
+
+def schema(arguments: Sequence[str]) -> ExitCode:
+    """Print the JSON schema of job files."""
+    parser_of("schema").parse_args(arguments)
+    say([json.dumps(of_jobs(), indent=1)])
     return ExitCode.DONE
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from operators import catalog
+from pipeline.api.docstrings import as_written
 from pipeline.api.protocols import BaseOperator
 from pipeline.cli.main import main
 from pipeline.config.build import load_object
@@ -42,8 +43,8 @@ def test_every_operator_is_listed():
 def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     explained = [name for argument in entry.arguments for name in argument.defaults]
     taken = inspect.signature(entry.operator).parameters
-    assert explained == sorted(explained, key=[catalog._as_written(name) for name in taken].index)
-    assert set(explained) == {catalog._as_written(name) for name in taken}
+    assert explained == sorted(explained, key=[as_written(name) for name in taken].index)
+    assert set(explained) == {as_written(name) for name in taken}
     ((node, content),) = yaml.safe_load(entry.example).items()
     assert node
     op = content["op"]
