@@ -180,8 +180,11 @@ bool Attention::computes(const ggml_tensor * op) {
 
 bool Attention::work_size(int threads, const ggml_tensor * op, size_t & size) {
     if (!take(op, computes(op))) return false;
-    const Shape shape(op, threads);
-    size = (threads * shape.thread_floats() + shape.shared_floats()) * sizeof(float) + 64;
+    size = 0;
+    for (int team = 1; team <= threads; team++) {  // OpenMP may give fewer than it is asked for
+        const Shape shape(op, team);
+        size = std::max(size, (team * shape.thread_floats() + shape.shared_floats()) * sizeof(float) + 64);
+    }
     return true;
 }
 

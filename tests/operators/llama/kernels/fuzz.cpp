@@ -37,10 +37,10 @@ void numbered(ggml_tensor & tensor, ggml_type type, size_t item, int64_t a, int6
     for (int i = 0; i < 4; i++) tensor.ne[i] = sizes[i], tensor.nb[i] = i ? tensor.nb[i - 1] * sizes[i - 1] : item;
 }
 
-// Computes an operation as llama.cpp does, by so many threads. Returns whether it is ours.
+// Computes an operation as llama.cpp does, by so many threads or fewer than were planned. Returns whether it is ours.
 bool by_team(ggml::cpu::tensor_traits & traits, ggml_tensor & op, int threads) {
     size_t size = 0;
-    if (!traits.work_size(threads, &op, size)) return false;
+    if (!traits.work_size(threads + between(0, 8), &op, size)) return false;
     std::unique_ptr<char[]> work(new char[size]);
     Team team;
     pthread_barrier_init(&team.together, nullptr, threads);
@@ -122,7 +122,7 @@ bool round_of(const Kernels & kernels, int number) {
 
 // Attention of rows in a cache that has what is no number wherever nobody looks.
 bool attention_of(const Kernels & kernels, int number) {
-    const int64_t size = LANES * between(1, 10), keys = between(1, 3), heads = keys * between(1, 40 / (int) keys);
+    const int64_t size = LANES * between(1, 10), keys = between(1, 8), heads = keys * between(1, 40 / (int) keys);
     const int64_t streams = between(1, 3), tokens = between(1, 50), cells = tokens + between(0, between(0, 1) ? 100 : 1200);
     std::unique_ptr<float[]> queries(new float[streams * tokens * heads * size]), out(new float[streams * tokens * heads * size]);
     std::unique_ptr<ggml_fp16_t[]> cache[2], mask(new ggml_fp16_t[streams * tokens * cells]);
