@@ -21,7 +21,7 @@ from operators.llama.gguf_check import check_gguf, tokens_of
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import work_of
-from operators.llama.packed import library_path, packed_bytes
+from operators.llama.packed import has_floats, library_path, packed_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 
@@ -67,6 +67,8 @@ class Header:
     """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
     packed: tuple[int, int] = (0, 0)
     """Bytes of matrices, see packed.packed_bytes."""
+    floats: bool = True
+    """Whether a matrix is in floating point, see packed.has_floats."""
     work: ModelWork = field(default_factory=ModelWork)
     encoder: str | None = None
     outputs: int = 0
@@ -150,6 +152,7 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
         kv_values = _kv_values(model, architecture) if encoder is None else None
         labels = contents[0].values.get(f"{architecture}.classifier.output_labels".encode())
+        tensors = {name: tensor for each in contents for name, tensor in each.tensors.items()}
         return Header(
             architecture,
             _number(model, "general.file_type"),
@@ -159,7 +162,8 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             kv_values,
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
-            packed_bytes({name: tensor for each in contents for name, tensor in each.tensors.items()}),
+            packed_bytes(tensors),
+            has_floats(tensors),
             work_of(contents, architecture, kv_values),
             encoder,
             ((labels and labels.n_items) or 1) if has_head else 0,

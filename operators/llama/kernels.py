@@ -86,17 +86,21 @@ of 256."""
 _CELL_STEP = 256
 
 
-def lone_tokens(file_type: int | None, *, flash_attention: bool, longest: int) -> int:
+def lone_tokens(file_type: int | None, *, floats: bool, flash_attention: bool, longest: int) -> int:
     """Return the depth up to which a row's logits are the same, to the bit, when it is computed alone and with others.
 
     Floating-point weights have other kernels for a lone row, at any depth. Quantised ones have not, but flash attention
     has from _SPLIT_FROM cells up (seen on x86 for each of these types; with AMX for Q8_0 only).
 
+    Args:
+        file_type: of most weights.
+        floats: whether some matrix is in floating point (packed.has_floats).
+
     Returns:
         tokens; 0: never alone; `longest`: at any depth.
     """
     known = _LONE_WITH_AMX if has_amx() else _QUANTS
-    if platform.machine().lower() not in _X86 or file_type not in known:
+    if platform.machine().lower() not in _X86 or file_type not in known or floats:
         return 0
     return _SPLIT_FROM - _CELL_STEP if flash_attention else longest
 

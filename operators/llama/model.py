@@ -128,6 +128,7 @@ class LlamaModel:
         self.is_cpu = settings.gpu_layers == 0
         self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
+        self._floats = header.floats
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
         self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
@@ -226,7 +227,9 @@ class LlamaModel:
         keep_rows_apart(settings.deterministic)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
-        lone = lone_tokens(self._file_type, flash_attention=flash, longest=longest) if self.is_cpu else 0
+        lone = 0
+        if self.is_cpu:
+            lone = lone_tokens(self._file_type, floats=self._floats, flash_attention=flash, longest=longest)
         return LlamaContext(
             self._model,
             self.n_vocab,

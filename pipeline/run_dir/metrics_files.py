@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ COLUMNS = b"columns"
 """Metadata key of a Parquet file: JSON object of its types by column. Earlier versions wrote none, and no checksums."""
 DIGEST = b"digest"
 """Metadata key of a batch of a stream: digest of its rows; none in earlier versions."""
+_STREAM = re.compile(r"part-[\w-]+\.(arrows|parquet)")
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, pl.exceptions.PolarsError)
 """What a damaged file raises."""
 GROUP_ROWS = 1 << 16
@@ -43,8 +45,18 @@ def without_repeats(directory: Path, name: str) -> list[Path]:
     if not merged.exists():
         return found
     schema = _schema(merged)
-    taken = json.loads(schema.metadata.get(MERGED, b"[]")) if schema is not None and schema.metadata else ()
+    taken = () if schema is None else _taken(schema)
     return [merged, *(stream for stream in found if stream.name not in taken)]
+
+
+def _taken(schema: pa.Schema) -> Sequence[str]:
+    """Return the names of the streams that a Parquet file was made of. Raises ChangedError."""
+    names: Sequence[str] = ()
+    with suppress(ValueError, TypeError):
+        names = json.loads((schema.metadata or {}).get(MERGED, b"[]"))
+        if all(_STREAM.fullmatch(name) for name in names):
+            return names
+    raise ChangedError(f"it names no streams that it was made of: {names}")
 
 
 def scan(directory: Path, name: str) -> pl.LazyFrame | None:
@@ -159,6 +171,7 @@ def check(file: Path) -> bool:
         groups = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
         if not rows == sum(groups) == found.metadata.num_rows:
             raise ChangedError(f"it has {rows:,} rows, and others were written")
+        _taken(found.schema_arrow)
         written = (found.schema_arrow.metadata or {}).get(COLUMNS)
         if written is not None and written.decode() != columns_of(found.schema_arrow):
             raise ChangedError("its columns are not those that were written")

@@ -358,6 +358,16 @@ def test_a_stage_has_one_row_an_interval_with_what_it_gained(tmp_path):
     assert (second["rows_in"], second["interval_s"], second["busy_s"], second["wall_s"]) == (5, 2, 2, 2)
 
 
+@pytest.mark.parametrize("written", [b'["part-0001-b\x12cfca5f.arrows"]', b'["part"]', b"5", b"[5]", b"{"])
+def test_a_damaged_list_of_the_streams_in_a_file_is_found(tmp_path, written):
+    path = tmp_path / "steps.parquet"
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({metrics_files.MERGED: written}), path)
+    with pytest.raises(metrics_files.ChangedError, match="names no streams"):
+        metrics_files.check(path)
+    with pytest.raises(metrics_files.ChangedError, match="names no streams"):
+        metrics_files.without_repeats(tmp_path, "steps")
+
+
 @pytest.mark.parametrize("flips", often([30, 600], 30))
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_no_bit_can_change_a_row_unseen(tmp_path, is_merged, flips):
