@@ -90,6 +90,7 @@ def _database_damage(
         return "is missing"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10)) as db:
+            db.text_factory = lambda text: text.decode(errors="replace")  # damaged names are in what it says, too
             ours = application_id in (None, db.execute("PRAGMA application_id").fetchone()[0])
             # A database without tables comes from a process that was killed while it created it.
             if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
@@ -101,7 +102,7 @@ def _database_damage(
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise ConfigError(f"{path} is in use by another process ({error}); try again when it is done") from error
         return f"cannot be opened: {error}"
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of a message with a damaged name in it
         return f"is damaged: {error}"
     return f"is damaged: {said.splitlines()[-1]}"
 

@@ -56,6 +56,15 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"these are not the bytes of a database" * 300)
 
 
+def misname(path: Path) -> None:
+    """Give a table of a database a name that is no text."""
+    path.write_bytes(path.read_bytes().replace(b"attempts", b"attempt\xc5"))
+
+
+def misname_index(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"autoindex_operator", b"autoindex_operato\xc5"))
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 

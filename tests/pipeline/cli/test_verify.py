@@ -11,7 +11,21 @@ import pytest
 
 from pipeline.api.errors import DamagedError, ExitCode
 from pipeline.cli.main import main
-from tests.pipeline.damage import LAST, ODD, REJECT, cut, empty, files, flip, garbage, inodes, job, run
+from tests.pipeline.damage import (
+    LAST,
+    ODD,
+    REJECT,
+    cut,
+    empty,
+    files,
+    flip,
+    garbage,
+    inodes,
+    job,
+    misname,
+    misname_index,
+    run,
+)
 from tests.sets import often, often_cases
 
 
@@ -36,6 +50,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("metrics/stages.parquet", cut, "cannot be read"),
     ("state.sqlite", garbage, "is damaged: file is not a database"),
     ("state.sqlite", cut, "is damaged"),
+    ("state.sqlite", misname, "is damaged"),
+    ("state.sqlite", misname_index, "is damaged"),
     ("state.sqlite", empty, "is empty"),
     ("state.sqlite", Path.unlink, "is missing"),
 ]
