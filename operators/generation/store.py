@@ -73,7 +73,7 @@ class CompletionStore(Journal):
                 self._reader.text_factory = as_text
                 found = self._reader.execute("SELECT * FROM sealed_settings")
                 self.settings = {digest for seal, digest in found if seal in (None, row_digest([digest]))}
-            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last of a message with a damaged name
+            except (sqlite3.Error, OSError) as error:
                 raise unusable(path, error, opening=True) from error
             self._opened = opened.pop_all()
         self._thread.start()
@@ -225,15 +225,13 @@ def from_bytes(content: bytes) -> list[Scored]:
     return [Scored(logprob, tuple(islice(pairs, n))) for logprob, n in zip(own, counts.tolist(), strict=True)]
 
 
-def unusable(
-    path: Path, error: sqlite3.Error | OSError | UnicodeDecodeError, *, opening: bool = False
-) -> PipelineError:
+def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
     """Return the pipeline error for an error of the database at `path`.
 
     Args:
         opening: the run has not begun, so another store can be named.
     """
-    if not isinstance(error, UnicodeDecodeError) and is_of_disk(error):
+    if is_of_disk(error):
         failed = storage_error(path, error)
         if failed.full or not opening:
             return failed

@@ -199,14 +199,6 @@ def test_a_store_of_another_format_is_named_and_left_closed(tmp_path, version):
     del held
 
 
-def test_a_store_with_a_damaged_name_is_named(tmp_path):
-    path = tmp_path / "store.sqlite"
-    CompletionStore(path).close()
-    path.write_bytes(path.read_bytes().replace(b"TABLE completions", b"TABLE completion\xc5"))
-    with pytest.raises(InputError, match=r"store\.sqlite cannot be used"):
-        CompletionStore(path)
-
-
 @pytest.mark.parametrize("blocked", [True, False], ids=["blocked", "stopped"])
 def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
     """While the node waits for its reader (here: for the next `next`), and when it is stopped."""
