@@ -102,7 +102,7 @@ def _database_damage(
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise ConfigError(f"{path} is in use by another process ({error}); try again when it is done") from error
         return f"cannot be opened: {error}"
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of a message with a damaged name in it
         return f"is damaged: {error}"
     return f"is damaged: {said.splitlines()[-1]}"
 

@@ -63,6 +63,8 @@ def using_database(path: Path) -> Iterator[None]:
     try:
         with writing(path):
             yield
+    except UnicodeDecodeError as error:  # of a message with a damaged name in it
+        raise damaged(path, f"is damaged: {error}") from error
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise

@@ -88,6 +88,13 @@ def test_damage_is_named_and_mended_to_the_same_bytes(out, capsys, name, damage,
     assert run(job(out)) is ExitCode.DONE
 
 
+@pytest.mark.parametrize("damage", [misname, misname_index])
+def test_a_resume_names_a_state_with_a_damaged_name(out, damage):
+    damage(out / "state.sqlite")
+    with pytest.raises(DamagedError, match=r"state\.sqlite .*verify"):
+        run(job(out))
+
+
 def test_what_is_whole_is_said_and_nothing_is_touched(out, capsys):
     times = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
     assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
