@@ -88,7 +88,7 @@ def _of_value(hint: Any) -> Schema:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _any_of([_of_class(hint), _INTERPOLATION])
     kind = origin or hint
-    if kind in (dict, Mapping, typing.Mapping):
+    if kind in (dict, Mapping):
         rest = _of_value(inside[1]) if inside else {}
         return _any_of([{"type": "object", "additionalProperties": rest}, _INTERPOLATION])
     if kind in (list, tuple, Sequence, Iterable):

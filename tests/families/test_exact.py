@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
 
 from operators.engine.sampling.params import SamplingParams
 from operators.llama.header import read_header
-from operators.llama.kernels import CLASSES
+from operators.llama.kernels import CLASSES, is_arm
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.model import KERNELS
@@ -105,6 +105,18 @@ def test_logits_of_our_kernels_are_the_same_to_the_bit_in_any_company(family, fi
     exact.close()
     model.close()
     theirs.close()
+
+
+@pytest.mark.skipif(is_arm(), reason="no row is alone on arm64")
+@pytest.mark.parametrize(("family", "alone"), [("llama", True), ("qwen3moe", False), ("rwkv7", False)])
+def test_a_row_is_alone_only_where_no_matrix_is_in_floating_point(family, alone, tmp_path):
+    """Routers of experts and small matrices of RWKV stay so in quantised files; the CPU decides if bits show it."""
+    quantize_file(HERE / f"{family}.gguf", tmp_path / "model.gguf", "q8_0")
+    model = LlamaModel(ModelSettings(path=str(tmp_path / "model.gguf"), kernels="llama.cpp"))
+    decoder, give_back = model.lease(EngineSettings(slots=2, max_sequence_tokens=256))
+    assert (decoder.lone_tokens > 0) == alone
+    give_back()
+    model.close()
 
 
 EXACT = ("gemma3", "gpt-oss", "llama", "olmo2", "phi3", "qwen2", "qwen3", "qwen3moe")

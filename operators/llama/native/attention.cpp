@@ -13,24 +13,27 @@ constexpr int PIECES_A_THREAD = 4;  // at least, so that no thread waits long fo
 constexpr int MOST_STATES = 4 * QUERIES;  // of a piece; the second cache has room for them
 
 struct Shape {
-    int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, beside, pieces, parts;
+    int64_t size, streams, key_heads, together, heads, tokens, tiles, segments, key_heads_at_once, pieces, parts;
 
-    // `together`: query heads of a piece that share a head of keys; `beside`: heads of keys of a piece.
+    // `together`: query heads of a piece that share a head of keys.
     Shape(const ggml_tensor * op, int threads) {
         const ggml_tensor * q = op->src[0], * k = op->src[1];
         size = k->ne[0], streams = q->ne[3], key_heads = k->ne[2];
         const int64_t shared = q->ne[2] / key_heads;
         together = std::min<int64_t>(shared, QUERIES), heads = (shared + together - 1) / together;
         tokens = std::min<int64_t>(QUERIES / together, q->ne[1]), tiles = (q->ne[1] + tokens - 1) / tokens;
-        segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, beside = key_heads;
-        const auto count = [&] { return streams * (key_heads / beside) * heads * tiles; };
-        const auto fits = [&] { return beside * together * tokens <= MOST_STATES && count() >= PIECES_A_THREAD * threads; };
-        while (beside > 1 && (key_heads % beside || !fits())) beside--;
+        segments = (k->ne[1] + SEGMENT - 1) / SEGMENT, key_heads_at_once = key_heads;
+        const auto count = [&] { return streams * (key_heads / key_heads_at_once) * heads * tiles; };
+        const auto fits = [&] {
+            const bool is_share = key_heads % key_heads_at_once == 0;
+            return is_share && key_heads_at_once * together * tokens <= MOST_STATES && count() >= PIECES_A_THREAD * threads;
+        };
+        while (key_heads_at_once > 1 && !fits()) key_heads_at_once--;
         pieces = count();
         parts = pieces < PIECES_A_THREAD * threads ? segments : 1;
     }
     int64_t state_floats() const { return sizeof(State) / sizeof(float) + size; }
-    int64_t states_floats() const { return beside * QUERIES * state_floats(); }
+    int64_t states_floats() const { return key_heads_at_once * QUERIES * state_floats(); }
     // Of a thread: cells as floats, and the states of a segment and of all.
     int64_t thread_floats() const { return 2 * CELLS * size + 2 * states_floats(); }
     int64_t shared_floats() const { return parts > 1 ? pieces * parts * states_floats() : 0; }
@@ -42,7 +45,7 @@ struct Piece {
     int64_t stream, first_key_head, key_heads, shared, skipped, n_heads, first_token, n_tokens;
 
     Piece(const ggml_tensor * op, const Shape & shape, int64_t number) : op(op) {
-        key_heads = shape.beside, shared = op->src[0]->ne[2] / shape.key_heads;
+        key_heads = shape.key_heads_at_once, shared = op->src[0]->ne[2] / shape.key_heads;
         first_token = number % shape.tiles * shape.tokens, number /= shape.tiles;
         skipped = number % shape.heads * shape.together, number /= shape.heads;
         const int64_t of_stream = shape.key_heads / key_heads;
@@ -79,8 +82,8 @@ struct Team {
     // Of a piece: QUERIES for each head of keys.
     State * states(float * memory) const {
         auto * made = (State *) memory;
-        auto * values = (float *) (made + shape.beside * QUERIES);
-        for (int64_t i = 0; i < shape.beside * QUERIES; i++) made[i].values = values + i * shape.size;
+        auto * values = (float *) (made + shape.key_heads_at_once * QUERIES);
+        for (int64_t i = 0; i < shape.key_heads_at_once * QUERIES; i++) made[i].values = values + i * shape.size;
         return made;
     }
     template <class F> void each(const Piece & piece, F f) const {  // f(head of keys, query of it, its state)

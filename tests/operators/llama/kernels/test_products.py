@@ -113,6 +113,7 @@ def test_what_is_no_number_stays_in_its_row_and_its_column_and_is_not_lost(kind,
         good = products(name, kind, packed(kind, file), inputs)
         spoilt = products(name, kind, packed(kind, bad_file), bad_inputs)
         assert (np.isfinite(spoilt) == ~is_bad).all(), name
+        assert np.isnan(spoilt[[3, 17]]).all(), name
         assert spoilt[~is_bad].tobytes() == good[~is_bad].tobytes(), name
 
 
