@@ -9,10 +9,12 @@ import functools
 import hashlib
 import logging
 import math
+import mmap
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +36,13 @@ _BUSY = "other work is using the cores; a run that begins without it measures wh
 _MOST_BYTES, _FILE_BYTES = 1 << 20, 100
 _ROOM_BYTES = 2 << 30
 """Free memory from which a measurement, which reads up to half of that, is no danger to the run."""
+_PRODUCTS, _LONG_ENOUGH_S = 1 << 20, 0.25
+_PARTS = 4
+"""Of a thread's memory, one for each round of reading: short ones are less often disturbed."""
+_LEAST_BYTES, _CACHES = 128 << 20, 4
+"""Of memory that is read: so much, or so many times the last cache, which could hold less."""
+_LAST_CACHE = 194
+"""sysconf's _SC_LEVEL3_CACHE_SIZE, for which Python has no name."""
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +91,7 @@ def peaks(threads: int) -> Peaks | None:
     half a second. None where that cannot be: without the library, on a busy machine, and with AMX, which multiplies
     more than any instruction that is measured."""
     native = library()
-    if native is None or has_amx() or not hasattr(native, "kernels_peak_bytes"):
+    if native is None or has_amx() or not hasattr(native, "kernels_products"):
         return None
     key = repr((machine()["cpu"], usable_cores(), threads, native.kernels_sources()))
     name, files = hashlib.sha256(key.encode()).hexdigest()[:16], FileCache(cache_folder() / "peaks", _MOST_BYTES)
@@ -112,13 +121,52 @@ def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
     if free_memory() < _ROOM_BYTES:
         raise _Disturbed("memory is too short to measure how fast it is read")
     began, used = time.perf_counter(), time.process_time()
-    found = []
-    for measure in (native.kernels_peak_products, native.kernels_peak_bytes):
-        measure.restype = ctypes.c_double
-        found.append(measure(threads))
+    found = peak_products(native, threads), peak_bytes(native, threads)
     if min(found) <= 0:
-        raise _Disturbed("it has no AVX2, or gives no memory to read")
+        raise _Disturbed("it has no AVX2")
     if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
         raise _Disturbed(_BUSY)
     file.write_text(f"{found[0]} {found[1]}\n", encoding="ascii")
     log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", found[0] / 1e9, found[1] / 1e9)
+
+
+def peak_products(native: ctypes.CDLL, threads: int) -> float:
+    """Return products of two bytes that are added to 32 bits, a second, by the best instruction of this CPU; 0 without
+    AVX2."""
+    native.kernels_products.restype, native.kernels_products.argtypes = ctypes.c_int64, (ctypes.c_int64,)
+    return _most_a_second(threads, lambda thread, number: native.kernels_products(_PRODUCTS))
+
+
+def peak_bytes(native: ctypes.CDLL, threads: int) -> float:
+    """Return bytes that all threads together read a second from memory that no cache can hold."""
+    cache = max(os.sysconf(_LAST_CACHE), 0)
+    total = min(max(_CACHES * cache, _LEAST_BYTES), _ROOM_BYTES // 2)
+    part = total // threads // _PARTS // mmap.PAGESIZE * mmap.PAGESIZE
+    native.kernels_read.restype, native.kernels_read.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_int64)
+    with mmap.mmap(-1, part * _PARTS * threads) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        view = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(view)
+        ctypes.memset(start, 1, len(memory))  # what was never written to is one page of zeros
+
+        def read(thread: int, number: int) -> int:
+            done: int = native.kernels_read(start + (thread * _PARTS + number % _PARTS) * part, part)
+            return done
+
+        try:
+            return _most_a_second(threads, read)
+        finally:
+            del view
+
+
+def _most_a_second(threads: int, work: Callable[[int, int], int]) -> float:
+    """Return the most that `work(thread, round)`, which says how much it did, does a second on all threads together, of
+    many short rounds. The first is not timed."""
+    most, number, began = 0.0, 0, time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        while number < 2 or time.perf_counter() - began < _LONG_ENOUGH_S:
+            start = time.perf_counter()
+            done = sum(pool.map(work, range(threads), [number] * threads))
+            most = max(most, done / (time.perf_counter() - start) if number else 0.0)
+            number += 1
+    return most
