@@ -12,8 +12,8 @@ import pyarrow as pa
 from operators.engine.backend.loading import inspect_model, template_of
 from operators.generation.seeds import SEED_BITS
 from operators.openai.faults import Code, Fault
-from operators.openai.requests import PARAMETERS, read_line, request_of
-from operators.openai.values import Columns, unsupported, whole
+from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
+from operators.openai.values import unsupported, whole
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
@@ -22,40 +22,6 @@ from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
-FIELDS = pa.schema(
-    [
-        ("custom_id", pa.string()),
-        ("url", pa.string()),
-        ("choices", pa.int32()),
-        ("sample", pa.int32()),
-        ("model", pa.string()),
-        ("messages", pa.string()),
-        ("tool_list", pa.string()),
-        ("tools", pa.string()),
-        ("template_kwargs", pa.string()),
-        ("prompt", pa.string()),
-        ("given_ids", pa.list_(pa.int32())),
-        ("max_tokens", pa.int64()),
-        ("min_tokens", pa.int64()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int64()),
-        ("min_p", pa.float64()),
-        ("repetition_penalty", pa.float64()),
-        ("frequency_penalty", pa.float64()),
-        ("presence_penalty", pa.float64()),
-        ("logit_bias", pa.list_(pa.struct([("token", pa.int64()), ("bias", pa.float64())]))),
-        ("stop", pa.list_(pa.string())),
-        ("logprobs", pa.int64()),
-        ("seed", pa.int64()),
-        ("json_schema", pa.string()),
-        ("echo", pa.bool_()),
-        ("encoding_format", pa.string()),
-        ("dimensions", pa.int64()),
-    ]
-)
-"""The parameters of a request, null where it has none. `tool_list`: its tools; `tools`: its choice among them.
-`choices`: the number of its rows. `sample`: the number of the completion among those of its text."""
 _DIGEST_BYTES = 16
 _MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
@@ -78,7 +44,7 @@ class ParseBatch(BaseOperator):
     """
 
     append = True
-    parameters = PARAMETERS
+    parameters: Parameters = PARAMETERS
     fields = FIELDS
 
     def __init__(self, model: ModelSettings, models: list[str] | None = None) -> None:

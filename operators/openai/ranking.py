@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from operators.openai.faults import Code, Fault
-from operators.openai.parse_batch import FIELDS, ParseBatch
-from operators.openai.requests import ALL
+from operators.openai.parse_batch import ParseBatch
+from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
 from operators.openai.respond import Respond
-from operators.openai.values import Columns, Read, flag, invalid, kept, whole
+from operators.openai.values import flag, invalid, kept, whole
 from pipeline.api.records import LINEAGE, ROW
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 _A_TEXT = kept(lambda value: isinstance(value, str) and value != "", "a text of at least one character")
 
 
-def documents(name: str, value: Any) -> Columns:
+def _documents(where: str, value: Any) -> list[str]:
     """Read texts, or objects with a `text`."""
     texts = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise invalid(name, value, "a list of texts of at least one character, or of objects {text: ...}")
-    return {name: texts}
+        raise invalid(where, value, "a list of texts of at least one character, or of objects {text: ...}")
+    return texts
 
 
-def texts(name: str, value: Any) -> Columns:
-    """Read a text or a list of texts."""
-    return {name: documents(name, [value] if isinstance(value, str) else value)[name]}
-
-
-RANKING: Mapping[str, Mapping[str, Read]] = {
-    RERANK: {**ALL, "query": _A_TEXT, "documents": documents, "top_n": whole(1), "return_documents": flag},
-    SCORE: {**ALL, "text_1": texts, "text_2": texts},
+_TEXTS = Parameter(lambda where, value: _documents(where, [value] if isinstance(value, str) else value))
+RANKING: Parameters = {
+    RERANK: {
+        **ALL,
+        "query": Parameter(_A_TEXT, TEXT),
+        "documents": Parameter(_documents, pa.list_(TEXT)),
+        "top_n": Parameter(whole(1), INT),
+        "return_documents": Parameter(flag, FLAG),
+    },
+    SCORE: {**ALL, "text_1": _TEXTS, "text_2": _TEXTS},
 }
-"""As `PARAMETERS` of requests.py."""
-_OWN = [
-    pa.field("query", pa.string()),
-    pa.field("documents", pa.list_(pa.string())),
-    pa.field("top_n", pa.int64()),
-    pa.field("return_documents", pa.bool_()),
-]
 
 
 class ParseRanking(ParseBatch):
@@ -51,7 +45,7 @@ class ParseRanking(ParseBatch):
     """
 
     parameters = RANKING
-    fields = pa.schema([*(FIELDS.field(name) for name in ("custom_id", "url", "choices", "sample", "model")), *_OWN])
+    fields = fields_of(*RANKING.values())
 
     def _text(self, text: Any) -> dict[str, Any]:
         return dict(zip(("query", "documents"), text, strict=True))
@@ -71,13 +65,10 @@ class ParseRanking(ParseBatch):
 class RespondRanking(Respond):
     """Makes the response of each request of ParseRanking from what Rerank says, as Respond does."""
 
-    reads: Mapping[str, Any] = {
-        **{f.name: f.type for f in ParseRanking.fields},
+    reads = {field.name: field.type for field in (*ParseRanking.fields, LINEAGE, ROW)} | {
         "rerank_order": pa.list_(pa.int32()),
         "rerank_scores": pa.list_(pa.float64()),
         "rerank_tokens": pa.int32(),
-        LINEAGE.name: LINEAGE.type,
-        ROW.name: ROW.type,
     }
 
     def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
