@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.openai.bodies import digest_of
 from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
@@ -75,8 +76,9 @@ class RespondRanking(Respond):
         total = sum(row["rerank_tokens"] for row in rows)
         return {"prompt_tokens": total, "total_tokens": total}
 
-    def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:
+    def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         first, usage = rows[0], self._usage(rows)
+        digest = digest_of(first[ROW.name], first["custom_id"])
         ranked = [list(zip(row["rerank_order"], row["rerank_scores"], strict=True)) for row in rows]
         if first["url"] == RERANK:
             shown = first["return_documents"] is not False

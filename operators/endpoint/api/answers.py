@@ -13,13 +13,14 @@ from operators.endpoint.api.json_shape import (
     Failed,
     OfRow,
     Unusable,
+    answer_of,
     clean,
+    first_choice,
     listed,
     maybe_object,
     maybe_text,
     member,
     real,
-    refuse_error,
     text,
 )
 from operators.endpoint.api.usage import read_usage
@@ -119,18 +120,12 @@ def read_answer(body: object, api: str) -> Answer:
         Failed: it is an error, it has no choice, or the server gave the answer up: the next may be one.
         Unusable: it is no such body, or the answer was cut by anything but its length.
     """
-    whole = member(body, "the answer")
-    refuse_error(whole)
-    if not (found := whole.get("choices", 0)) and found in (None, []):
-        raise Failed("the answer has no choices")
-    choices = listed(found or whole.get("choices"), "choices")
-    choice = member(choices[0], "choices[0]")
-    refuse_error(choice)
-    said = (
-        _message(member(choice.get("message"), "message"))
-        if api == CHAT
-        else {"text": text(choice.get("text"), "text")}
-    )
+    whole = answer_of(body)
+    choice = first_choice(whole)
+    if api == CHAT:
+        said = _message(member(choice.get("message"), "message"))
+    else:
+        said = {"text": text(choice.get("text"), "text")}
     reason, detail = _finish(choice)
     usage = read_usage(whole)
     if api == CHAT and _is_lost(choice["message"], said, reason) and usage["completion_tokens"]:

@@ -7,9 +7,8 @@ llama-cpp-python (server/types.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.api.errors import ConfigError
 
@@ -32,17 +31,12 @@ class Key:
         return self.chat if api == CHAT else self.completions
 
 
-def _both(name: str | None) -> Key:
-    return Key(name, name)
-
-
 def _chat(name: str) -> Key:
     return Key(name, None)
 
 
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
-    made = (key if isinstance(key, Key) else _both(key) for key in keys)
-    return dict(zip(NAMES, made, strict=True))
+    return dict(zip(NAMES, (key if isinstance(key, Key) else Key(key, key) for key in keys), strict=True))
 
 
 _FORMAT = _chat("response_format")
@@ -64,12 +58,8 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "dynatemp_range": _row(None, None, None, "dynatemp_range", None),
     "dynatemp_exponent": _row(None, None, None, "dynatemp_exponent", None),
     "repetition_penalty": _row(None, "repetition_penalty", "repetition_penalty", "repeat_penalty", "repeat_penalty"),
-    "presence_penalty": _row(
-        "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty"
-    ),
-    "frequency_penalty": _row(
-        "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty"
-    ),
+    "presence_penalty": _row(*["presence_penalty"] * 5),
+    "frequency_penalty": _row(*["frequency_penalty"] * 5),
     "penalty_last_n": _row(None, None, None, "repeat_last_n", None),
     "dry_multiplier": _row(None, None, None, "dry_multiplier", None),
     "dry_base": _row(None, None, None, "dry_base", None),
@@ -150,41 +140,9 @@ def require_path(operator: str, dialect: str) -> str:
 
 def dialect_of(card: object) -> str | None:
     """Return the dialect that an answer of GET /v1/models tells, or one model of it; None if it tells none."""
-    if not isinstance(card, Mapping):
-        return None
-    models = card.get("data")
-    found = {_of_model(one) for one in models} if isinstance(models, list) else {_of_model(card)}
-    known = found - {None}
+    models = card.get("data") if isinstance(card, Mapping) else None
+    owners = [
+        one.get("owned_by") for one in (models if isinstance(models, list) else [card]) if isinstance(one, Mapping)
+    ]
+    known = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
     return known.pop() if len(known) == 1 else None
-
-
-def _of_model(model: Any) -> str | None:
-    if not isinstance(model, Mapping):
-        return None
-    owner = model.get("owned_by")
-    return _OWNERS.get(owner) if isinstance(owner, str) else None
-
-
-def markdown() -> str:
-    """Render NODES, DIALECTS and NOTES as a table for docs/endpoints.md."""
-    nodes = _table("operator", {name: [f"`{p}`" if p else "" for p in paths.values()] for name, paths in NODES.items()})
-    settings = {f"`{name}`": [_cell(keys[dialect]) for dialect in NAMES] for name, keys in DIALECTS.items()}
-    notes = "\n".join(f"| `{name}` | {note} |" for name, note in NOTES.items())
-    return f"{nodes}\n\n{_table('setting', settings)}\n\n| setting | what becomes of it |\n|---|---|\n{notes}\n"
-
-
-def _table(what: str, rows: Mapping[str, Sequence[str]]) -> str:
-    lines = [[what, *NAMES], ["---"] * (len(NAMES) + 1), *([name, *cells] for name, cells in rows.items())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(key: Key) -> str:
-    if key.chat == key.completions:
-        return "" if key.chat is None else f"`{key.chat}`"
-    return ", ".join(_parts(key))
-
-
-def _parts(key: Key) -> Iterator[str]:
-    for api in APIS:
-        if (name := key.of(api)) is not None:
-            yield f"`{name}` ({api})"

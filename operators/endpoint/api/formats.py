@@ -119,24 +119,23 @@ def tools_body(choice: str | None, tools: Sequence[Mapping[str, Any]], dialect: 
 
 
 def template_body(
-    kwargs: Mapping[str, Any], *, is_continued: bool, dialect: str, api: str, given: Collection[str] = ()
+    kwargs: Mapping[str, Any], dialect: str, api: str, given: Collection[str], *, is_continued: bool
 ) -> dict[str, Any]:
     """Return the keys of a body for the arguments of the chat template, and for continuing the last message.
 
     Raises:
         Unsent: the server has no key for them.
     """
-    body: dict[str, Any] = {}
+    wanted = {}
     if kwargs and "chat_template_kwargs" not in given:
-        if (key := DIALECTS["template_kwargs"][dialect].of(api)) is None:
-            raise Unsent(f"model.template_kwargs={dict(kwargs)!r} cannot be sent: {_no_template(dialect, api)}")
-        body[key] = dict(kwargs)
+        wanted["template_kwargs"] = (f"model.template_kwargs={dict(kwargs)!r}", dict(kwargs))
     if is_continued and "continue_final_message" not in given:
-        if (key := DIALECTS["continue_final_message"][dialect].of(api)) is None:
-            raise Unsent(f"data.continue_final_message=true cannot be sent: {_no_template(dialect, api)}")
-        body |= {key: True} | ({} if dialect == SGLANG else {"add_generation_prompt": False})
-    return body
-
-
-def _no_template(dialect: str, api: str) -> str:
-    return f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"
+        wanted["continue_final_message"] = ("data.continue_final_message=true", True)
+    body: dict[str, Any] = {}
+    for name, (shown, value) in wanted.items():
+        if (key := DIALECTS[name][dialect].of(api)) is None:
+            why = f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"
+            raise Unsent(f"{shown} cannot be sent: {why}")
+        body[key] = value
+    no_prompt = "continue_final_message" in wanted and dialect != SGLANG
+    return body | ({"add_generation_prompt": False} if no_prompt else {})

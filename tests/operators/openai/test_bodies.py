@@ -7,7 +7,7 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion
 
-from operators.openai.bodies import body_of, digest_of, line_of
+from operators.openai.bodies import body_of, line_of
 from operators.openai.requests import CHAT
 from tests.operators.openai.shapes import OUTPUT_LINES
 
@@ -24,7 +24,7 @@ def row(**columns: Any) -> dict[str, Any]:
 
 def line(*rows: dict[str, Any]) -> dict[str, Any]:
     """The line that answers a request of these rows, checked against the shape of the API."""
-    made = line_of(rows[0], body_of(rows, PIECES, digest_of(0, "a"), "fp_1"))
+    made = line_of(0, "a", body_of(rows, PIECES, "fp_1"))
     OUTPUT_LINES[CHAT].validate(made)
     return made
 

@@ -17,10 +17,11 @@ from operators.endpoint.api.dialects import (
     COMPLETIONS,
     DIALECTS,
     NAMES,
+    NODES,
     NOTES,
     OPENAI,
+    Key,
     dialect_of,
-    markdown,
 )
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.endpoint import EndpointSettings
@@ -43,14 +44,6 @@ def test_no_field_is_forgotten():
     assert DIALECTS.keys() | NOTES.keys() == sampling | structured | others
     assert not DIALECTS.keys() & NOTES.keys()
     assert all(tuple(row) == NAMES for row in DIALECTS.values())
-
-
-def test_the_table_is_markdown():
-    nodes, lines = (part.splitlines() for part in markdown().split("\n\n")[:2])
-    assert "| Rerank | `/rerank` | `/rerank` | `/rerank` | `/rerank` |  |" in nodes
-    assert lines[0] == "| setting | openai | vllm | sglang | llama_server | llama_cpp_python |"
-    assert "| `top_k` |  | `top_k` | `top_k` | `top_k` | `top_k` |" in lines
-    assert [line.count("|") for line in lines[: len(DIALECTS) + 2]] == [7] * (len(DIALECTS) + 2)
 
 
 def test_a_plain_body_of_each_dialect():
@@ -197,8 +190,16 @@ def test_a_server_tells_its_dialect(card, dialect):
     assert dialect_of(card) == dialect
 
 
+def cell(key: Key) -> str:
+    both = [f"`{name}` ({api})" for api in APIS if (name := key.of(api)) is not None]
+    return f"`{key.chat}`" if key.chat is not None and key.chat == key.completions else ", ".join(both)
+
+
 def test_the_page_has_the_table():
     page = (PROJECT / "docs/endpoints.md").read_text(encoding="utf-8")
-    assert markdown() in page
+    lines = [["setting", *NAMES], *([f"`{name}`", *map(cell, row.values())] for name, row in DIALECTS.items())]
+    lines += [[name, *(f"`{path}`" if path else "" for path in paths.values())] for name, paths in NODES.items()]
+    lines += [[f"`{name}`", note] for name, note in NOTES.items()]
+    assert [line for line in lines if f"\n| {' | '.join(line)} |\n" not in page] == []
     own = {f.name for f in fields(EndpointSettings)} - {f.name for f in fields(ModelSettings)}
     assert [name for name in own if f"`{name}`" not in page] == []

@@ -9,9 +9,10 @@ import pytest
 
 from operators.endpoint.api.dialects import LLAMA_CPP_PYTHON, NAMES, NOTES
 from operators.settings import DataSettings, SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.api.asked import SCHEMA, TOOLS, Model, body, refusal
+from tests.operators.endpoint.api.asked import SCHEMA, TOOLS, body, refusal
 
 UNSENT: list[tuple[str, dict[str, Any], str]] = [
     ("openai", {"top_k": 40}, "sampling.top_k=40 cannot be sent: openai has no key for it; leave it out with"),
@@ -92,9 +93,12 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(dialect, sampling, 
     assert message in said
 
 
-def test_an_unknown_dialect_or_api_is_refused():
-    assert "model.dialect='tgi' cannot work: it is one of openai, vllm" in refusal("tgi")
-    assert "model.api='responses' cannot work" in refusal("openai", model=Model(api="responses"))
+@pytest.mark.parametrize(
+    ("key", "word", "said"), [("dialect", "tgi", "auto, openai, vllm"), ("api", "responses", "chat")]
+)
+def test_an_unknown_dialect_or_api_is_refused(key, word, said):
+    with pytest.raises(ConfigError, match=f"model.{key}='{word}' cannot work: it is one of {said}"):
+        EndpointSettings(url="http://127.0.0.1:1/v1", **{key: word})
 
 
 @pytest.mark.parametrize("dialect", NAMES)
