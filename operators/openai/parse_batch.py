@@ -97,15 +97,15 @@ class ParseBatch(BaseOperator):
         columns, texts, samples = request_of(line, self._models, self.parameters)
         if "tool_list" in columns:
             self._check_tools(columns.get("tools", "auto"))
-        texts = self._texts(columns, texts)
+        asked = self._asked(columns, texts)
         if "dimensions" in columns and self._n_embd is not None:
             whole(1, self._n_embd)("dimensions", columns["dimensions"])
         given = columns.get("seed")
-        columns |= {"choices": len(texts) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
+        columns |= {"choices": len(asked) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []
-        for text, sample in itertools.product(texts, range(samples)):
+        for about, sample in itertools.product(asked, range(samples)):
             own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
-            rows.append({**columns, **self._text(text), **own})
+            rows.append({**columns, **about, **own})
         return rows
 
     def _check_tools(self, choice: str) -> None:
@@ -115,14 +115,10 @@ class ParseBatch(BaseOperator):
         if choice != "none" and self._model.tool_format is None and format_in(self._template) is None:
             raise unsupported("tools", "the chat template has no known format of calls; the job can name one")
 
-    def _texts(self, columns: Columns, texts: list[Any]) -> list[Any]:
-        """Return what each row of a request is about."""
-        return texts
-
-    def _text(self, text: Any) -> dict[str, Any]:
-        """Return the columns of one of the texts that a line asks about."""
-        ids = None if isinstance(text, str) else text
-        return {"prompt": "" if ids is not None else text, "given_ids": ids}
+    def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
+        """Return the columns of each text that a line asks about: a text, or its token ids."""
+        given = [("", text) if isinstance(text, list) else (text, None) for text in texts]
+        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in given]
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()

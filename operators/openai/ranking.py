@@ -11,17 +11,17 @@ from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
 from operators.openai.respond import Respond
-from operators.openai.values import flag, invalid, kept, whole
+from operators.openai.values import flag, invalid, some_text, whole
 from pipeline.api.records import LINEAGE, ROW
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
-_A_TEXT = kept(lambda value: isinstance(value, str) and value != "", "a text of at least one character")
 
 
 def _documents(where: str, value: Any) -> list[str]:
     """Read texts, or objects with a `text`."""
-    texts = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+    of = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    texts = [text for text in of if isinstance(text, str) and text]
+    if not texts or len(texts) < len(of):
         raise invalid(where, value, "a list of texts of at least one character, or of objects {text: ...}")
     return texts
 
@@ -30,7 +30,7 @@ _TEXTS = Parameter(lambda where, value: _documents(where, [value] if isinstance(
 RANKING: Parameters = {
     RERANK: {
         **ALL,
-        "query": Parameter(_A_TEXT, TEXT),
+        "query": Parameter(some_text, TEXT),
         "documents": Parameter(_documents, pa.list_(TEXT)),
         "top_n": Parameter(whole(1), INT),
         "return_documents": Parameter(flag, FLAG),
@@ -48,19 +48,16 @@ class ParseRanking(ParseBatch):
     parameters = RANKING
     fields = fields_of(*RANKING.values())
 
-    def _text(self, text: Any) -> dict[str, Any]:
-        return dict(zip(("query", "documents"), text, strict=True))
-
-    def _texts(self, columns: Columns, texts: list[Any]) -> list[tuple[str, list[str]]]:
+    def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
         if "query" in columns:
-            return [(columns["query"], columns["documents"])]
+            return [{}]
         first, second = columns.pop("text_1"), columns.pop("text_2")
         if len(first) == 1:
-            return [(first[0], second)]
+            return [{"query": first[0], "documents": second}]
         if len(first) != len(second):
             why = f"text_1 has {len(first)} texts and text_2 has {len(second)}; give one text_1, or as many of both"
             raise Fault(Code.INVALID_VALUE, why)
-        return [(query, [document]) for query, document in zip(first, second, strict=True)]
+        return [{"query": query, "documents": [document]} for query, document in zip(first, second, strict=True)]
 
 
 class RespondRanking(Respond):

@@ -52,10 +52,7 @@ class Parameter(NamedTuple):
 Parameters = Mapping[str, Mapping[str, Parameter]]
 """By endpoint and name. A null is as if the parameter was not there."""
 _IGNORED = Parameter(ignored)
-ALL = {
-    "model": Parameter(kept(lambda value: isinstance(value, str) and value != "", "a string"), TEXT),
-    "user": _IGNORED,
-}
+ALL = {"model": Parameter(values.some_text, TEXT), "user": _IGNORED}
 _CONVERSATION = {
     "messages": Parameter(values.messages, TEXT),
     "tools": Parameter(values.tools, TEXT, "tool_list"),
@@ -111,7 +108,7 @@ PARAMETERS: Parameters = {
     },
     EMBEDDINGS: {
         **ALL,
-        "input": Parameter(values.embedding_input, column="texts"),
+        "input": Parameter(values.said_or_ids, column="texts"),
         "encoding_format": Parameter(kept(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
         "dimensions": Parameter(whole(1), INT),
     },

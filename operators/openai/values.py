@@ -83,6 +83,22 @@ def listed(allowed: str, read: Read) -> Read:
     return read_all
 
 
+def one_or_more(allowed: str, *fits: Callable[[Any], bool], most: int = MAX_INT32) -> Read:
+    """Make a reader of an item, or of a list of up to `most` items, for all of which one of `fits` holds: as a list."""
+
+    def read(where: str, value: Any) -> list[Any]:
+        items = [value] if any(holds(value) for holds in fits) else value
+        if (
+            not isinstance(items, list)
+            or not 0 < len(items) <= most
+            or not any(all(map(holds, items)) for holds in fits)
+        ):
+            raise invalid(where, value, allowed)
+        return items
+
+    return read
+
+
 def refused(remedy: str, *harmless: object) -> Read:
     """Make a reader that refuses all values but `harmless` ones, which have no effect."""
 
@@ -98,13 +114,33 @@ def ignored(where: str, value: Any) -> None:
     """Accept any value of a parameter that does not affect the answer."""
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_said(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT32
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_token, value))
+
+
 flag = kept(lambda value: type(value) is bool, "true or false")
-text = kept(lambda value: isinstance(value, str), "a string")
-a_name = kept(lambda value: isinstance(value, str) and value != "", "a string of at least one character")
+text = kept(_is_text, "a string")
+some_text = kept(_is_said, "a string of at least one character")
 an_object = kept(lambda value: isinstance(value, dict), "an object")
+stop = one_or_more("a string, or a list of one to four strings, none of them empty", _is_said, most=4)
+_MANY = "a string, or a list of strings, of token ids, or of lists of token ids, none empty"
+texts_or_ids = one_or_more(_MANY, _is_text, _are_tokens)
+said_or_ids = one_or_more(_MANY, _is_said, _are_tokens)
 _function = kept(lambda value: value == "function", '"function"')
 _schema = kept(lambda value: isinstance(value or {}, dict), "a JSON schema, which is an object")
-_FUNCTION = shape(name=a_name, description=ignored, parameters=_schema, strict=ignored)
+_FUNCTION = shape(name=some_text, description=ignored, parameters=_schema, strict=ignored)
 _TOOLS = listed("a list of functions", shape(type=_function, function=_FUNCTION))
 _CALL = shape(
     id=lambda where, value: None if value is None else text(where, value),
@@ -121,17 +157,9 @@ _KEYS: Mapping[str, Mapping[str, Read]] = {
 """By role, the keys of a message besides role and content."""
 
 
-def stop(where: str, value: Any) -> list[str]:
-    """Read one string or up to four."""
-    texts = [value] if isinstance(value, str) else value
-    if not _is_list_of(texts, lambda text: isinstance(text, str) and text != "") or len(texts) > 4:
-        raise invalid(where, value, "a string, or a list of one to four strings, none of them empty")
-    return list(texts)
-
-
 def top_p(where: str, value: Any) -> float:
     """Read a number from 0 to 1. At 0 only the likeliest token is left, as at any tiny value."""
-    return max(number(0, 1)(where, value), 1e-9)
+    return max(float(number(0, 1)(where, value)), 1e-9)
 
 
 def logit_bias(where: str, value: Any) -> list[dict[str, Any]]:
@@ -159,22 +187,6 @@ def response_format(where: str, value: Any) -> str | None:
     if kind != "json_schema":
         raise invalid(where, value, '{"type": "text"}, "json_object" or "json_schema"')
     return json.dumps(_JSON_SCHEMA(f"{where}.json_schema", value.get("json_schema"))["schema"])
-
-
-def texts_or_ids(where: str, value: Any) -> list[Any]:
-    """Read a string, strings, token ids, or lists of token ids: always as a list."""
-    texts = [value] if isinstance(value, str) or _are_tokens(value) else value
-    if not (_is_list_of(texts, lambda text: isinstance(text, str)) or _is_list_of(texts, _are_tokens)):
-        allowed = "a string, or a list of strings, of token ids, or of lists of token ids, none empty"
-        raise invalid(where, value, allowed)
-    return list(texts)
-
-
-def embedding_input(where: str, value: Any) -> list[Any]:
-    """Read the same as `texts_or_ids`, but no empty string."""
-    if "" in (texts := texts_or_ids(where, value)):
-        raise invalid(where, value, "texts of at least one character")
-    return texts
 
 
 def _part(where: str, part: Any) -> str:
@@ -235,15 +247,3 @@ def _shown(value: object) -> str:
     """Return `value` as JSON, shortened to fit into a line."""
     text = _json(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
-
-
-def _is_token(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MAX_INT32
-
-
-def _are_tokens(value: object) -> bool:
-    return _is_list_of(value, _is_token)
-
-
-def _is_list_of(value: object, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(fits, value))

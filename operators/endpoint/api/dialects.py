@@ -8,7 +8,7 @@ llama-cpp-python (server/types.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.api.errors import ConfigError
 
@@ -19,8 +19,7 @@ OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON = "openai", "vllm", "sglang
 NAMES = (OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """The keys of the body under which a server takes a setting, by API; None: it has no such key."""
 
     chat: str | None
@@ -92,18 +91,7 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "continue_final_message": _row(None, _CONTINUE, _CONTINUE, _CONTINUE, None),
 }
 """By setting and dialect the key of the body: the settings of `sampling`, the seed of a row, `model.template_kwargs`
-with those of a row, and `data.continue_final_message`."""
-
-NOTES: Mapping[str, str] = {
-    "n": "never sent: each completion is a request of its own, with a seed of its own",
-    "per_row": "names the columns that override settings of their row",
-    "structured.json_schema_column": "sent as `structured.json_schema`, row by row",
-    "structured.optional": "a row without a schema is sent without one",
-    "structured.whitespace": "the server writes JSON as it likes: anything but `natural` is refused",
-    "structured.after_reasoning": "the server decides: `false` is refused",
-    "structured.skip_forced": "about this engine's speed, nothing to a server",
-}
-"""Settings that are no key of a body, and what becomes of them."""
+with those of a row, and `data.continue_final_message`. docs/endpoints.md has the other settings of `sampling`."""
 
 NODES: Mapping[str, Mapping[str, str | None]] = {
     "Generate": dict.fromkeys(NAMES, "/chat/completions, /completions"),

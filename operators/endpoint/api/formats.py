@@ -126,7 +126,7 @@ def template_body(
     Raises:
         Unsent: the server has no key for them.
     """
-    wanted = {}
+    wanted: dict[str, tuple[str, Any]] = {}
     if kwargs and "chat_template_kwargs" not in given:
         wanted["template_kwargs"] = (f"model.template_kwargs={dict(kwargs)!r}", dict(kwargs))
     if is_continued and "continue_final_message" not in given:

@@ -8,21 +8,15 @@ from typing import Any
 from operators.endpoint.api.json_shape import shown
 from operators.rows.json_values import noun
 
+_OF_PROMPT, _OF_COMPLETION = "usage.prompt_tokens_details", "usage.completion_tokens_details"
 _PLACES: Mapping[str, Sequence[str]] = {
     "prompt_tokens": ["usage.prompt_tokens", "usage.total_tokens"],  # rerankers of Jina say the total alone
     "completion_tokens": ["usage.completion_tokens"],
-    "cached_tokens": [
-        "usage.prompt_tokens_details.cached_tokens",
-        "usage.prompt_cache_hit_tokens",  # DeepSeek
-        "timings.cache_n",  # llama-server, older
-    ],
-    "reasoning_tokens": [
-        "usage.completion_tokens_details.reasoning_tokens",
-        "usage.reasoning_tokens",
-    ],  # the 2nd: SGLang
+    # DeepSeek has the second, an older llama-server the third; SGLang has the second of the next
+    "cached_tokens": [f"{_OF_PROMPT}.cached_tokens", "usage.prompt_cache_hit_tokens", "timings.cache_n"],
+    "reasoning_tokens": [f"{_OF_COMPLETION}.reasoning_tokens", "usage.reasoning_tokens"],
 }
 """By the names that Answer has for them, where answers say numbers of tokens."""
-COUNTS = tuple(_PLACES)
 MOST_TOKENS = 2**31 - 1
 """Counts are kept in int32."""
 

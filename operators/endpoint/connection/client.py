@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import count
 from logging import Logger
 from typing import Any, TypeVar
 
@@ -22,10 +23,9 @@ from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, RateLimit
 from operators.endpoint.connection.http import Http, require_client
-from operators.endpoint.connection.patience import Patience
-from operators.endpoint.connection.refusals import PASSES_S, GivenUp, Refusals
+from operators.endpoint.connection.patience import Patience, pause_s
+from operators.endpoint.connection.refusals import GivenUp, Refusals
 from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.retrying import retrying
 from operators.endpoint.connection.routes import Routes
 from operators.endpoint.connection.verdict import Again, EndpointError, Refused, without
 from operators.settings.endpoint import AUTO, EndpointSettings
@@ -55,7 +55,7 @@ class Endpoint:
         self._settings = settings
         self._log = log
         self._routes = Routes(settings.urls, partial(_limit, settings))
-        self._refusals = Refusals(settings.refusals_in_a_row, min(PASSES_S, settings.patience_s))
+        self._refusals = Refusals(settings)
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
         self._waiting: deque[Request] = deque()
@@ -106,6 +106,11 @@ class Endpoint:
         if self._failure is None:
             is_known = isinstance(error, PipelineError)
             self._failure = error if is_known else EndpointError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+
+    @property
+    def _stops(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._failure is not None or self._leaving
 
     @property
     def active(self) -> int:
@@ -166,7 +171,7 @@ class Endpoint:
     def _send(self) -> None:
         """Begin as many requests as may be in flight."""
         while self._waiting and len(self._tasks) < self._routes.limit:
-            if self._failure is not None or self._leaving:
+            if self._stops:
                 self._finish(self._waiting.popleft(), STOPPED)
                 continue
             if self._refusals.is_wall:
@@ -195,7 +200,7 @@ class Endpoint:
 
     def _settle(self) -> None:
         """Decide on the requests that were given up, where none is under way."""
-        if self._refusals.is_wall and self._failure is None and not self._leaving:
+        if self._refusals.is_wall and not self._stops:
             wait_s = self._refusals.next_try_s()
             if wait_s is not None:
                 self._patience.say(self._refusals.last_error)
@@ -227,13 +232,12 @@ class Endpoint:
 
     async def _serve(self, request: Request) -> None:
         """Send `request` until it is answered or given up."""
-        hidden = self._hidden(request)
+        hidden = [*request.secrets(), *self._settings.secrets()]
         error: str | None = None
         given_up: GivenUp | None = None
         is_believed = request.optional or request.is_group
         try:
-            rule = self._patience.rule(request, hidden, lambda: self._failure is not None or self._leaving)
-            await retrying(lambda: self._attempt(request), rule)
+            await self._tried(request, hidden)
         except (Refused, Unusable) as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
             if refused.is_of_row:
@@ -250,8 +254,7 @@ class Endpoint:
             self.fail(_clean(failure, hidden))
             error = str(self._failure)
         if given_up is not None:
-            stops = self._failure is not None or self._leaving
-            if not (is_believed or stops) and self._refusals.add(given_up):
+            if not (is_believed or self._stops) and self._refusals.add(given_up):
                 return
             error = given_up.error
         self._finish(request, error)
@@ -267,13 +270,18 @@ class Endpoint:
             else:
                 self._finish(request, each.error)
 
-    def _hidden(self, request: Request) -> list[str]:
-        """Return the texts that no message about `request` may quote."""
-        return [*request.secrets(), *self._settings.secrets()]
-
-    async def _attempt(self, request: Request) -> None:
-        """Send `request` once, and set its result."""
-        route = await self.attempts.make(request)
+    async def _tried(self, request: Request, hidden: list[str]) -> None:
+        """Send `request` until it is answered, and set its result. Raises what its last try has raised."""
+        self._patience.begin(request)
+        for number in count():
+            try:
+                route = await self.attempts.make(request)
+                break
+            except Again as failed:
+                if self._stops:
+                    raise
+                wait_s = pause_s(number, failed, self._patience.left_s(request, failed, hidden))
+            await asyncio.sleep(wait_s)
         used, made = request.tokens_of(request.result)
         self._pace.correct(request.tokens, used)
         route.limit.answered(time.perf_counter() - request.sent_s, made)

@@ -1,10 +1,10 @@
-"""Patience: how long servers are waited for, and how often a request is sent again."""
+"""Patience: how long servers are waited for, how often a request is sent again, and the waits between its tries."""
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable
 from logging import Logger
 
 from operators.endpoint.connection.refusals import Refusals
@@ -17,8 +17,20 @@ _SAID_AFTER_S, _LONG_WAIT_S = 2.0, 30.0
 """A server that does not answer is told of after so long, and at once if it asks for a long wait."""
 _TOO_LONG = "it asks for %g s (Retry-After), more than model.patience_s=%g leaves"
 _KEPT = "What is answered is kept, and the same command goes on"
+_FIRST_S, _LONGEST_S = 0.25, 30.0
+_DOUBLINGS = 7
+"""From the first wait between two tries to more than the longest."""
 _FEWER_TRIES = 2
 """Tries again, instead of `model.retries`, where other requests were given up and nothing was answered since."""
+
+
+def pause_s(number: int, failed: Again, left_s: float) -> float:
+    """Return the wait after the failed try `number` of a request, from 0: an exponential one with jitter, or what the
+    server asks for. The next try must have begun in `left_s`. A busy server is left alone by all, see Routes."""
+    wait_s = random.uniform(0, min(_FIRST_S * 2 ** min(number, _DOUBLINGS), _LONGEST_S))
+    if failed.after_s is not None and not failed.busy:  # jitter, so that not all who wait come at once
+        wait_s = failed.after_s + min(wait_s, 1.0)
+    return min(wait_s, left_s)
 
 
 class Patience:
@@ -52,45 +64,43 @@ class Patience:
             self.is_short = True
             self._log.warning("%s; waiting for up to model.patience_s=%g s", reason, self._settings.patience_s)
 
-    def rule(self, request: Request, hidden: list[str], stops: Callable[[], bool]) -> Callable[[Again], float]:
-        """Return the rule that says, after a failure of `request`, in how many seconds its next try must have begun.
+    def begin(self, request: Request) -> None:
+        """Note that `request` is sent from now on."""
+        request.answers_before = self._answers
 
-        The rule raises Again where the request has no try left, and a PipelineError where the server has no time left.
+    def left_s(self, request: Request, failed: Again, hidden: list[str]) -> float:
+        """Return in how many seconds the next try of `request` must have begun, after `failed`. It is not less than the
+        server asks for.
 
         Args:
             hidden: texts that no message may quote.
-            stops: the run ends, so there is no further try.
+
+        Raises:
+            Again: the request has no try left.
+            PipelineError: the server has no time left.
         """
-        answers = self._answers
-
-        def rule(failed: Again) -> float:
-            nonlocal answers
-            now, patience = time.monotonic(), self._settings.patience_s
-            self._refusals.failed()
-            request.failing_since = request.failing_since or now
-            if stops():
-                raise failed
-            if failed.of_server and failed.ends is not None and self._routes.are_shut:
-                raise failed.ends
-            left_s = request.failing_since + patience - now
-            if failed.of_server and (failed.busy or answers == self._answers):
-                left_s = self._seconds_left(failed, now, hidden)
-                if not self._asks_too_long(failed, left_s):
-                    if now - request.failing_since > max(patience, self._settings.timeout_s):
-                        raise failed
-                    return left_s
-            if failed.of_server:  # others are answered, so this request may be at fault
-                answers = self._answers
-            request.failures += 1
-            if self._asks_too_long(failed, left_s):
-                request.failures += 0 if failed.busy else self._settings.retries
-                reason = f"{failed.reason}; {_TOO_LONG % (failed.after_s, patience)}"
-                raise Again(reason, ends=EndpointError(f"{reason}. {_KEPT}") if failed.busy else None)
-            if request.failures > self._tries_again(failed, request):
-                raise failed
-            return math.inf
-
-        return rule
+        now, patience = time.monotonic(), self._settings.patience_s
+        self._refusals.failed()
+        request.failing_since = request.failing_since or now
+        if failed.of_server and failed.ends is not None and self._routes.are_shut:
+            raise failed.ends
+        left_s = request.failing_since + patience - now
+        if failed.of_server and (failed.busy or request.answers_before == self._answers):
+            left_s = self._seconds_left(failed, now, hidden)
+            if not self._asks_too_long(failed, left_s):
+                if now - request.failing_since > max(patience, self._settings.timeout_s):
+                    raise failed
+                return left_s
+        if failed.of_server:  # others are answered, so this request may be at fault
+            request.answers_before = self._answers
+        request.failures += 1
+        if self._asks_too_long(failed, left_s):
+            request.failures += 0 if failed.busy else self._settings.retries
+            reason = f"{failed.reason}; {_TOO_LONG % (failed.after_s, patience)}"
+            raise Again(reason, ends=EndpointError(f"{reason}. {_KEPT}") if failed.busy else None)
+        if request.failures > self._tries_again(failed, request):
+            raise failed
+        return math.inf
 
     def _tries_again(self, failed: Again, request: Request) -> int:
         """Return how often `request` is sent again: less often, where all that is known is that nothing is answered."""
@@ -101,7 +111,8 @@ class Patience:
 
     def _asks_too_long(self, failed: Again, left_s: float) -> bool:
         """Return whether a server asks for a longer wait than there is, and no other can be asked meanwhile."""
-        return failed.asks_longer_than(left_s) and (len(self._routes.all) == 1 or self._routes.held_s > left_s)
+        is_longer = failed.after_s is not None and failed.after_s > left_s
+        return is_longer and (len(self._routes.all) == 1 or self._routes.held_s > left_s)
 
     def _seconds_left(self, failed: Again, now: float, hidden: list[str]) -> float:
         """Return the seconds that the servers have until one of them must have answered.

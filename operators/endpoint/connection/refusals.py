@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.verdict import EndpointError
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, PipelineError
 
 PASSES_S = 30.0
@@ -40,13 +41,11 @@ class Refusals:
     """Keeps what was given up since the last answer. For one thread.
 
     Args:
-        most: in a row, before the run ends; None: any number.
-        passes_s: seconds without an answer that what may pass is given.
-        clock: seconds.
+        settings: `refusals_in_a_row`, before the run ends, and `patience_s`.
     """
 
-    def __init__(self, most: int | None, passes_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._passes_s, self._clock = most, passes_s, clock
+    def __init__(self, settings: EndpointSettings) -> None:
+        self._most, self._passes_s = settings.refusals_in_a_row, min(PASSES_S, settings.patience_s)
         self._kept: list[GivenUp] = []
         self._in_a_row = self._tried = 0
         self._since: float | None = None
@@ -63,7 +62,7 @@ class Refusals:
 
     def failed(self) -> None:
         """Note that a request has failed, which may be tried again."""
-        self._since = self._clock() if self._since is None else self._since
+        self._since = self._since or time.monotonic()
 
     def add(self, given_up: GivenUp) -> bool:
         """Keep a request that was given up until more is known; False: it is to be believed now."""
@@ -76,14 +75,12 @@ class Refusals:
 
     def answered(self) -> list[GivenUp]:
         """Note an answer, and return what was kept."""
-        self.was_answered, self._since, self._tried = True, None, 0
+        self.was_answered, self._since, self._tried, self._in_a_row = True, None, 0, 0
         return self.take()
 
     def take(self) -> list[GivenUp]:
         """Return what was kept, and keep it no longer: it counts until the next answer."""
         taken, self._kept = self._kept, []
-        if self._since is None:
-            self._in_a_row = 0
         return taken
 
     def drop(self, is_meant: Callable[[Request], bool]) -> list[GivenUp]:
@@ -101,25 +98,20 @@ class Refusals:
     def next_try_s(self) -> float | None:
         """Return in how many seconds a request at the wall is to be sent once more; None: none is."""
         may_pass = any(each.may_pass for each in self._kept)
-        if not may_pass or self._since is None or self._clock() - self._since >= self._passes_s:
+        if not may_pass or self._since is None or time.monotonic() - self._since >= self._passes_s:
             return None
         self._tried += 1
-        return min(_FIRST_S * float(2 ** (self._tried - 1)), _LONGEST_S)
+        return min(_FIRST_S * 2.0 ** (self._tried - 1), _LONGEST_S)
 
     def pop(self) -> Request | None:
         """Return the request that waits for longest of those that may pass, and keep it no longer."""
-        found = next((each for each in self._kept if each.may_pass), None)
-        if found is None:
-            return None
-        self._kept.remove(found)
-        self._in_a_row -= 1
-        return found.request
+        found = next((each.request for each in self._kept if each.may_pass), None)
+        self.drop(lambda request: request is found)
+        return found
 
     def ending(self) -> PipelineError | None:
         """Return what ends the run if no request is under way or waits; None: what was kept are rejects."""
-        if not self._kept:
-            return None
-        if self.is_wall or (not self.was_answered and self._in_a_row > 1):
+        if self._kept and (self.is_wall or (not self.was_answered and self._in_a_row > 1)):
             last = self._kept[-1]
             kind = type(last.ends) if last.ends is not None else EndpointError if last.may_pass else ConfigError
             return kind(

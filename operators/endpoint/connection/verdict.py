@@ -68,10 +68,6 @@ class Again(Exception):
         super().__init__(reason)
         self.reason, self.after_s, self.of_server, self.busy, self.ends = reason, after_s, of_server, busy, ends
 
-    def asks_longer_than(self, seconds: float) -> bool:
-        """Return whether the server asks for a longer wait than `seconds`."""
-        return self.after_s is not None and self.after_s > seconds
-
 
 class Refused(Exception):
     """The server takes the request of this row never; the message says why.
@@ -102,14 +98,13 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
         said = f"{where} redirects to {_place(headers.get('Location', ''), url)}, which is not followed"
         raise Again(said, of_server=True, ends=ConfigError(f"{said}; name the server itself with model.url"))
     said = f"{where} says {status}: {message_of(body)}"
-    if status == 402 or (status == 429 and b"insufficient_quota" in body):
-        raise Again(said, of_server=True, ends=EndpointError(f"{said}; {_ENDS[402]}"))
-    if status == 407:
-        raise Again(said, of_server=True, ends=ConfigError(f"{said}; {_ENDS[407]}"))
+    kind = 402 if status == 429 and b"insufficient_quota" in body else status
+    if kind in _ENDS:
+        remedy = f"{said}; {_ENDS[kind]}"
+        ends = EndpointError(remedy) if kind == 402 else ConfigError(remedy)
+        raise Again(said, of_server=kind in (402, 407), ends=ends)
     if status in LATER:
         raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 498, 503, 529))
-    if status in _ENDS:
-        raise Again(said, ends=ConfigError(f"{said}; {_ENDS[status]}"))
     raise Refused(said, is_of_row=_OF_ROW.search(said) is not None)
 
 
