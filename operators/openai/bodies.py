@@ -42,7 +42,7 @@ def body_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, 
     first = rows[0]
     if first["url"] == EMBEDDINGS:
         data = [{"object": "embedding", "index": i, "embedding": _embedding(row)} for i, row in enumerate(rows)]
-        return {"object": "list", "data": data, "model": first["model"], "usage": usage(rows)}
+        return {"object": "list", "data": data, "model": first["model"], "usage": _usage(rows)}
     prefix, kind = ("chatcmpl", "chat.completion") if first["url"] == CHAT else ("cmpl", "text_completion")
     return {
         "id": f"{prefix}-{digest_of(first['row'], first['custom_id'])}",
@@ -50,12 +50,12 @@ def body_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, 
         "created": 0,
         "model": first["model"],
         "choices": [_choice(row, i, pieces) for i, row in enumerate(rows)],
-        "usage": usage(rows),
+        "usage": _usage(rows),
         "system_fingerprint": fingerprint,
     }
 
 
-def usage(rows: Sequence[Row]) -> dict[str, Any]:
+def _usage(rows: Sequence[Row]) -> dict[str, Any]:
     """Count tokens; those of a prompt once, however many choices it has."""
     prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
     if rows[0]["completion"] is None:

@@ -69,23 +69,16 @@ class RespondRanking(Respond):
         "rerank_tokens": pa.int32(),
     }
 
-    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
-        total = sum(row["rerank_tokens"] for row in rows)
-        return {"prompt_tokens": total, "total_tokens": total}
-
     def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        first, usage = rows[0], self._usage(rows)
-        digest = digest_of(first[ROW.name], first["custom_id"])
+        first, digest = rows[0], digest_of(rows[0][ROW.name], rows[0]["custom_id"])
+        total = sum(row["rerank_tokens"] for row in rows)
+        about = {"model": first["model"], "usage": {"prompt_tokens": total, "total_tokens": total}}
         ranked = [list(zip(row["rerank_order"], row["rerank_scores"], strict=True)) for row in rows]
         if first["url"] == RERANK:
-            shown = first["return_documents"] is not False
-            results = [
-                {"index": index, "relevance_score": score}
-                | ({"document": {"text": first["documents"][index]}} if shown else {})
-                for index, score in ranked[0][: first["top_n"]]
-            ]
-            return {"id": f"rerank-{digest}", "model": first["model"], "usage": usage, "results": results}
+            results = [{"index": index, "relevance_score": score} for index, score in ranked[0][: first["top_n"]]]
+            if first["return_documents"] is not False:
+                results = [each | {"document": {"text": first["documents"][each["index"]]}} for each in results]
+            return {"id": f"rerank-{digest}", **about, "results": results}
         scores = [score for row in ranked for _, score in sorted(row)]
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-        about = {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"]}
-        return {**about, "data": data, "usage": usage}
+        return {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"], "data": data} | about

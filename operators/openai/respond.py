@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.loading import identity, load_model
-from operators.openai.bodies import body_of, line_of, usage
+from operators.openai.bodies import body_of, line_of
 from operators.openai.faults import Code, Fault
 from operators.openai.requests import FIELDS
 from operators.rows.token_lists import PROMPT_IDS
@@ -97,13 +97,11 @@ class Respond(BaseOperator):
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])
-        first, tokens = rows[0], self._usage(rows)
-        line = line_of(first[ROW.name], first["custom_id"], self._body(rows))
-        about = {name: first[name] for name in (*_NAMES, ROW.name)} | {name: tokens.get(name, 0) for name in _COUNTS}
-        return about | {"output": json.dumps(line, ensure_ascii=False)}
-
-    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return usage(rows)
+        first, body = rows[0], self._body(rows)
+        line = line_of(first[ROW.name], first["custom_id"], body)
+        about = {name: first[name] for name in (*_NAMES, ROW.name)}
+        counts = {name: body["usage"].get(name, 0) for name in _COUNTS}
+        return about | counts | {"output": json.dumps(line, ensure_ascii=False)}
 
     def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return body_of(rows, self._pieces, self._fingerprint)

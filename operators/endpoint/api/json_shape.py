@@ -15,7 +15,7 @@ _SHOWN = 300
 
 
 class Unusable(Exception):
-    """A body cannot be used. The message says why."""
+    """A request has no answer that can be used, now or later. The message says why."""
 
     is_of_row = False
     """Whether the server has read the row and works, so that only this row is at fault."""

@@ -12,7 +12,7 @@ from operators.endpoint.api.usage import odd_usage
 from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.routes import Route, Routes
-from operators.endpoint.connection.verdict import Again, Refused, judge, quoted
+from operators.endpoint.connection.verdict import Again, judge, quoted
 from operators.settings.endpoint import EndpointSettings
 
 
@@ -37,8 +37,7 @@ class Attempts:
 
         Raises:
             Again: it may be sent again.
-            Refused: each URL refuses it.
-            Unusable: the answer of each URL cannot be used.
+            Unusable: each URL refuses it, or its answer cannot be used.
         """
         route = await self._routes.enter(request.failed_at)
         request.tries += 1
@@ -50,7 +49,7 @@ class Attempts:
             request.failed_at.add(route)
             self._note_failure(failed, route)
             raise
-        except (Refused, Unusable) as refused:
+        except Unusable as refused:
             request.failed_at.add(route)
             request.refused_by.add(route)
             self._routes.failed(route, takes_none=False)

@@ -1,7 +1,7 @@
 """Endpoint: sends the requests of all nodes to the servers of a model, from a thread with an event loop of its own.
 
 A request that fails on its own account is sent again `model.retries` times, to another URL where there is one, and is
-given up then: its row is a reject, unless nothing is answered after it (refusals.py). What is the fault of the server
+given up then: its row is a reject, unless nothing is answered after it (patience.py). What is the fault of the server
 (nobody answers, too many requests) does not count: the run waits, and ends after `model.patience_s` without a single
 answer.
 """
@@ -23,11 +23,10 @@ from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import Adaptive, Fixed, RateLimit
 from operators.endpoint.connection.http import Http, require_client
-from operators.endpoint.connection.patience import Patience, pause_s
-from operators.endpoint.connection.refusals import GivenUp, Refusals
+from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.routes import Routes
-from operators.endpoint.connection.verdict import Again, EndpointError, Refused, without
+from operators.endpoint.connection.verdict import Again, EndpointError, without
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
@@ -73,7 +72,7 @@ class Endpoint:
     def submit(self, requests: Sequence[Request]) -> None:
         """Send `requests`, in their order as far as their number in flight and the limits allow. `done` of each is
         called in the endpoint's thread, also for those that fail."""
-        self._loop.call_soon_threadsafe(self._take, requests)
+        self._loop.call_soon_threadsafe(self._send, requests)
 
     def ask(self, request: Request, is_stopped: Callable[[], bool]) -> Any:
         """Send one request, wait, and return its result.
@@ -164,12 +163,9 @@ class Endpoint:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _take(self, requests: Sequence[Request]) -> None:
+    def _send(self, requests: Sequence[Request] = ()) -> None:
+        """Begin as many requests as may be in flight; those of `requests` come last."""
         self._waiting.extend(requests)
-        self._send()
-
-    def _send(self) -> None:
-        """Begin as many requests as may be in flight."""
         while self._waiting and len(self._tasks) < self._routes.limit:
             if self._stops:
                 self._finish(self._waiting.popleft(), STOPPED)
@@ -238,7 +234,7 @@ class Endpoint:
         is_believed = request.optional or request.is_group
         try:
             await self._tried(request, hidden)
-        except (Refused, Unusable) as refused:
+        except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
             if refused.is_of_row:
                 is_believed = True

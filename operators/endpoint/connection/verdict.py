@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urljoin
 
+from operators.endpoint.api.json_shape import OfRow, Unusable
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.system.redaction import shown_url
 
@@ -69,18 +70,6 @@ class Again(Exception):
         self.reason, self.after_s, self.of_server, self.busy, self.ends = reason, after_s, of_server, busy, ends
 
 
-class Refused(Exception):
-    """The server takes the request of this row never; the message says why.
-
-    Args:
-        is_of_row: the server has read the row, so it works.
-    """
-
-    def __init__(self, reason: str, *, is_of_row: bool = False):
-        super().__init__(reason)
-        self.is_of_row = is_of_row
-
-
 def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url: str) -> None:
     """Raise what a response means; return if it has an answer.
 
@@ -90,7 +79,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
 
     Raises:
         Again: the same request may be answered later, or by another server.
-        Refused: not for this row.
+        Unusable: the server takes the request of this row never; OfRow if it has read the row, so that it works.
     """
     if 200 <= status < 300 and status not in LATER:
         return
@@ -105,7 +94,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
         raise Again(said, of_server=kind in (402, 407), ends=ends)
     if status in LATER:
         raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 498, 503, 529))
-    raise Refused(said, is_of_row=_OF_ROW.search(said) is not None)
+    raise OfRow(said) if _OF_ROW.search(said) else Unusable(said)
 
 
 def message_of(body: bytes) -> str:
