@@ -88,13 +88,10 @@ def one_or_more(allowed: str, *fits: Callable[[Any], bool], most: int = MAX_INT3
 
     def read(where: str, value: Any) -> list[Any]:
         items = [value] if any(holds(value) for holds in fits) else value
-        if (
-            not isinstance(items, list)
-            or not 0 < len(items) <= most
-            or not any(all(map(holds, items)) for holds in fits)
-        ):
+        is_many = isinstance(items, list) and 0 < len(items) <= most
+        if not is_many or not any(all(map(holds, items)) for holds in fits):
             raise invalid(where, value, allowed)
-        return items
+        return list(items)
 
     return read
 

@@ -99,10 +99,10 @@ class Bodies:
 
     def _check(self, data: DataSettings | None) -> None:
         """Raise Unsent for what no row could be sent with."""
-        if unsent := [name for name in self.columns if self._has_no_key(name)]:
-            raise Unsent(
-                f"sampling.per_row has '{unsent[0]}' and cannot be sent: {self._dialect} has no key for it; {REMEDY}"
-            )
+        for name in self.columns:
+            if name != CHOICE and not self.names(name) and DIALECTS[name][self._dialect].of(self._api) is None:
+                why = f"{self._dialect} has no key for it; {REMEDY}"
+                raise Unsent(f"sampling.per_row has '{name}' and cannot be sent: {why}")
         structured, choice = self._sampling.structured, self._sampling.tools
         check_structured(structured)
         if structured.kind == "json_schema_column":
@@ -116,9 +116,6 @@ class Bodies:
             of_any = {"type": "function", "function": {"name": choice}}
             tools_body(choice, [of_any], self._dialect, self._api)
         self._template({})
-
-    def _has_no_key(self, name: str) -> bool:
-        return name != CHOICE and not self.names(name) and DIALECTS[name][self._dialect].of(self._api) is None
 
     def names(self, setting: str) -> bool:
         """Return True if `model.extra_body` has the setting, or the key under which it is sent."""

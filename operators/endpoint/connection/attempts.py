@@ -91,13 +91,12 @@ class Attempts:
 
     def _compare(self, body: Any) -> None:
         """Tell once if an answer is of another model than was asked for, and once if it counts tokens in an odd way."""
-        told = body.get("model") if isinstance(body, dict) else None
+        told, odd = body.get("model") if isinstance(body, dict) else None, odd_usage(body)
+        found = {}
         if self.model is not None and told != self.model and isinstance(told, str) and told:
-            self._tell("model", f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?")
-        if "usage" not in self._told and (odd := odd_usage(body)) is not None:
-            self._tell("usage", f"the server says {odd}; such counts are null in the results")
-
-    def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
+            found["model"] = f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?"
+        if odd is not None:
+            found["usage"] = f"the server says {odd}; such counts are null in the results"
+        for kind in found.keys() - self._told:
             self._told.add(kind)
-            self._log.warning(text)
+            self._log.warning(found[kind])
