@@ -67,42 +67,39 @@ class Adaptive:
         """The last limit that paid, and its throughput."""
         self._ceiling, self._ceiling_until = most, -math.inf
         self._refused_s = -math.inf
-        self._is_away = False
-        """Nothing that was sent since the last refusal was answered."""
         self._round_trip_s = WINDOW_S
-        self._begin()
+        self._begin(clock())
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         """Begin a window."""
-        self._began_s = self._clock()
-        self._answers, self._tokens, self._seconds = 0, 0, 0.0
+        self._began_s, self._answers, self._tokens, self._seconds = now, 0, 0, 0.0
 
     def answered(self, seconds: float, tokens: int) -> None:
         """Count an answer that took `seconds` and has so many completion tokens."""
         now = self._clock()
         if now - seconds < self._refused_s:  # sent before the limit was halved
             return
-        self._is_away = False
         self._answers, self._tokens, self._seconds = self._answers + 1, self._tokens + tokens, self._seconds + seconds
         took_s = now - self._began_s
         if self._answers % self.limit == 0 and took_s >= WINDOW_S:  # what was sent together comes back together
             self._round_trip_s = self._seconds / self._answers
             if self._seconds / took_s >= IN_USE * self.limit:
                 self._judge(now, (self._tokens or self._answers) / took_s)
-            self._begin()
+            self._begin(now)
 
     def refused(self) -> None:
         """Halve the limit, once a round trip."""
         now = self._clock()
         if now - self._refused_s < self._round_trip_s:
             return
-        if not self._is_away:  # else it says nothing of the limit
+        is_away = not self._answers and self._began_s == self._refused_s  # nothing was answered since the last refusal
+        if not is_away:  # else it says nothing of the limit
             self._threshold = max(1, self.limit // 2)
             self._ceiling, self._ceiling_until = self.limit - 1, now + REMEMBER_S
         self.limit = max(1, self.limit // 2)
-        self._refused_s, self._is_away = now, True
+        self._refused_s = now
         self._paid_limit, self._paid_rate = 0, 0.0
-        self._begin()
+        self._begin(now)
 
     def _judge(self, now: float, rate: float) -> None:
         """Set the limit after a window with the throughput `rate`."""

@@ -95,39 +95,19 @@ def test_a_full_body_of_llama_server():
         "logprobs": 0,
         "thinking_budget": 100,
     }
-    assert body("llama_server", **given) == {
-        "model": "m",
-        "messages": HI,
-        "temperature": 0.7,
-        "top_k": 30,
-        "top_p": 0.9,
-        "min_p": 0.02,
-        "typical_p": 0.99,
-        "top_n_sigma": 2.0,
-        "dynatemp_range": 0.2,
-        "dynatemp_exponent": 1.0,
-        "repeat_penalty": 1.1,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.2,
+    names = {"repetition_penalty": "repeat_penalty", "order": "samplers", "thinking_budget": "thinking_budget_tokens"}
+    usual = {"dynatemp_exponent": 1.0, "dry_base": 1.75, "dry_allowed_length": 2, "xtc_threshold": 0.1, "mirostat": 0}
+    written = {
         "repeat_last_n": -1,
-        "dry_multiplier": 0.8,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
         "dry_penalty_last_n": -1,
-        "dry_sequence_breakers": ["\n"],
-        "xtc_probability": 0.5,
-        "xtc_threshold": 0.1,
-        "mirostat": 0,
         "samplers": ["penalties", "dry", "temperature", "typ_p", "top_n_sigma", "top_k", "top_p", "min_p", "xtc"],
         "logit_bias": [[7, 1.5], ["15", False]],
-        "max_tokens": 256,
-        "stop": ["END"],
-        "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 1,
-        "thinking_budget_tokens": 100,
-        "seed": 5,
     }
+    common = {"model": "m", "messages": HI, "max_tokens": 256, "seed": 5}
+    same = {names.get(name, name): value for name, value in given.items()}
+    assert body("llama_server", **given) == common | usual | same | written
 
 
 def test_a_full_body_of_vllm():
