@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from operators.engine.backend.loading import inspect_model, template_of
 from operators.generation.seeds import SEED_BITS
-from operators.openai.faults import Code, Fault
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
-from operators.openai.values import unsupported, whole
+from operators.openai.values import Code, Fault, unsupported, whole
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings

@@ -7,11 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from operators.openai.bodies import digest_of
-from operators.openai.faults import Code, Fault
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
 from operators.openai.respond import Respond
-from operators.openai.values import flag, invalid, some_text, whole
+from operators.openai.values import Code, Fault, flag, invalid, some_text, whole
 from pipeline.api.records import LINEAGE, ROW
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from operators.openai import values
-from operators.openai.faults import Code, Fault
-from operators.openai.values import Read, an_object, flag, ignored, kept, number, refused, text, whole
+from operators.openai.values import Code, Fault, Read, an_object, flag, ignored, kept, number, refused, text, whole
 from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from operators.engine.backend.loading import identity, load_model
 from operators.openai.bodies import body_of, line_of
-from operators.openai.faults import Code, Fault
 from operators.openai.requests import FIELDS
+from operators.openai.values import Code, Fault
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
 from pipeline.api.protocols import BaseOperator, Runtime

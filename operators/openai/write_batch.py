@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.openai.bodies import line_of
-from operators.openai.faults import Code, parse_reason
+from operators.openai.values import Code, parse_reason
 from operators.settings import OutputSettings
 from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
