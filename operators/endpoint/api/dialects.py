@@ -35,30 +35,30 @@ def _chat(name: str) -> Key:
 
 
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
-    return dict(zip(NAMES, (key if isinstance(key, Key) else Key(key, key) for key in keys), strict=True))
+    """Return the keys of a setting by dialect; one alone is that of all."""
+    made = [key if isinstance(key, Key) else Key(key, key) for key in keys]
+    return dict(zip(NAMES, made * len(NAMES) if len(made) == 1 else made, strict=True))
 
 
 _FORMAT = _chat("response_format")
 _SCHEMA = Key("response_format", "json_schema")
 _MAX = Key("max_completion_tokens", "max_tokens")
-_TOP = Key("top_logprobs", "logprobs")
-_TOOLS = _chat("tool_choice")
 _KWARGS = _chat("chat_template_kwargs")
 _CONTINUE = _chat("continue_final_message")
 
 DIALECTS: Mapping[str, Mapping[str, Key]] = {
     # openai, vllm, sglang, llama_server, llama_cpp_python
-    "temperature": _row("temperature", "temperature", "temperature", "temperature", "temperature"),
+    "temperature": _row("temperature"),
     "top_k": _row(None, "top_k", "top_k", "top_k", "top_k"),
-    "top_p": _row("top_p", "top_p", "top_p", "top_p", "top_p"),
+    "top_p": _row("top_p"),
     "min_p": _row(None, "min_p", "min_p", "min_p", "min_p"),
     "typical_p": _row(None, None, None, "typical_p", None),
     "top_n_sigma": _row(None, None, None, "top_n_sigma", None),
     "dynatemp_range": _row(None, None, None, "dynatemp_range", None),
     "dynatemp_exponent": _row(None, None, None, "dynatemp_exponent", None),
     "repetition_penalty": _row(None, "repetition_penalty", "repetition_penalty", "repeat_penalty", "repeat_penalty"),
-    "presence_penalty": _row(*["presence_penalty"] * 5),
-    "frequency_penalty": _row(*["frequency_penalty"] * 5),
+    "presence_penalty": _row("presence_penalty"),
+    "frequency_penalty": _row("frequency_penalty"),
     "penalty_last_n": _row(None, None, None, "repeat_last_n", None),
     "dry_multiplier": _row(None, None, None, "dry_multiplier", None),
     "dry_base": _row(None, None, None, "dry_base", None),
@@ -71,22 +71,22 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "mirostat_tau": _row(None, None, None, "mirostat_tau", "mirostat_tau"),
     "mirostat_eta": _row(None, None, None, "mirostat_eta", "mirostat_eta"),
     "order": _row(None, None, None, "samplers", None),
-    "logit_bias": _row("logit_bias", "logit_bias", "logit_bias", "logit_bias", "logit_bias"),
+    "logit_bias": _row("logit_bias"),
     "bad_words": _row(None, "bad_words", None, None, None),
     "max_tokens": _row(_MAX, "max_tokens", "max_tokens", "max_tokens", "max_tokens"),
     "min_tokens": _row(None, "min_tokens", "min_tokens", None, "min_tokens"),
-    "stop": _row("stop", "stop", "stop", "stop", "stop"),
+    "stop": _row("stop"),
     "stop_token_ids": _row(None, "stop_token_ids", "stop_token_ids", None, None),
     "keep_stop": _row(None, "include_stop_str_in_output", "no_stop_trim", None, None),
     "ignore_eos": _row(None, "ignore_eos", "ignore_eos", "ignore_eos", None),
-    "logprobs": _row(_TOP, _TOP, _TOP, _TOP, _TOP),
-    "tools": _row(_TOOLS, _TOOLS, _TOOLS, _TOOLS, _TOOLS),
+    "logprobs": _row(Key("top_logprobs", "logprobs")),
+    "tools": _row(_chat("tool_choice")),
     "thinking_budget": _row(None, "thinking_token_budget", None, _chat("thinking_budget_tokens"), None),
     "structured.json_schema": _row(_FORMAT, "response_format", "response_format", _SCHEMA, _FORMAT),
     "structured.regex": _row(None, "structured_outputs", "regex", None, None),
     "structured.choices": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
     "structured.grammar": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
-    "seed": _row("seed", "seed", "seed", "seed", "seed"),
+    "seed": _row("seed"),
     "template_kwargs": _row(None, _KWARGS, _KWARGS, _KWARGS, None),
     "continue_final_message": _row(None, _CONTINUE, _CONTINUE, _CONTINUE, None),
 }

@@ -11,17 +11,37 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from operators.endpoint.api.dialects import CHAT, DIALECTS, LLAMA_CPP_PYTHON, LLAMA_SERVER, OPENAI, SGLANG, VLLM
+from operators.endpoint.api.dialects import (
+    CHAT,
+    DIALECTS,
+    LLAMA_CPP_PYTHON,
+    LLAMA_SERVER,
+    OPENAI,
+    SGLANG,
+    VLLM,
+)
 from operators.settings.sampling import STEP_ORDER
 
 OFF: Mapping[str, float] = {
-    **dict.fromkeys(("top_k", "mirostat"), 0),
-    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty"), 1.0),
-    **dict.fromkeys(("min_p", "top_n_sigma", "dynatemp_range", "presence_penalty", "frequency_penalty"), 0.0),
-    **dict.fromkeys(("dry_multiplier", "xtc_probability"), 0.0),
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": 0.0,
+    "dynatemp_range": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,
 }
 """Values at which a step does nothing."""
-_OFF_THERE = {(VLLM, "top_k"): -1, (SGLANG, "top_k"): -1, (LLAMA_SERVER, "top_n_sigma"): -1.0}
+_OFF_THERE: Mapping[tuple[str, str], float] = {
+    (VLLM, "top_k"): -1,
+    (SGLANG, "top_k"): -1,
+    (LLAMA_SERVER, "top_n_sigma"): -1.0,
+}
 """The same where a server has another number for it. In vLLM -1 is off in old and new versions, 0 in new ones."""
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _STEPS: Mapping[str, Sequence[str]] = {
@@ -38,15 +58,15 @@ _BESIDE: Mapping[str, Sequence[str]] = {
     "dynatemp_exponent": ("dynatemp_range",),
     "penalty_last_n": _PENALTIES,
     "xtc_threshold": ("xtc_probability",),
-    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), ("mirostat",)),
-    **dict.fromkeys(("dry_base", "dry_allowed_length", "dry_penalty_last_n"), ("dry_multiplier",)),
-    "dry_sequence_breakers": ("dry_multiplier",),
+    "mirostat_tau": ("mirostat",),
+    "mirostat_eta": ("mirostat",),
+    **{
+        f"dry_{name}": ("dry_multiplier",) for name in ("base", "allowed_length", "penalty_last_n", "sequence_breakers")
+    },
 }
 """Keys that have an effect only beside one of others."""
 _EMPTY = ("logit_bias", "bad_words", "min_tokens", "stop", "stop_token_ids", "keep_stop", "ignore_eos")
 """Keys whose null, 0, false and empty list say nothing."""
-_NULLS = ("logprobs", "thinking_budget")
-"""Keys whose null says nothing."""
 _LAST_N: Mapping[str, int | None] = {OPENAI: None, VLLM: None, SGLANG: None, LLAMA_CPP_PYTHON: 64}
 """How far the penalties of servers look back that have no key for it; None: on the whole row. Of llama-cpp-python it is
 the default of last_n_tokens_size."""
@@ -106,8 +126,10 @@ def _acting(values: Mapping[str, Any]) -> dict[str, Any]:
     if is_greedy(values):
         made = {name: value for name, value in made.items() if name not in _CUTS}
     beside = {name for name, keys in _BESIDE.items() if all(made.get(key, OFF[key]) == OFF[key] for key in keys)}
-    nothing = {"tools", "structured"} | ({"order"} if tuple(order) == STEP_ORDER else set())
-    nothing |= {name for name in _EMPTY if not made[name]} | {name for name in _NULLS if made[name] is None}
+    nothing = {name for name in _EMPTY if not made[name]} | {
+        name for name in ("logprobs", "thinking_budget") if made[name] is None
+    }
+    nothing |= {"tools", "structured"} | ({"order"} if tuple(order) == STEP_ORDER else set())
     return {name: value for name, value in made.items() if name not in beside | nothing}
 
 
@@ -117,8 +139,10 @@ def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
         return bool(acting[name] == _LAST_N.get(dialect))
     if name != "order":
         return False
-    on = {step for step, keys in _STEPS.items() if any(acting.get(key, OFF[key]) != OFF[key] for key in keys)}
-    steps = [step for step in acting[name] if step in on or step == "temperature"]
+    on = {step for step, keys in _STEPS.items() if any(acting.get(key, OFF[key]) != OFF[key] for key in keys)} | {
+        "temperature"
+    }
+    steps = [step for step in acting[name] if step in on]
     known = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
     return any(steps == [step for step in one if step in steps] for one in known)
 

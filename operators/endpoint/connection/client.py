@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.connection.attempts import Attempts
-from operators.endpoint.connection.concurrency import Adaptive, Fixed, RateLimit
+from operators.endpoint.connection.concurrency import RateLimit, limit_of
 from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.routes import Routes
-from operators.endpoint.connection.verdict import Again, EndpointError, without
-from operators.settings.endpoint import AUTO, EndpointSettings
+from operators.endpoint.connection.verdict import Again, EndpointError, clean, without
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls, partial(_limit, settings))
+        self._routes = Routes(settings.urls, partial(limit_of, settings))
         self._refusals = Refusals(settings)
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
@@ -241,13 +241,13 @@ class Endpoint:
                 self._believe(self._refusals.answered())
         except Again as failed:
             tries = f"{failed.reason}, in {request.tries} {'try' if request.tries == 1 else 'tries'}"
-            given_up = GivenUp(request, without(tries, hidden), _clean(failed.ends, hidden), failed.ends is None)
+            given_up = GivenUp(request, without(tries, hidden), clean(failed.ends, hidden), failed.ends is None)
         except asyncio.CancelledError:
             error = STOPPED
         except Exception as failure:
             if not isinstance(failure, PipelineError):
                 self._log.debug("a request failed", exc_info=True)
-            self.fail(_clean(failure, hidden))
+            self.fail(clean(failure, hidden))
             error = str(self._failure)
         if given_up is not None:
             if not (is_believed or self._stops) and self._refusals.add(given_up):
@@ -284,15 +284,3 @@ class Endpoint:
         self._patience.answered()
         if not request.optional:
             self._believe(self._refusals.answered())
-
-
-def _limit(settings: EndpointSettings) -> Adaptive | Fixed:
-    many = settings.concurrency
-    return Adaptive(longest_s=settings.timeout_s) if many == AUTO else Fixed(many)
-
-
-def _clean(failure: Any, hidden: list[str]) -> Any:
-    """Return an error without what no message may quote."""
-    if failure is not None:
-        failure.args = (without(str(failure), hidden), *failure.args[1:])
-    return failure

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urljoin
 
 from operators.endpoint.api.json_shape import OfRow, Unusable
@@ -159,6 +160,13 @@ def without(text: str, secrets: list[str]) -> str:
                     at = text.find(form[:40])
                     text = text if at < 0 else f"{text[:at]}(left out)"
     return text
+
+
+def clean(failure: Any, hidden: list[str]) -> Any:
+    """Return an error without what no message may quote."""
+    if failure is not None:
+        failure.args = (without(str(failure), hidden), *failure.args[1:])
+    return failure
 
 
 def _seconds(date: str) -> float | None:
