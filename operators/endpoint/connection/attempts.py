@@ -97,6 +97,7 @@ class Attempts:
             found["model"] = f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?"
         if odd is not None:
             found["usage"] = f"the server says {odd}; such counts are null in the results"
-        for kind in found.keys() - self._told:
-            self._told.add(kind)
-            self._log.warning(found[kind])
+        for kind, text in found.items():
+            if kind not in self._told:
+                self._told.add(kind)
+                self._log.warning(text)
