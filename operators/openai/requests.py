@@ -113,6 +113,7 @@ PARAMETERS: Parameters = {
     },
 }
 _OF_A_TEXT = {"prompt": Parameter(ignored, TEXT), "given_ids": Parameter(ignored, pa.list_(pa.int32()))}
+"""The columns of one of the texts of a request, which stand before those that say how it is completed."""
 _OF_A_ROW = [("custom_id", TEXT), ("url", TEXT), ("choices", pa.int32()), ("sample", pa.int32())]
 
 
