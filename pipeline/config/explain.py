@@ -50,44 +50,41 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 def explain(error: BaseException) -> ConfigError:
     """Return an error with cause and remedy, and without secrets, for one of
     `pipeline.config.compose.COMPOSITION_ERRORS`."""
-    return ConfigError(hidden(str(_explained(error))))
-
-
-def _explained(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
-    if isinstance(error, OverrideParseException):
-        return ConfigError(_unreadable_argument(str(error.override)))
-    where = re.match(r"In '([^']+)'", str(error))
-    place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
-    of_omegaconf: BaseException | None = error
-    while of_omegaconf and not isinstance(of_omegaconf, OmegaConfBaseException):
-        of_omegaconf = of_omegaconf.__cause__ or of_omegaconf.__context__
-    if of_omegaconf is not None:
-        return ConfigError(_of_key(of_omegaconf) + place)
-    text = str(error)
+        told = _unknown_option(error.missing_cfg_file, error.options)
+    elif isinstance(error, OverrideParseException):
+        told = _unreadable_argument(str(error.override))
+    else:
+        where = re.match(r"In '([^']+)'", str(error))
+        place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
+        of_key: BaseException | None = error  # Hydra's errors are about one of OmegaConf's
+        while of_key is not None and not isinstance(of_key, OmegaConfBaseException):
+            of_key = of_key.__cause__ or of_key.__context__
+        told = (_of_hydra(str(error)) or type(error).__name__ if of_key is None else _of_key(of_key)) + place
+    return ConfigError(hidden(told))
+
+
+def _of_hydra(text: str) -> str:
+    """Return what is wrong with `defaults` or an argument."""
     if bare := re.search(r"Could not override '(?:job/)?(\w+)(?:@\S*)?'\. No match in the defaults list", text):
         groups = (*GROUPS, "flow")
         near = did_you_mean(bare[1], groups, "/") if bare[1] not in groups else ""
-        written = bare[1] if bare[1] in groups else "GROUP"
-        return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
+        return f"in a job's defaults write `- override /{bare[1] if bare[1] in groups else 'GROUP'}: OPTION`{near}"
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
         argument, (name, _, value) = shown_argument(several[1]), shown_argument(several[1]).partition("=")
         written = shlex.quote(f'{name}="{value.replace(chr(34), "")}"')
-        return ConfigError(
-            f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
-        )
+        return f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
     if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
-        return ConfigError(f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`")
-    return ConfigError("\n".join(line for line in text.splitlines() if line) or type(error).__name__)
+        return f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`"
+    return "\n".join(line for line in text.splitlines() if line)
 
 
 def _of_key(error: OmegaConfBaseException) -> str:
     """Return what is wrong with a key or its value."""
     key, says = str(error.full_key or ""), str(error).splitlines()[0]
-    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+    if key and isinstance(error, ConfigKeyError | ConfigAttributeError):
         return unknown_key(key)
-    if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", says):
+    if refused := re.search(r"ConfigError raised while resolving interpolation: (.*)", says):
         return refused[1]
     if missing := re.search(r"missing mandatory value: (\S+)", says, re.IGNORECASE):
         name = key if key.endswith(missing[1]) else missing[1]
@@ -188,9 +185,9 @@ def _wrong_value(error: OmegaConfBaseException, key: str, says: str) -> str | No
         if named[1] == NodeSettings.__name__ and not key.startswith("nodes."):
             return unknown_key(f"nodes.{key}")
         key = key or key_of_class(named[1])
-        option = f"; an option is chosen with `- override /{key}: {named[2]}` at the end of `defaults:`"
         told = f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
-        return told + (option if named[2] and "." not in key else "")
+        option = f"; an option is chosen with `- override /{key}: {named[2]}` at the end of `defaults:`"
+        return told + option if named[2] and key in GROUPS else told
     converted = re.match(r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)", says)
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"

@@ -110,5 +110,5 @@ def _keys_of(settings: type[Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the keys of a settings class, and of the settings classes nested in it, with their annotations."""
     for name, hint in hints_of(settings).items():
         yield f"{above}{name}", hint
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _keys_of(hint, f"{above}{name}.")
