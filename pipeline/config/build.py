@@ -58,7 +58,7 @@ def build_graph(settings: JobSettings) -> Graph:
 
 def load_object(target: str) -> Any:
     """Import the object `package.module.Name` or `package.module:Name`; raises ConfigError."""
-    module_name, name = _parts(target)
+    module_name, _, name = target.replace(":", ".").rpartition(".")
     if not module_name:
         ours = load_object("operators.catalog:targets")()
         meant = next((f"; did you mean {path}?" for path in ours if path.endswith(f".{name}")), "")
@@ -164,11 +164,6 @@ def _check_names(target: str, factory: Callable[..., object], arguments: Mapping
         hint = did_you_mean(unknown or "", signature.parameters)
         wrong = error if unknown is None else f"there is no argument '{unknown}'{hint}"
         raise ConfigError(f"{target}: {wrong}; it accepts: {accepted}") from error
-
-
-def _parts(target: str) -> tuple[str, str]:
-    module, _, name = target.replace(":", ".").rpartition(".")
-    return module, name
 
 
 def _function(key: str, target: str) -> object:
