@@ -36,8 +36,10 @@ ORDER = [
     "pipeline.__main__",
     # The work.
     "operators",
-    "operators.settings",
+    "operators.settings.checks",
     "operators.rows",
+    "operators.formats",
+    "operators.settings",
     "operators.prompts",
     "operators.engine",
     "operators.engine.backend",

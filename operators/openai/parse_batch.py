@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.loading import inspect_model, template_of
+from operators.formats.lines import LINE, TEXT
 from operators.generation.seeds import SEED_BITS
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
 from operators.openai.values import Code, Fault, unsupported, whole
@@ -17,7 +18,6 @@ from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from operators.formats.lines import LINE, TEXT
 from operators.openai.bodies import line_of
 from operators.openai.values import Code, parse_reason
 from operators.settings import OutputSettings
 from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
-from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.records import require_column
 from pipeline.system.atomic_files import part_name, write_atomically
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.formats.input_file import InputFile, Stamp
+from operators.formats.reader import Reader, RowBlock
+from operators.formats.registry import FORMATS
 from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
-from operators.sources.files import OR_EMPTY, READERS, find_files, some
+from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
-from operators.sources.input_file import InputFile, Stamp
-from operators.sources.reader import Reader, RowBlock
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
@@ -150,7 +151,7 @@ class ReadPrompts(BaseOperator):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        return [READERS[file.format](file, types, only=only, as_json=free, quote=data.quote) for file in files]
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:

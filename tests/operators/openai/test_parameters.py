@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from operators.formats.lines import LINE, TEXT
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, FIELDS, PARAMETERS, read_line, request_of
 from operators.openai.values import Code, Fault
-from operators.sources.jsonl import LINE, TEXT
 from pipeline import PROJECT
 from pipeline.api.records import ROW, Batch, Rejects
 from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, TOOL, cases

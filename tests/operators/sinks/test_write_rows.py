@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from operators.filter import Filter
 from operators.settings import OutputSettings
-from operators.sinks.formats import scan
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.meter import StageMeter
@@ -26,6 +25,7 @@ from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.graph import Node
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import part_name, rename_shards, write_parquet_shard
+from pipeline.system.result_files import scan_folder
 from tests.arrow_extremes import taken
 from tests.operators.flow import Flow, Rows, chain
 
@@ -78,7 +78,7 @@ def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, cu
     second = write(folder / "b", [shuffled[i : i + cut] for i in range(0, 40, cut)], output)
     assert (first.sha256, first.rows) == (second.sha256, 40)
     rename_shards([second])
-    assert scan(second.path.parent).collect().to_dicts() == rows
+    assert scan_folder(second.path.parent).collect().to_dicts() == rows
 
 
 @pytest.mark.parametrize("output", FORMATS, ids=named)
@@ -112,7 +112,7 @@ def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_sho
         shards += [shard for shard in op.finish(0) if isinstance(shard, Shard)]
     rename_shards(shards)
     assert shards[0].sha256 == shards[1].sha256
-    found = scan(shards[0].path.parent).collect().to_dicts()
+    found = scan_folder(shards[0].path.parent).collect().to_dicts()
     assert found == [{"row": 0, "s": value, "v": [0.5], "i": 3}, {"row": 1, "s": None, "v": [], "i": None}]
 
 
@@ -121,7 +121,7 @@ def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
     shard = write(tmp_path, [], output)
     rename_shards([shard])
     assert (shard.path.exists(), shard.rows) == (True, 0)
-    assert scan(shard.path.parent).collect().height == 0
+    assert scan_folder(shard.path.parent).collect().height == 0
 
 
 @pytest.mark.parametrize("output", [OutputSettings(), *FORMATS[2:4], FORMATS[5]], ids=named)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from operators.formats.input_file import CODECS, InputFile
+from operators.formats.jsonl import JsonlReader
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
 from operators.sources.files import find_files
-from operators.sources.input_file import CODECS, InputFile
-from operators.sources.jsonl import JsonlReader
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch

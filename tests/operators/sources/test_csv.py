@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from operators.formats.csv import CsvReader
+from operators.formats.input_file import InputFile
 from operators.sources import input_columns
-from operators.sources.csv import CsvReader
-from operators.sources.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError
 from tests.operators.sources.reading import read
 

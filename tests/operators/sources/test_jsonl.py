@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.formats.input_file import InputFile
+from operators.formats.jsonl import JsonlReader
 from operators.rows.arrow_types import JSON_TEXT, parse_type
-from operators.sources.input_file import InputFile
-from operators.sources.jsonl import JsonlReader
 from pipeline.api.errors import ConfigError, InputError
 from tests.operators.sources.reading import Reading, read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from operators.sources.jsonl import LinesReader
+from operators.formats.lines import LinesReader
 from pipeline.api.errors import ConfigError
 from tests.operators.sources.reading import read
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.formats.input_file import MAGIC
 from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
 from operators.sources import ReadPrompts
-from operators.sources.input_file import MAGIC
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd

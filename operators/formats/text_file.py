@@ -11,8 +11,8 @@ from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
+from operators.formats.reader import BadRow, Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
-from operators.sources.reader import BadRow, Reader, RowBlock
 
 KEPT_BYTES = 4096
 """Bytes of an over-long row to show in its reject."""
@@ -28,7 +28,6 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed."""
 
-    packable = True
     takes_types = True
     block_bytes = 1 << 17
     """Text of a block."""

@@ -20,10 +20,11 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.formats.format import Format
+from operators.formats.input_file import BUFFER_BYTES
+from operators.formats.reader import AUTO
+from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
 from operators.rows.arrow_types import INT64, parse_schema
-from operators.sources.input_file import BUFFER_BYTES
-from operators.sources.reader import AUTO
-from operators.sources.text import KEPT_BYTES, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
@@ -38,8 +39,6 @@ class CsvReader(TextReader):
     Bytes that are not UTF-8 are half characters in its fields (Python's `surrogateescape`).
     """
 
-    format = "csv"
-    extensions = (".csv", ".tsv")
     texts = True
     _names: Sequence[str] = ()
 
@@ -169,3 +168,6 @@ def _rows(file: IO[str], dialect: Mapping[str, Any], most: int) -> Iterator[Row]
         line += len(taken)
         taken.clear()
         size = 0
+
+
+CSV = Format("csv", CsvReader, (".csv", ".tsv"), packed=True, hub="csv")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from operators.rows.arrow_types import merge_types
-from operators.sources.input_file import InputFile
-from pipeline.api.column_types import holds_nothing, without_null
-from pipeline.api.errors import ConfigError, InputError, SchemaError
-from pipeline.api.records import LINEAGE, ROW
+from operators.formats.input_file import InputFile
+from pipeline.api.errors import ConfigError, InputError
 
 AUTO = "auto"
 """The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""
@@ -72,8 +69,6 @@ class RowBlock:
 class Reader(ABC):
     """Reads one file. `ReadPrompts` makes one for each file, asks for its schema, and later for its blocks.
 
-    A new format is a class like this one in `files.READERS`.
-
     Args:
         types: the types of columns, the others are inferred; or TEXT: all are text.
         only: read only the columns that `types` names (`data.schema`).
@@ -84,12 +79,6 @@ class Reader(ABC):
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
     """
 
-    format: ClassVar[str]
-    """The format's name in `data.format`."""
-    extensions: ClassVar[Sequence[str]] = ()
-    """The extensions of such files."""
-    packable: ClassVar[bool] = False
-    """True if a file may be compressed as a whole."""
     takes_types: ClassVar[bool] = False
     """True if `data.schema` and `data.types` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
@@ -142,53 +131,3 @@ class Reader(ABC):
     @abstractmethod
     def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
         """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""
-
-
-def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
-    """Return one schema for all files; a column without any value becomes a string column.
-
-    `rename`: how columns will be called later. Here they have the names of the files.
-
-    Raises:
-        SchemaError: a file differs; names the file and the column.
-        ConfigError: a column has a name that the pipeline needs for itself, two columns have one name, or `rename`
-            names one that is not there.
-    """
-    merged: dict[str, pa.DataType] = {}
-    for reader, schema in zip(readers, schemas, strict=True):
-        _check_names(schema, reader.file, rename)
-        found = {f.name: f.type for f in schema}
-        if merged and not reader.optional_columns and (odd := found.keys() ^ merged.keys()):
-            first = readers[0].file
-            has, lacks = (reader.file, first) if odd & found.keys() else (first, reader.file)
-            raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
-        for name, kind in found.items():
-            both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
-            if both is None and reader.texts and name not in reader.types:
-                both = pa.string()
-            if both is None:
-                raise SchemaError(
-                    f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
-                    " all files need the same types"
-                )
-            merged[name] = both
-    if unknown := sorted(rename.keys() - merged.keys()):
-        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
-    if nothing := [name for name, kind in merged.items() if holds_nothing(kind)]:
-        raise SchemaError(f"column '{nothing[0]}' has structs without fields, which Parquet cannot hold; leave it out")
-    return pa.schema([(name, without_null(kind)) for name, kind in merged.items()])
-
-
-def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
-    """Raise ConfigError for column names that are reserved or doubled once they are renamed."""
-    names = [rename.get(name, name) for name in schema.names]
-    for old, name in zip(schema.names, names, strict=True):
-        if name in (ROW.name, LINEAGE.name):
-            raise ConfigError(
-                f"{file} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
-                f" 'data.rename={{{old}: source_{name}}}'"
-            )
-        if schema.names.count(old) > 1:
-            raise ConfigError(f"{file} has two columns '{old}'; rename one in the file: data.rename takes both for one")
-        if names.count(name) > 1:
-            raise ConfigError(f"with data.rename {file} has two columns '{name}'; give one of them another name")
