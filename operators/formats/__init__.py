@@ -1,4 +1,1 @@
-"""File formats, one in each file: how it is read, and where results may have it, how it is written.
-
-`registry.py` lists them; sources, sinks, settings, messages and tests go by that list.
-"""
+"""File formats, one in each file: how it is read, and how results are written in it. `registry.py` lists them."""

@@ -1,4 +1,5 @@
-"""Arrow IPC files (also called Feather 2); streams of it are only read."""
+"""Arrow IPC files (also called Feather 2) and streams, of which results are files; and record batches as blocks, also
+those of Parquet. A row whose bytes do not fit its type is bad."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from operators.formats.columnar import checked_block
-from operators.formats.format import NO_COMPRESSION, Format, Writer, too_deep
+from operators.formats.format import NO_COMPRESSION, Format, too_deep
 from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
 from pipeline.api.errors import InputError
+from pipeline.api.records import Reject, python_values, record_json
 
 FILE_MAGIC = b"ARROW1"
 IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
@@ -41,13 +43,14 @@ class ArrowReader(Reader):
         with self._open() as (reader, _):
             return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         with self._open() as (reader, source):
             is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
             for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-                self.bytes_read = source.tell()
-                yield checked_block(batch, schema) if batch.num_rows > skip else RowBlock(batch.num_rows)
-                skip = max(0, skip - batch.num_rows)
+                self.bytes_read, rows = source.tell(), batch.num_rows
+                skipped = first + rows <= start
+                yield RowBlock(first, rows) if skipped else checked_block(batch, schema, first, str(self.file))
+                first += rows
 
     @contextmanager
     def _open(self) -> Iterator[tuple[IpcReader, pa.NativeFile]]:
@@ -60,8 +63,52 @@ class ArrowReader(Reader):
             yield reader, source
 
 
+def checked_block(batch: pa.RecordBatch, schema: pa.Schema, first: int, file: str) -> RowBlock:
+    """Cast `batch` to `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
+
+    Raises:
+        pyarrow.ArrowException: the batch is broken as a whole.
+    """
+    batch.validate()  # lengths and buffers; if they are wrong, rows cannot be separated
+    if _is_valid(batch):
+        return RowBlock(first, batch.num_rows, batch.select(schema.names).cast(schema))
+    valid = np.array([_is_valid(batch.slice(i, 1)) for i in range(batch.num_rows)])
+    bad = tuple(Reject(first + i, *_broken(batch.slice(i, 1)), file=file) for i in np.flatnonzero(~valid).tolist())
+    return RowBlock(first, batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
+
+
+def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:
+    try:
+        data.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _broken(row: pa.RecordBatch) -> tuple[str, str]:
+    """Return the reason to reject a row, and what can be shown of it."""
+    columns = dict(zip(row.schema.names, row.columns, strict=True))
+    broken = {name: _escaped(column) for name, column in columns.items() if not _is_valid(column)}
+    name, text = next(iter(broken.items()), ("", None))
+    why = "is damaged; write the file again" if text is None else "is not text in UTF-8; write the file again in UTF-8"
+    record = {
+        name: (broken[name] or "(cannot be read)") if name in broken else python_values(column)[0]
+        for name, column in columns.items()
+    }
+    return f"column '{name}' {why}", record_json(record)
+
+
+def _escaped(column: pa.Array) -> str | None:
+    """Return a text that is not UTF-8 with Python escapes; None if its bytes cannot be read, or are no text."""
+    is_large = pa.types.is_large_string(column.type)
+    if not is_large and not pa.types.is_string(column.type):
+        return None
+    as_bytes = column.cast(pa.large_binary() if is_large else pa.binary())
+    return str(as_bytes[0].as_py(), "utf-8", "backslashreplace") if _is_valid(as_bytes) else None
+
+
 def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
-    """Write `table` as an Arrow IPC file; see Writer. Without compression it can be memory-mapped."""
+    """Write `table` as an Arrow IPC file; see Format. Without compression it can be memory-mapped."""
     codec = None if compression == NO_COMPRESSION else pa.Codec(compression, compression_level=level)
     with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         writer.write_table(table)
@@ -80,5 +127,7 @@ ARROW = Format(
     ArrowReader,
     (".arrow", ".arrows", ".feather", ".ipc"),
     hub="arrow",
-    writer=Writer((NO_COMPRESSION, "zstd", "lz4"), write, check),
+    compressions=(NO_COMPRESSION, "zstd", "lz4"),
+    write=write,
+    check=check,
 )

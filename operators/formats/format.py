@@ -15,21 +15,8 @@ from pipeline.api.errors import SchemaError
 NO_COMPRESSION = "none"
 
 
-@dataclass(frozen=True)
-class Writer:
-    """Writes result files.
-
-    Args:
-        compressions: values of `output.compression`, the default first.
-        write: takes a table, an open file, a compression and its level. Equal tables give equal bytes.
-        check: raises SchemaError for a column that such a file cannot hold.
-        most: the times that such a file can hold; None: all.
-    """
-
-    compressions: tuple[str, ...]
-    write: Callable[[pa.Table, BinaryIO, str, int | None], None]
-    check: Callable[[pa.Field], None]
-    most: Most | None = None
+def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+    raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,10 @@ class Format:
         endings: of the names of files that are read so without `data.format`.
         packed: a file is compressed as a whole, if at all.
         hub: its name in `datasets`; empty: none.
-        writer: None if results are not written so.
+        compressions: values of `output.compression`, the default first; none: results are not written in it.
+        write: takes a table, an open file, a compression and its level. Equal tables give equal bytes.
+        check: raises SchemaError for a column that such a file cannot hold.
+        most: the times that such a file can hold; None: all.
     """
 
     name: str
@@ -50,7 +40,10 @@ class Format:
     endings: tuple[str, ...] = ()
     packed: bool = False
     hub: str = ""
-    writer: Writer | None = None
+    compressions: tuple[str, ...] = ()
+    write: Callable[[pa.Table, BinaryIO, str, int | None], None] = _only_read
+    check: Callable[[pa.Field], None] = lambda field: None
+    most: Most | None = None
 
 
 def unknown_type(field: pa.Field, files: str) -> SchemaError:

@@ -10,13 +10,13 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, BinaryIO
+from functools import cached_property, partial
+from typing import Any, BinaryIO, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
-from operators.formats.format import NO_COMPRESSION, Format, Writer, unknown_type
+from operators.formats.format import NO_COMPRESSION, Format, unknown_type
 from operators.formats.input_file import BOM
 from operators.formats.lines import LinesReader, not_utf8
 from operators.formats.reader import NoRowFitsError
@@ -32,6 +32,8 @@ SCALARS = {
     **{pa.string().id: str, pa.bool_().id: bool, pa.float64().id: float},
 }
 """The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
+_Held: TypeAlias = "tuple[frozenset[str], list[tuple[str, _Held]]]"
+"""The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
 
 
 class JsonlReader(LinesReader):
@@ -78,7 +80,7 @@ class JsonlReader(LinesReader):
         return pa.array(values, kind)
 
     def unread(self, schema: pa.Schema) -> Unread | None:
-        return None if self.only else _Keys(schema).missing
+        return None if self.only else partial(_unheld, held=_held(schema))
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
@@ -141,29 +143,22 @@ def _as_json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-class _Keys:
-    """The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
+def _held(fields: Iterable[pa.Field]) -> _Held:
+    structs = {field.name: _struct_in(field.type) for field in fields}
+    return frozenset(structs), [(name, _held(inner)) for name, inner in structs.items() if inner is not None]
 
-    def __init__(self, fields: Iterable[pa.Field]) -> None:
-        of_struct = [(field.name, _struct_in(field.type)) for field in fields]
-        self._names = frozenset(name for name, _ in of_struct)
-        self._inner = [(name, _Keys(struct)) for name, struct in of_struct if struct is not None]
 
-    def missing(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the keys in `values` that are not held: `meta.new`."""
-        names = self._names
-        found = [] if values.keys() <= names else [name for name in values if name not in names]
-        for name, keys in self._inner:
-            if value := values.get(name):
-                found += [f"{name}.{key}" for key in keys._missing_in(value)]
-        return found
-
-    def _missing_in(self, value: Any) -> list[str]:
-        if isinstance(value, dict):
-            return self.missing(value)
-        if not isinstance(value, list):
-            return []
-        return list(dict.fromkeys(key for item in value for key in self._missing_in(item)))
+def _unheld(value: Any, held: _Held) -> Sequence[str]:
+    """Return the keys of an object, or of objects in a list, that are not held: `meta.new`."""
+    if isinstance(value, list):
+        return list(dict.fromkeys(key for item in value for key in _unheld(item, held)))
+    if not isinstance(value, dict):
+        return []
+    names, inner = held
+    found = [] if value.keys() <= names else [name for name in value if name not in names]
+    for name, below in inner:
+        found += [f"{name}.{key}" for key in _unheld(value.get(name), below)]
+    return found
 
 
 def _struct_in(kind: pa.DataType) -> pa.DataType | None:
@@ -173,7 +168,7 @@ def _struct_in(kind: pa.DataType) -> pa.DataType | None:
 
 
 def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
-    """Write `table` as JSON lines; see Writer."""
+    """Write `table` as JSON lines; see Format."""
     text = io.BytesIO()
     pl.DataFrame(table).write_ndjson(text)
     if compression == NO_COMPRESSION:
@@ -204,5 +199,8 @@ JSONL = Format(
     (".jsonl", ".ndjson"),
     packed=True,
     hub="json",
-    writer=Writer((NO_COMPRESSION, "gzip", "zstd"), write, check, most_of_polars),
+    compressions=(NO_COMPRESSION, "gzip", "zstd"),
+    write=write,
+    check=check,
+    most=most_of_polars,
 )

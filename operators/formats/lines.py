@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
@@ -36,14 +35,8 @@ class LinesReader(TextReader):
         path = self.file.local
         if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
             return None
-        rows, rest = 0, b""
-        with path.open("rb") as file:
-            beginning = file.read(len(BOM)).removeprefix(BOM)
-            for block in itertools.chain([beginning], iter(lambda: file.read(BUFFER_BYTES), b"")):
-                *lines, rest = (rest + block).split(b"\n")
-                rows += sum(map(bool, [line.strip(JSON_SPACE) for line in lines]))
-                rest = b"." if rest.strip(JSON_SPACE) else b""  # of a line without end only this is kept
-        return rows + len(rest)
+        with self.file.open() as file:
+            return sum(1 for _ in self.rows(file))
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Yield the lines that are not blank; only the beginning of one that is too long."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.formats.columnar import checked_block
-from operators.formats.format import Format, Writer, too_deep, unknown_type
+from operators.formats.arrow import checked_block
+from operators.formats.format import NO_COMPRESSION, Format, too_deep, unknown_type
 from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
 from operators.rows.times import most_of_parquet
@@ -21,37 +22,34 @@ READ_ROWS = 8192
 class ParquetReader(Reader):
     """Reads a Parquet file, a few thousand rows at a time. Skipped row groups are not read."""
 
-    _rows: int | None = None
+    @cached_property
+    def _footer(self) -> tuple[int, pa.Schema]:
+        """The number of rows and the columns, fetched once where the file is remote."""
+        with self._open() as file:
+            return file.metadata.num_rows, plain_schema(file.schema_arrow)
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        with self._open() as file:
-            self._rows = file.metadata.num_rows  # so that a remote footer is fetched once
-            return plain_schema(file.schema_arrow)
+        return self._footer[1]
 
     def total_rows(self) -> int:
-        if self._rows is None:
-            with self._open() as file:
-                self._rows = int(file.metadata.num_rows)
-        return self._rows
+        return self._footer[0]
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
-                if rows <= skip:
-                    skip -= rows
-                    yield RowBlock(rows)
+                if first + rows <= start:
+                    yield RowBlock(first, rows)
+                    first += rows
                     continue
-                skip = 0
                 for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
-                    yield checked_block(batch, schema)
+                    yield checked_block(batch, schema, first, str(self.file))
+                    first += batch.num_rows
 
     def _open(self) -> pq.ParquetFile:
         """Read the footer. The data are read on demand; from an object store in few, larger ranges."""
-        path = self.file.local
-        if path is not None:
-            return pq.ParquetFile(path)
-        return pq.ParquetFile(pa.PythonFile(self.file.open(), mode="r"), pre_buffer=True)
+        source = self.file.local or pa.PythonFile(self.file.open(), mode="r")
+        return pq.ParquetFile(source, pre_buffer=self.file.local is None)
 
 
 def check(field: pa.Field) -> None:
@@ -71,5 +69,8 @@ PARQUET = Format(
     ParquetReader,
     (".parquet", ".pq"),
     hub="parquet",
-    writer=Writer(("zstd", "snappy", "gzip", "lz4", "none"), write_parquet, check, most_of_parquet),
+    compressions=("zstd", "snappy", "gzip", "lz4", NO_COMPRESSION),
+    write=write_parquet,
+    check=check,
+    most=most_of_parquet,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from operators.formats.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.records import Reject
 
 AUTO = "auto"
 """The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""
@@ -25,44 +27,29 @@ class NoRowFitsError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that could not be read.
-
-    Args:
-        offset: its place among the rows of the block.
-        reason: the error, in words.
-        line: where it is in the file, counted from 1; None where the format has no lines.
-        record: the row as written in the file.
-    """
-
-    offset: int
-    reason: str
-    line: int | None
-    record: str
-
-
-@dataclass(frozen=True, slots=True)
 class RowBlock:
     """Consecutive rows of one file.
 
     Args:
-        rows: their number, with the bad ones.
+        first: the number of the first one in the source, over all files.
+        rows: how many they are, with the bad ones.
         data: the good ones, in order; None for a block that was skipped.
-        bad: the bad ones, by offset.
-        unread: the offset of a row and a key of it that no column holds, by offset.
+        bad: the bad ones, in order.
+        unread: the number of a row and a key of it that no column holds, in order.
     """
 
+    first: int
     rows: int
     data: pa.RecordBatch | None = None
-    bad: tuple[BadRow, ...] = ()
+    bad: tuple[Reject, ...] = ()
     unread: tuple[tuple[int, str], ...] = ()
 
-    def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[BadRow, ...]]:
-        """Return the rows at offsets [start, stop): the good ones, their offsets (int64) and the bad ones."""
-        places = [b.offset for b in self.bad]
+    def part(self, start: int, stop: int) -> tuple[pa.RecordBatch | None, np.ndarray, tuple[Reject, ...]]:
+        """Return rows [start, stop) of the source: the good ones, their numbers (int64) and the bad ones."""
+        places = [reject.row for reject in self.bad]
         first, last = bisect_left(places, start), bisect_left(places, stop)
         good = np.delete(np.arange(start, stop, dtype=np.int64), np.array(places[first:last], np.int64) - start)
-        data = None if self.data is None else self.data.slice(start - first, len(good))
+        data = None if self.data is None else self.data.slice(start - self.first - first, len(good))
         return data, good, self.bad[first:last]
 
 
@@ -125,9 +112,9 @@ class Reader(ABC):
 
     def has_rows(self) -> bool:
         """Return True if the file has a row, good or bad."""
-        rows = self.total_rows()
-        return any(block.rows for block in self.blocks(self.schema(0), 0)) if rows is None else rows > 0
+        return any(block.rows for block in self.blocks(pa.schema([]), 0, sys.maxsize))
 
     @abstractmethod
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
-        """Yield all rows, in order, under `schema`. Blocks that end within the first `skip` rows may have no data."""
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
+        """Yield all rows, in order, under `schema`, numbered from `first` on. Blocks before row `start` may have no
+        data."""

@@ -15,5 +15,5 @@ FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, ARROW, LINES)}
 """By `data.format`."""
 ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
 """The format of a file, by the ending of its name."""
-WRITERS = {name: form.writer for name, form in FORMATS.items() if form.writer is not None}
-"""By `output.format`."""
+WRITTEN = {name: form for name, form in FORMATS.items() if form.compressions}
+"""Those of results, by `output.format`."""

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from operators.formats.input_file import CODECS
-from operators.formats.registry import FORMATS, WRITERS
+from operators.formats.registry import WRITTEN
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
@@ -50,8 +50,8 @@ class WriteRows(BaseOperator):
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(f"directory={directory!r} cannot work: it is a folder in data/, for example 'rejected'")
         self._output = output
-        self._writer = WRITERS[output.format]
-        packed = {codec: ending for ending, codec in CODECS.items()} if FORMATS[output.format].packed else {}
+        self._format = WRITTEN[output.format]
+        packed = {codec: ending for ending, codec in CODECS.items()} if self._format.packed else {}
         self._suffix = output.format + packed.get(output.compression, "")
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
@@ -71,7 +71,7 @@ class WriteRows(BaseOperator):
         ]
         self._schema = pa.schema(fields)
         for field in self._schema:
-            self._writer.check(field)
+            self._format.check(field)
         for name in self._output.preview_columns:
             require_column(self._schema, name)
 
@@ -114,11 +114,11 @@ class WriteRows(BaseOperator):
         return pa.record_batch([data.column(n) for n in self._schema.names], schema=self._schema)
 
     def _write(self, table: pa.Table, file: BinaryIO) -> None:
-        self._writer.write(table, file, self._output.compression, self._output.compression_level)
+        self._format.write(table, file, self._output.compression, self._output.compression_level)
 
     def _not_held(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return why a row cannot be written, by its index."""
-        if (most := self._writer.most) is None:
+        if (most := self._format.most) is None:
             return {}
         why = f"has a time that is too far for output={self._output.format}; write output=arrow, or take the column out"
         names = self._schema.names

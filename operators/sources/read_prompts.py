@@ -19,7 +19,7 @@ from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
@@ -100,7 +100,7 @@ class ReadPrompts(BaseOperator):
             first = max(position, start)
             while first < stop:
                 last = min(stop, first + BATCH_ROWS, (first // self._chunk_rows + 1) * self._chunk_rows)
-                yield from self._items(reader.file, block, position, first, last)
+                yield from self._items(block, first, last)
                 self._rows_read = first = last
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
@@ -211,7 +211,7 @@ class ReadPrompts(BaseOperator):
         rows = 0
         for reader in self._readers:
             try:
-                for block in reader.blocks(self._columns, max(0, start - rows)):
+                for block in reader.blocks(self._columns, rows, start):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
@@ -220,15 +220,13 @@ class ReadPrompts(BaseOperator):
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
-    def _items(self, file: InputFile, block: RowBlock, position: int, first: int, last: int) -> Iterator[Item]:
-        """Yield rows [first, last) of the source, from the block that begins at `position`."""
+    def _items(self, block: RowBlock, first: int, last: int) -> Iterator[Item]:
+        """Yield rows [first, last) of the source."""
         chunk = first // self._chunk_rows
-        data, offsets, bad = block.part(first - position, last - position)
+        data, rows, bad = block.part(first, last)
         if bad:
-            rejects = (Reject(position + b.offset, b.reason, b.record, file=str(file), line=b.line) for b in bad)
-            yield Rejects(chunk, tuple(rejects))
-        if data is not None and len(offsets):
-            low, high = (bisect_left(block.unread, (at - position,)) for at in (first, last))
-            told = tuple((position + offset, self._said_of(key)) for offset, key in block.unread[low:high])
-            rows = pa.array(offsets + position)
-            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema), told=told)
+            yield Rejects(chunk, bad)
+        if data is not None and len(rows):
+            low, high = (bisect_left(block.unread, (row,)) for row in (first, last))
+            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high])
+            yield Batch(chunk, pa.record_batch([*data.columns, pa.array(rows)], schema=self._schema), told=told)
