@@ -10,7 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, BinaryIO, TypeAlias
 
 import polars as pl
@@ -42,10 +42,6 @@ class JsonlReader(LinesReader):
     takes_types = True
     optional_columns = True
 
-    @cached_property
-    def _as_json(self) -> list[str]:
-        return [*self.as_json, *(name for name, kind in self.types.items() if kind.strip() == "json")]
-
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
             given = parse_schema(self.types, self.key)
@@ -66,7 +62,7 @@ class JsonlReader(LinesReader):
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
         found = too_long or parse_object(text)
-        for name in self._as_json:
+        for name in self.as_json:
             if isinstance(found, dict) and not isinstance(found.get(name), str | None):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
         return found

@@ -22,8 +22,6 @@ class LinesReader(TextReader):
     """Reads a text file in UTF-8. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that
     is not UTF-8 is a bad row."""
 
-    takes_types = False
-
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
             if (like := self.file.looks_like()) == UTF_16:  # which is text with NULs to UTF-8

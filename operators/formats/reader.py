@@ -93,6 +93,7 @@ class Reader(ABC):
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
         self.as_json = [name for name in as_json if name not in self.types]
+        self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 

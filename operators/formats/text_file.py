@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import reprlib
 from abc import abstractmethod
@@ -29,15 +28,10 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed."""
 
-    takes_types = True
     block_bytes = 1 << 17
     """Text of a block."""
     max_row_bytes = 64 << 20
     """A longer row is a bad row."""
-
-    def decoded(self, content: io.BufferedReader) -> IO[Any]:
-        """Return the content in the form that `rows` takes."""
-        return content
 
     @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
@@ -71,10 +65,9 @@ class TextReader(Reader):
         """Yield the rows, about `block_bytes` at a time."""
         self.bytes_read = 0
         with self.file.unpacked() as (content, raw):
-            file = self.decoded(content)  # keep a reference: a collected wrapper closes the file
             batch: list[Row] = []
             size = 0
-            for row in self.rows(file):
+            for row in self.rows(content):
                 batch.append(row)
                 size += len(row[1])
                 if size >= self.block_bytes:

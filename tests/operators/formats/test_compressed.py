@@ -11,8 +11,8 @@ import pytest
 from operators.formats.input_file import CODECS, InputFile
 from operators.formats.jsonl import JsonlReader
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch

@@ -16,7 +16,7 @@ from operators.formats.input_file import CODECS, InputFile
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
 from operators.formats.text_file import TextReader
 from operators.settings import DataSettings, OutputSettings
-from operators.sources import ReadPrompts
+from operators.sources.read_prompts import ReadPrompts
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
 from pipeline.system.result_files import SCANS

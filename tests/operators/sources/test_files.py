@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from operators.formats.registry import ENDINGS
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import InputError
 from tests.operators.generation.stores import Store, put
 

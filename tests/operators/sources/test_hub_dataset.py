@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, PipelineError
 from pipeline.cli.main import main
 from tests.operators.sources.reading import drain

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from operators.formats.input_file import MAGIC
 from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
