@@ -15,17 +15,19 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
+from operators.engine.scheduler.slots import STEPS
 from operators.engine.strategies.base import Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
-from operators.generation.store_lookup import CompletionKeys, StoreLookup
+from operators.generation.store_lookup import STORE, CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import MemoryNeed, Runtime
 
 
@@ -189,7 +191,11 @@ def _make_engine(
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
-    runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
+    for counts in engine.counts():
+        runtime.numbers(counts, of_run=True)
+    runtime.number("engines", Number("engines", "", STEPS), lambda: 1, of_run=True)
+    exact = Number("engines whose results are the same to the bit however rows are batched", "", STEPS)
+    runtime.number("engines_deterministic", exact, lambda: kept, of_run=True)
     runtime.status(engine.active_slots)
     return engine, closing
 
@@ -226,9 +232,9 @@ def store_lookup(
     if shared is None:
         return None
     keys = completion_keys(model, decode, settings)
-    use = runtime.cache("store")
+    use = runtime.cache(*STORE)
     lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id, use)
-    runtime.totals(lambda: lookup.totals(runtime.node))
+    lookup.register(runtime)
     return lookup
 
 

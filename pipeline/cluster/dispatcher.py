@@ -14,13 +14,24 @@ from functools import partial
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import RowCounts
+from pipeline.api.numbers import Number
 from pipeline.api.records import Batch, RejectKind
-from pipeline.api.runtime import RunContext
+from pipeline.api.runtime import OF_WORKERS, RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.members import NEWS_S, Event, Members
 from pipeline.cluster.pieces import WorkItem, WorkRequest, WorkResult, one_batch, to_ipc
 from pipeline.cluster.segments import Segment
 
+_NOW = {"workers_wanted": "Workers that the run asked for.", "workers_open": "Workers that are open now."}
+_COUNTS = {
+    "workers": "Workers that have begun, replacements among them.",
+    "workers_lost": "Workers that have ended before the run.",
+    "workers_stalled": "Workers that were ended since nothing moved in them.",
+    "pieces": "Pieces that were sent to workers.",
+    "pieces_redone": "Pieces that were sent again since their worker ended.",
+    "rows_given_up": "Rows that ended every worker that computed them.",
+}
+"""What is counted of workers, by name."""
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +69,8 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to start all workers; returns at once."""
+        of_the_run = {name: Number(about, group="workers") for name, about in _COUNTS.items()}
+        self._context.numbers.update(of_the_run | {name: Number(about, group="") for name, about in _NOW.items()})
         self._context.totals.append(self._totals)
         self._context.statuses.append(self._status)
         self._members.start(self._assignments.join, self._left)
@@ -161,7 +174,7 @@ class Dispatcher:
 
     def _totals(self) -> dict[str, float]:
         counts = {**self._counts, "pieces_redone": self._assignments.redone}
-        return {**self._members.totals(), **{f"cluster/{key}": float(value) for key, value in counts.items()}}
+        return {**self._members.totals(), **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
 
     def _status(self) -> str:
         redone = f", {self._assignments.redone} pieces redone" if self._assignments.redone else ""

@@ -6,14 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 
-CACHES: Mapping[str, tuple[str, str]] = {
-    "prefix": ("prefix cache", "prompt tokens"),
-    "prompt_logits": ("logits of equal prompts", "completions"),
-    "drafts": ("drafts", "tokens"),
-    "store": ("store", "completions"),
-}
-"""Display name and unit of each cache."""
-
 
 def number(value: float) -> str:
     """Format a number with at least three digits and no needless decimals: `12,345`, `12.3`, `0.0123`."""

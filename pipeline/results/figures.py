@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -64,15 +65,6 @@ class Figure(NamedTuple):
     text: str
 
 
-class CacheFigures(NamedTuple):
-    """Lookups of `node` in a cache, and how many were hits: prompt tokens (prefix) or completions."""
-
-    node: str
-    cache: str
-    queries: int
-    hits: int
-
-
 class Lengths(NamedTuple):
     """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
 
@@ -89,6 +81,7 @@ class Lengths(NamedTuple):
         return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
 
 
+@lru_cache(maxsize=2)
 def attempts(results: Results) -> list[AttemptFigures]:
     """Return all attempts that have left metrics, in order."""
     runs, stages = results.metrics("run"), results.metrics("stages")
@@ -146,19 +139,11 @@ def run_figures(results: Results) -> dict[str, Figure]:
         **tokens,
         **{f"{name} a second": n / took for name, n in tokens.items() if took and n},
         "slots in use": used,
-        "cost at servers": (cost := cost_at_servers(results)),
+        "cost at servers": (cost := run_totals(results).get("cost")),
         "attempts": len(found),
     }
     texts = {"running time": seconds(took), "slots in use": share(used or 0, 1), "cost at servers": f"{cost or 0:,.4f}"}
     return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
-
-
-def cost_at_servers(results: Results) -> float | None:
-    """Return what servers cost in the attempts that have ended, by `model.price_per_million`; None without prices."""
-    runs = results.metrics("run")
-    texts = [] if runs is None else runs.select("totals").collect()["totals"].to_list()
-    costs = [totals["cost"] for text in texts if "cost" in (totals := json.loads(text or "{}"))]
-    return sum(costs) if costs else None
 
 
 def run_totals(results: Results) -> Counter[str]:
@@ -212,41 +197,6 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
     found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(STEP_PARTS).sum())
     return found.sort("prompts", descending=True).collect().to_dicts()
-
-
-def histogram_sums(results: Results) -> dict[tuple[str, float], int]:
-    """Return how many durations there were, over all nodes and attempts, by what took them and the upper bound of their
-    bucket in seconds."""
-    table = results.metrics("histograms")
-    if table is None:
-        return {}
-    found = table.group_by("what", "up_to_s").agg(pl.col("count").sum()).collect().rows()
-    return {(what, bound): count for what, bound, count in found}
-
-
-def cache_uses(results: Results) -> list[CacheFigures]:
-    """Return the use of each cache by each node that generates, over all attempts."""
-    table = results.metrics("rows")
-    if table is None:
-        return []
-    made = ~pl.col("from_store") & ~pl.col("identical")
-    sums = table.group_by("node").agg(
-        pl.col("prompt_tokens", "shared_tokens").filter(made).cast(pl.Int64).sum(),
-        made.sum().alias("made"),
-        pl.col("shared_logits").filter(made).sum(),
-        pl.col("drafted_tokens", "accepted_tokens").filter(made).cast(pl.Int64).sum(),
-        pl.len().alias("rows"),
-        pl.col("from_store").sum(),
-    )
-    found = []
-    for node, tokens, shared, generated, logits, drafted, accepted, rows, stored in sums.sort("node").collect().rows():
-        found += [
-            CacheFigures(node, "prefix", tokens, shared),
-            CacheFigures(node, "prompt_logits", generated, logits),
-            *([CacheFigures(node, "drafts", drafted, accepted)] if drafted else []),
-            CacheFigures(node, "store", rows, stored),
-        ]
-    return found
 
 
 def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.api.meter import CLOCKS, StageMeter
+from pipeline.api.meter import CLOCKS, COUNTS, StageMeter
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.names import METRICS, set_aside
 from pipeline.system.atomic_files import make_directory, replacing, sync_directory
@@ -41,7 +41,6 @@ ATTEMPT = pa.field("attempt", pa.int32())
 WORKER = pa.field("worker", pa.string())
 """The worker of a cluster that the row is about; null for the driver and in runs without one."""
 
-_COUNTS = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out", "queue_rows")
 HISTOGRAMS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
@@ -54,7 +53,7 @@ HISTOGRAMS_SCHEMA = pa.schema(
 )
 STAGES_SCHEMA = pa.schema(
     {"t_s": pa.float64(), "interval_s": pa.float64(), "node": pa.string()}
-    | dict.fromkeys(_COUNTS, pa.int64())
+    | dict.fromkeys((*COUNTS, "queue_rows"), pa.int64())
     | dict.fromkeys((*CLOCKS, "wall_s"), pa.float64())
 )
 _MEASURED = STAGES_SCHEMA.names[3:]
@@ -215,18 +214,18 @@ class HistogramRecorder:
 
     def __init__(self, tables: MetricsTables) -> None:
         self._tables = tables
-        self._last: dict[tuple[str, str, float], tuple[int, float]] = {}
+        self._last: dict[tuple[str, str, str], tuple[int, float]] = {}
 
     def record(self, now_s: float, meters: list[StageMeter]) -> None:
         """Append the increase of each bucket since the last call. `now_s`: seconds since the attempt began."""
         for meter in meters:
-            for what, histogram in list(meter.times.items()):
-                for bound, (count, sum_s) in histogram.buckets().items():
-                    key = (meter.name, what, bound)
+            for what, found in meter.read()["histograms"].items():
+                for bound, count in found["buckets"].items():
+                    key, sum_s = (meter.name, what, bound), found["sums_s"][bound]
                     count_before, sum_before = self._last.get(key, (0, 0.0))
                     if (count, sum_s) != (count_before, sum_before):
-                        gained = (count - count_before, sum_s - sum_before)
-                        self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(now_s, *key, *gained)
+                        row = (now_s, meter.name, what, float(bound), count - count_before, sum_s - sum_before)
+                        self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(*row)
                         self._last[key] = (count, sum_s)
 
 

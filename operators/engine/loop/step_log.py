@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.scheduler.slots import STEPS
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Clock, StageMeter, StageState
+from pipeline.api.numbers import counted
 from pipeline.api.protocols import Table
 
 _CHANGES = ("shared_tokens", "moves", "snapshots_taken", "snapshots_used", "snapshots_evicted")
@@ -35,18 +37,18 @@ STEPS_SCHEMA = pa.schema(
 
 @dataclass
 class StepTotals:
-    """Totals over the steps of an engine; `slot_steps` counts the slots of every decode step."""
+    """Totals over the steps of an engine."""
 
-    steps: float = 0.0
-    slot_steps: float = 0.0
-    slot_steps_used: float = 0.0
-    form_s: float = 0.0
-    draft_s: float = 0.0
-    decode_s: float = 0.0
-    sample_s: float = 0.0
-    prefill_tokens: float = 0.0
-    drafted_tokens: float = 0.0
-    accepted_tokens: float = 0.0
+    steps: float = counted("steps of engines", "steps", STEPS)
+    slot_steps: float = counted("slots of all decode steps", "slots", STEPS)
+    slot_steps_used: float = counted("slots of all decode steps in which rows decoded", "slots", STEPS)
+    form_s: float = counted("choosing rows and filling batches", "s", STEPS)
+    draft_s: float = counted("making drafts", "s", STEPS)
+    decode_s: float = counted("in calls of the model", "s", STEPS)
+    sample_s: float = counted("drawing tokens", "s", STEPS)
+    prefill_tokens: float = counted("tokens of prompts that the model computed", "tokens", STEPS)
+    drafted_tokens: float = counted("drafts in calls of the model", "tokens", STEPS)
+    accepted_tokens: float = counted("of these those that were drawn, too", "tokens", STEPS)
 
 
 class Timer:
@@ -113,11 +115,11 @@ class StepLog:
         phases = ("form", "draft", "fill", "decode", "sample")
         self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
         self._before = _changes(scheduler.counts)
-        self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
-        meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
-        shape = scheduler.slots.decoder.shape
+        self._prefill_calls = meters[0].histogram("prefill_call", "Calls of the model that compute prompts.")
+        self._decode_calls = meters[0].histogram("decode_call", "Calls of the model that only decode.")
+        shape, self._tokens = scheduler.slots.decoder.shape, Histogram()
         if shape.step_tokens == 1 and not shape.draft:  # others draw no token in a step, or several
-            meters[0].times["token"] = self._tokens
+            self._tokens = meters[0].histogram("token", "Decode steps, once for each row that drew a token in it.")
 
     def timed(self, phase: str) -> Timer:
         """Time a phase of a step: form, draft, fill, decode or sample. The meter of decode is busy in draft and decode,

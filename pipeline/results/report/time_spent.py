@@ -1,47 +1,27 @@
-"""Panels on time by stage and decode step, and on reused work (prefix cache, completion store)."""
+"""Panels on time by stage and decode step, on caches, and on all that was counted."""
 
 from __future__ import annotations
 
 import math
 
-import polars as pl
-
 from pipeline.api.meter import CLOCKS, RowCounts
-from pipeline.monitor.wording import CACHES, number, seconds, share, unit_of_time
+from pipeline.api.numbers import Number, added
+from pipeline.monitor.wording import number, seconds, share, unit_of_time
 from pipeline.results.figures import (
     STEP_PARTS,
-    attempts,
-    cache_uses,
-    histogram_sums,
     run_totals,
     stage_times,
     step_sums,
 )
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import Bars, Cell, Panel, ReportTable, Series, shares_table
+from pipeline.results.report.panel import Bars, Cell, Panel, ReportTable, Series
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
 NAMES = ("filling the batch", "drafting", "in the model", "choosing tokens")
 COLOURS = ("c3", "c4", "c1", "c2")
 """Name and colour of each of STEP_PARTS."""
-DURATIONS = {
-    "prefill_call": "prefill calls",
-    "decode_call": "decode calls",
-    "token": "tokens",
-    "first_token": "first tokens",
-}
-"""Display text by name of a histogram."""
 WORTH_DRAWING = 0.02
 """Busy share of a stage below which it is listed in the table, but not drawn."""
-STORED = {
-    "found_resumed": "found: made by this run before",
-    "found_earlier": "found: made by earlier runs",
-    "missed_new": "not found: never generated",
-    "missed_settings": "not found: no entry with these settings",
-    "missed_cut": "not found: had been cut too early",
-    "missed_retry": "not found: to be generated again",
-}
-"""Display text by key of the run's totals on the completion store."""
 
 
 def time_spent(results: Results) -> list[Panel]:
@@ -111,14 +91,17 @@ def _steps(results: Results) -> Bars | None:
 
 def _durations(results: Results) -> list[ReportTable]:
     """Return a table of durations by bucket, with a column for each thing that took them."""
-    counts = histogram_sums(results)
-    kinds = [kind for kind in DURATIONS if any(what == kind for what, _ in counts)]
+    sums, numbers = added(*results.status.get("histograms", {}).values()), results.status.get("numbers", {})
+    bounds = sorted({bound for found in sums.values() for bound in found["buckets"]}, key=float)
     rows: list[list[Cell]] = [
-        [_bound(bound), *(f"{counts[kind, bound]:,}" if (kind, bound) in counts else None for kind in kinds)]
-        for bound in sorted({bound for _, bound in counts})
+        [_bound(float(bound)), *(f"{n:,}" if (n := found["buckets"].get(bound)) else None for found in sums.values())]
+        for bound in bounds
     ]
-    caption = "token: a decode step, once for each row in it; first token: from the slot on"
-    return [ReportTable(["up to", *(DURATIONS[kind] for kind in kinds)], rows, caption)] if rows else []
+    names = [what.replace("_", " ") for what in sums]
+    caption = " ".join(
+        f"{name}: {numbers[what]['about']}" for name, what in zip(names, sums, strict=True) if what in numbers
+    )
+    return [ReportTable(["up to", *names], rows, caption)] if rows else []
 
 
 def _bound(value: float) -> str:
@@ -128,82 +111,33 @@ def _bound(value: float) -> str:
 
 
 def reuse(results: Results) -> list[Panel]:
-    """Return the panel of prompt tokens and completions from the prefix cache, identical rows or the store."""
-    charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
-    tables = [*_hit_rates(results), *_snapshots(results), *_lookups(results)]
-    about = "Over all attempts: a completion that a resumed run took from its store counts there too."
-    return [Panel("What did not have to be computed", about, charts, tables)] if charts or tables else []
-
-
-def _prompts(results: Results) -> Bars | None:
-    table = results.metrics("steps")
-    if table is None:
-        return None
-    shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
-    if not shared:
-        return None
-    # Not the tokens of the calls: these count the prompts of abandoned rows, and of preempted rows twice.
-    prompts = sum(attempt.tokens_in for attempt in attempts(results))
-    about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
-    pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
-    return _whole("Prompt tokens", about, "tokens", pieces)
-
-
-def _snapshots(results: Results) -> list[ReportTable]:
-    """Return a table of the snapshots of a recurrent or hybrid model; none if none was taken."""
-    table = results.metrics("steps")
-    counts = ["snapshots_taken", "snapshots_used", "snapshots_evicted"]
-    if table is None or "snapshot_bytes" not in table.collect_schema().names():
+    """Return the panel of the hit rates by node and cache; none without a hit."""
+    numbers = results.status.get("numbers", {})
+    uses = [
+        (node, cache, use) for node, uses in results.status.get("caches", {}).items() for cache, use in uses.items()
+    ]
+    if not any(use["hits"] for _, _, use in uses):
         return []
-    sums = [pl.col(name).cast(pl.Int64).sum() for name in counts]
-    taken, used, evicted, most = table.select(*sums, pl.col("snapshot_bytes").max()).collect().row(0)
-    columns = ["snapshots of prefixes", "taken", "used", "evicted", "MiB at most"]
-    return (
-        [ReportTable(columns, [["", f"{taken:,}", f"{used:,}", f"{evicted:,}", f"{most / 2**20:,.1f}"]])]
-        if taken
-        else []
-    )
-
-
-def _completions(results: Results) -> Bars | None:
-    table = results.metrics("rows")
-    if table is None:
-        return None
-    flags = pl.col("from_store", "identical").cast(pl.Int64).sum()
-    rows, stored, same = table.select(pl.len().alias("all"), flags).collect().row(0)
-    if not stored + same:
-        return None
-    about = "Completions that were generated, found in the store, or taken from a row that was bound to be the same."
-    pieces = [
-        ("generated", "c1", rows - stored - same),
-        ("from the store", "c3", stored),
-        ("same as another row", "c4", same),
-    ]
-    return _whole("Completions", about, "completions", pieces)
-
-
-def _hit_rates(results: Results) -> list[ReportTable]:
-    """Return a table of hit rates by node and cache; none without a hit, and no line for a store without one."""
-    used = [use for use in cache_uses(results) if use.hits or (use.queries and use.cache != "store")]
-    rows: list[list[Cell]] = [
-        [u.node, CACHES[u.cache][0], CACHES[u.cache][1], f"{u.queries:,}", f"{u.hits:,}", share(u.hits, u.queries)]
-        for u in used
-    ]
+    rows: list[list[Cell]] = []
+    for node, cache, use in uses:
+        known = numbers.get(cache, {"about": cache, "unit": ""})
+        counts = (f"{use['queries']:,}", f"{use['hits']:,}", share(use["hits"], use["queries"]))
+        rows += [[node, known["about"], known["unit"], *counts]] if use["queries"] else []
+    about = "Over all attempts: a completion that a resumed run took from its store counts there too."
     columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
-    return [ReportTable(columns, rows)] if any(use.hits for use in used) else []
+    return [Panel("What did not have to be computed", about, tables=[ReportTable(columns, rows)])]
 
 
-def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:
-    series = [Series(name, colour, [count]) for name, colour, count in pieces if count]
-    counts = [(name, count) for name, _, count in pieces]
-    return Bars(title, about, [f"{sum(n for _, n in counts):,} {unit}"], series, unit, shares_table(unit, counts))
-
-
-def _lookups(results: Results) -> list[ReportTable]:
-    """Return a table of store lookups by node and outcome; none if no lookup was a hit."""
-    split = [(*key.rpartition("/")[::2], value) for key, value in run_totals(results).items()]
-    told = [(node, key, value) for node, key, value in split if key in STORED and value]
-    rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in told]
-    return (
-        [ReportTable(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []
-    )
+def counted(results: Results) -> list[Panel]:
+    """Return the panel of the numbers that operators have registered (`Runtime.number`), with a table per group."""
+    groups: dict[str, list[list[Cell]]] = {}
+    for key, value in run_totals(results).items():
+        node, _, name = key.rpartition("/")
+        # An earlier version did not say what they are.
+        known = results.status.get("numbers", {name: vars(Number(name))}).get(name)
+        if value and known and known["group"]:
+            groups.setdefault(known["group"], []).append(
+                [node, known["about"], f"{number(value)} {known['unit']}".strip()]
+            )
+    tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
+    return [Panel("What was counted", "Sums over all attempts.", tables=tables)] if tables else []

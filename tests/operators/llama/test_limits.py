@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,20 +109,11 @@ def test_a_call_is_what_its_rows_multiply_and_read():
     limit.add([(1, 7), (1, 9)], outputs=2, seconds=100.0)  # two rows decode
     macs = 2 * (100 + 80 * 2 / 8) + 2 * 10 + 3 * (7 + 9)
     n_bytes = 50 + 40 * (1 - 0.75**2) + 5 + 4 * 2 * (7 + 9)
-    assert limit.totals() == pytest.approx(
-        {
-            "work_s": 100.0,
-            "work_limit_s": n_bytes,
-            "work_macs": macs,
-            "work_macs_s": macs / 10,
-            "work_bytes": n_bytes,
-            "work_bytes_s": n_bytes,
-        }
-    )
+    assert astuple(limit.sums) == pytest.approx((100.0, n_bytes, macs, macs / 10, n_bytes, n_bytes))
     limit = MachineLimit(Peaks(macs=1.0, bytes=1e9), work, value_bytes=2.0)
     limit.add([(4, 6)], outputs=0, seconds=1.0)  # a chunk of a prompt behind two tokens, without logits
-    assert limit.totals()["work_macs"] == 4 * 120 + 3 * (3 + 4 + 5 + 6) == limit.totals()["work_limit_s"]
-    assert limit.totals()["work_bytes"] == pytest.approx(50 + 40 * (1 - 0.75**4) + 4 * 2 * 6)
+    assert limit.sums.work_macs == 4 * 120 + 3 * (3 + 4 + 5 + 6) == limit.sums.work_limit_s
+    assert limit.sums.work_bytes == pytest.approx(50 + 40 * (1 - 0.75**4) + 4 * 2 * 6)
 
 
 def test_of_experts_one_token_reads_its_own_and_many_read_all():
@@ -134,7 +126,7 @@ def test_of_experts_one_token_reads_its_own_and_many_read_all():
 def test_a_token_sees_no_more_than_the_window():
     limit = MachineLimit(Peaks(1.0, 1.0), ModelWork(kv_values=1, attention_macs=1, window=32), 1.0)
     limit.add([(1, 1000), (1, 10)], 2, 1.0)
-    assert limit.totals()["work_bytes"] == limit.totals()["work_macs"] == 42
+    assert limit.sums.work_bytes == limit.sums.work_macs == 42
 
 
 class Native:

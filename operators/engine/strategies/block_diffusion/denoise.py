@@ -11,9 +11,9 @@ docs/block_diffusion.md has the algorithm and its sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Self, cast
@@ -33,19 +33,21 @@ from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
+from pipeline.api.numbers import counted
+
+BLOCKS = "block diffusion"
 
 
 @dataclass
 class PassCounts:
-    """Counts. A pass is one block of one row in one call: of its prompt, of a denoising step, or to store it. Discarded
-    are committed tokens after the end of a text; `output_rows` counts rows of logits."""
+    """Counts. A pass is one block of one row in one call."""
 
-    prompt_passes: float = 0.0
-    denoise_passes: float = 0.0
-    store_passes: float = 0.0
-    committed_tokens: float = 0.0
-    discarded_tokens: float = 0.0
-    output_rows: float = 0.0
+    prompt_passes: float = counted("blocks of prompts in calls", "passes", BLOCKS)
+    denoise_passes: float = counted("blocks that were denoised in calls", "passes", BLOCKS)
+    store_passes: float = counted("blocks that were stored in calls", "passes", BLOCKS)
+    committed_tokens: float = counted("tokens that were committed", "tokens", BLOCKS)
+    discarded_tokens: float = counted("committed tokens after the end of a text", "tokens", BLOCKS)
+    output_rows: float = counted("rows of logits", "rows", BLOCKS)
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
@@ -133,8 +135,8 @@ class BlockDiffusion(Strategy):
             if one.row is not None:
                 self._move(one.row, one, logits, found, rows[one.wanted].tolist())
 
-    def totals(self) -> Mapping[str, float]:
-        return asdict(self.counts)
+    def own_counts(self) -> list[PassCounts]:
+        return [self.counts]
 
     def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
         for chunk in step.chunks:
