@@ -45,13 +45,6 @@ def seconds(value: float) -> str:
     return duration(value) if value >= 60 else f"{value:.1f} s"
 
 
-def unit_of_time(longest_s: float) -> tuple[str, float]:
-    """Return a suitable unit for durations of up to `longest_s` seconds, and its length in seconds."""
-    if longest_s >= 3 * 3600:
-        return "h", 3600.0
-    return ("min", 60.0) if longest_s >= 600 else ("s", 1.0)
-
-
 def at_time(value: float) -> str:
     """Format a moment of running time: `1:02:03`, `2:03`, or `7.3 s` below a minute."""
     if value < 60:

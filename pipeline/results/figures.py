@@ -31,7 +31,13 @@ ROW_COUNTS = {
     "filtered_rejects": "rows filtered out",
 }
 """Display name by key of the manifest's counts."""
-STEP_PARTS = ("form_s", "draft_s", "decode_s", "sample_s")
+STEP_PARTS = {
+    "form_s": ("filling the batch", "c3"),
+    "draft_s": ("drafting", "c4"),
+    "decode_s": ("in the model", "c1"),
+    "sample_s": ("choosing tokens", "c2"),
+}
+"""Name and colour of each part of a step, by its column of metrics/steps.parquet."""
 UNFILLED = "unfilled_"
 """Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 OF_A_MOMENT = ("attempt", "worker", "t_s", "interval_s", "node", "queue_rows")
@@ -195,7 +201,7 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
         return []
     tokens = (pl.col("prefill_tokens") + pl.col("decode_tokens")).cast(pl.Int64).sum()
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
-    found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(STEP_PARTS).sum())
+    found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(*STEP_PARTS).sum())
     return found.sort("prompts", descending=True).collect().to_dicts()
 
 

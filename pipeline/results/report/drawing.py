@@ -14,15 +14,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pipeline.monitor.wording import at_time, number
-from pipeline.results.report.panel import Bars, Chart, OverTime, ReportHistogram
+from pipeline.results.report.panel import Chart, OverTime, ReportHistogram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 350, 200
 """Size of a drawing in CSS pixels: narrow enough for a phone, where its text would shrink otherwise."""
-BAR_HEIGHT = 38
-LONGEST_LABEL = 40
 
 # Placeholders for the variables of page.css: any colours that nothing else has.
 ROLES = {"ink": "#000001", "muted": "#000002", "grid": "#000003"} | {f"c{n}": f"#0000{n + 16:02x}" for n in range(1, 8)}
@@ -64,20 +62,17 @@ def draw(chart: Chart, name: str) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    height = 34 + BAR_HEIGHT * len(chart.labels) if isinstance(chart, Bars) else HEIGHT
     text = io.StringIO()
     with mpl.rc_context(), warnings.catch_warnings():
         # Text is drawn by the browser, which has the letters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         mpl.rcdefaults()  # not the user's style
         mpl.rcParams.update(STYLE)
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
         axes = figure.add_subplot()
         match chart:
             case OverTime():
                 _draw_over_time(axes, chart)
-            case Bars():
-                _draw_bars(axes, chart)
             case ReportHistogram():
                 _draw_histogram(axes, chart)
         figure.savefig(text, format="svg")
@@ -111,28 +106,6 @@ def _time_ticks(axes: Axes, last: float) -> None:
     step *= max(1, round(last / step / 5))
     ticks = [step * i for i in range(int(last / step) + 1)]
     axes.set_xticks(ticks, [f"{t:g} s" if last < 60 else at_time(t) if t else "0" for t in ticks])
-
-
-def _draw_bars(axes: Axes, chart: Bars) -> None:
-    """Draw bars with their labels above them: a long label beside a bar would leave no room for it."""
-    rows = range(len(chart.labels))
-    left = [0.0 for _ in rows]
-    for series in chart.series:
-        values = [value or 0.0 for value in series.values]
-        axes.barh(rows, values, 0.36, left, color=ROLES[series.colour], linewidth=0)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    for row, label in zip(rows, chart.labels, strict=True):
-        shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-        axes.text(0, row - 0.3, shown, fontsize=12, va="bottom", ha="left")
-    axes.set_ylim(len(chart.labels) - 0.6, -0.8)
-    axes.set_xlim(0, max(left) or 1)
-    axes.yaxis.set_visible(False)
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_formatter(lambda value, _: number(value))
-    axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel(chart.unit)
 
 
 def _draw_histogram(axes: Axes, chart: ReportHistogram) -> None:

@@ -7,31 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.monitor.wording import at_time, number, share
+from pipeline.monitor.wording import at_time, number
 
 Cell = str | int | None
 _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A table. None is an empty cell."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-
-    @property
-    def right(self) -> frozenset[int]:
-        """Indices of the columns that contain only numbers, which are right-aligned."""
-        filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
-        return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
-
-
-def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> ReportTable:
-    """Return a table with a row per name: count and share."""
-    total = sum(count for _, count in counts)
-    return ReportTable(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
 
 
 @dataclass(frozen=True)
@@ -41,6 +20,29 @@ class Series:
     name: str
     colour: str
     values: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table. None is an empty cell. `series`: of one value a row each, which are drawn as a bar below the row."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    series: Sequence[Series] = ()
+
+    @property
+    def bars(self) -> list[list[tuple[str, float]]]:
+        """Return colour and length of each piece of the bar of each row, in percent of the longest bar."""
+        rows = [[value or 0.0 for value in row] for row in zip(*(s.values for s in self.series), strict=True)]
+        longest = max(map(sum, rows), default=0.0) or 1.0
+        return [[(s.colour, 100 * v / longest) for s, v in zip(self.series, row, strict=True)] for row in rows]
+
+    @property
+    def right(self) -> frozenset[int]:
+        """Indices of the columns that contain only numbers, which are right-aligned."""
+        filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
+        return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,6 @@ class OverTime:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A chart of stacked horizontal bars, one per label from the top; each series has a segment of every bar. `table`:
-    the same data, and more."""
-
-    title: str
-    about: str
-    labels: Sequence[str]
-    series: Sequence[Series]
-    unit: str
-    table: ReportTable
-
-
-@dataclass(frozen=True)
 class ReportHistogram:
     """A histogram with bins of equal width.
 
@@ -119,12 +108,12 @@ class ReportHistogram:
         )
 
 
-Chart = OverTime | Bars | ReportHistogram
+Chart = OverTime | ReportHistogram
 
 
-def legend(chart: Chart) -> list[tuple[str, str]]:
+def legend(drawn: Chart | ReportTable) -> list[tuple[str, str]]:
     """Return name and colour of each series; empty if there is only one."""
-    series = [] if isinstance(chart, ReportHistogram) else chart.series
+    series = [] if isinstance(drawn, ReportHistogram) else drawn.series
     return [(s.name, s.colour) for s in series] if len(series) > 1 else []
 
 

@@ -14,7 +14,7 @@ from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
-from pipeline.results.report.panel import Bars, Card, Chart, Panel, ReportHistogram, ReportTable, Series, shares_table
+from pipeline.results.report.panel import Card, Panel, ReportHistogram, ReportTable, Series
 from pipeline.system.result_files import scan, shown_rows
 
 SAMPLES = 5
@@ -133,13 +133,12 @@ def _rejected_row(record: str) -> list[tuple[str, str]]:
 
 def texts(results: Results) -> list[Panel]:
     """Return the panel: lengths of prompts and completions in tokens, and finish reasons."""
-    charts: list[Chart] = []
-    for rows, where in results.tables():
-        charts += [*_lengths(rows, token_columns(rows), where), *_finish_reasons(rows, where)]
-    table = results.metrics("rows")
-    if table is not None and not any(isinstance(chart, ReportHistogram) for chart in charts):
-        charts = [*_lengths_by_node(table), *charts]
-    return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
+    charts = [chart for rows, where in results.tables() for chart in _lengths(rows, token_columns(rows), where)]
+    reasons = [table for rows, where in results.tables() for table in _finish_reasons(rows, where)]
+    metrics = results.metrics("rows")
+    if metrics is not None and not charts:
+        charts = list(_lengths_by_node(metrics))
+    return [Panel("Lengths and finish reasons", charts=charts, tables=reasons)] if charts or reasons else []
 
 
 def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[ReportHistogram]:
@@ -156,14 +155,15 @@ def _lengths_by_node(table: pl.LazyFrame) -> Iterator[ReportHistogram]:
         yield from _lengths(rows, ("prompt_tokens", "completion_tokens"), f" at {node}")
 
 
-def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
+def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
     about = "stop: the model ended its text. length: cut off at max_tokens."
     for column in columns_named(rows, ["finish_reason"]):
         counts = counted(rows, column).sort("rows", column, descending=[True, False]).rows()
         if counts:
-            labels = [f"{name}: {count:,}" for name, count in counts]
             series = [Series("rows", "c1", [count for _, count in counts])]
-            yield Bars(f"{column}{where}", about, labels, series, "rows", shares_table("rows", counts))
+            total = sum(count for _, count in counts)
+            cells = [[name, f"{count:,}", share(count, total)] for name, count in counts]
+            yield ReportTable([f"{column}{where}", "rows", "share"], cells, about, series)
 
 
 def _histogram(title: str, found: Lengths, colour: str) -> ReportHistogram:

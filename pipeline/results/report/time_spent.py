@@ -6,7 +6,7 @@ import math
 
 from pipeline.api.meter import CLOCKS, RowCounts
 from pipeline.api.numbers import Number, added
-from pipeline.monitor.wording import number, seconds, share, unit_of_time
+from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.figures import (
     STEP_PARTS,
     run_totals,
@@ -14,36 +14,25 @@ from pipeline.results.figures import (
     step_sums,
 )
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import Bars, Cell, Panel, ReportTable, Series
+from pipeline.results.report.panel import Cell, Panel, ReportTable, Series
 
 CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
-NAMES = ("filling the batch", "drafting", "in the model", "choosing tokens")
-COLOURS = ("c3", "c4", "c1", "c2")
-"""Name and colour of each of STEP_PARTS."""
-WORTH_DRAWING = 0.02
-"""Busy share of a stage below which it is listed in the table, but not drawn."""
 
 
 def time_spent(results: Results) -> list[Panel]:
     """Return the panel with the time of each stage and of the model's calls, by purpose."""
-    charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
-    return [Panel("Where the time went", charts=charts, tables=_durations(results))] if charts else []
+    tables = [*_stages(results), *_steps(results)]
+    return [Panel("Where the time went", tables=[*tables, *_durations(results)])] if tables else []
 
 
-def _stages(results: Results) -> Bars | None:
+def _stages(results: Results) -> list[ReportTable]:
     found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
-    if not found:
-        return None
-    unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
-    drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
     series = [
-        Series(clock.removesuffix("_s"), colour, [stage[clock] / length for stage in drawn])
-        for clock, colour in CLOCK_COLOURS.items()
+        Series(clock.removesuffix("_s"), c, [stage[clock] for stage in found]) for clock, c in CLOCK_COLOURS.items()
     ]
     about = (
-        "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
-        " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
-        " Stages that only wait are in the table alone."
+        "Time of each stage. Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage"
+        " (backpressure). Rows are those of committed chunks; time counts that of work abandoned or done again, too."
     )
     columns = ["stage", "rows in", "made", "rejected", "rows out", "busy", "starved", "blocked", "of its time busy"]
     rows: list[list[Cell]] = [
@@ -55,7 +44,7 @@ def _stages(results: Results) -> Bars | None:
         ]
         for s in found
     ]
-    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, ReportTable(columns, rows))
+    return [ReportTable(columns, rows, about, series)] if found else []
 
 
 def _counts(c: RowCounts | None) -> list[Cell]:
@@ -63,30 +52,21 @@ def _counts(c: RowCounts | None) -> list[Cell]:
     return [None] * 4 if c is None else [f"{n:,}" for n in (c.rows_in, c.expanded, c.rejected, c.rows_out)]
 
 
-def _steps(results: Results) -> Bars | None:
+def _steps(results: Results) -> list[ReportTable]:
     found = step_sums(results)
-    spent = [sum(group[part] for part in STEP_PARTS) for group in found]
-    if not any(spent):
-        return None
-    names = ["computing prompts" if group["prompts"] else "generating" for group in found]
-    unit, length = unit_of_time(max(spent))
-    drawn = [
-        (part, name, colour)
-        for part, name, colour in zip(STEP_PARTS, NAMES, COLOURS, strict=True)
-        if part != "draft_s" or any(group[part] for group in found)
-    ]
-    series = [Series(name, colour, [group[part] / length for group in found]) for part, name, colour in drawn]
-    columns = ["calls", "number", "tokens", "tokens a call", *(name for _, name, _ in drawn), "a call"]
-    rows = [
-        [
-            *(name, f"{group['steps']:,}", f"{group['tokens']:,}", number(group["tokens"] / group["steps"])),
-            *(seconds(group[part]) for part, _, _ in drawn),
-            f"{number(1000 * total / group['steps'])} ms",
-        ]
-        for name, group, total in zip(names, found, spent, strict=True)
-    ]
-    about = "The calls of the model by what they compute, and what they spent their time on."
-    return Bars("Time of the steps", about, names, series, unit, ReportTable(columns, rows))
+    drawn = [part for part in STEP_PARTS if part != "draft_s" or any(group[part] for group in found)]
+    series = [Series(*STEP_PARTS[part], [group[part] for group in found]) for part in drawn]
+    rows: list[list[Cell]] = []
+    for group in found:
+        total, steps = sum(group[part] for part in STEP_PARTS), group["steps"]
+        name, tokens = "computing prompts" if group["prompts"] else "generating", group["tokens"]
+        spent = [seconds(group[part]) for part in drawn]
+        rows.append(
+            [name, f"{steps:,}", f"{tokens:,}", number(tokens / steps), *spent, f"{number(1000 * total / steps)} ms"]
+        )
+    columns = ["calls", "number", "tokens", "tokens a call", *(one.name for one in series), "a call"]
+    about = "Time of the steps: the calls of the model by what they compute, and what they spent their time on."
+    return [ReportTable(columns, rows, about, series)] if rows else []
 
 
 def _durations(results: Results) -> list[ReportTable]:
