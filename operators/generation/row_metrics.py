@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,13 +45,6 @@ PREFIX = ("prefix", "prefix cache", "prompt tokens")
 LOGITS = ("prompt_logits", "logits of equal prompts", "completions")
 """Name, display name and unit of each cache."""
 IDENTICAL = Number("rows that became what an identical one became", "rows")
-_COSTS = (
-    ("constraint_s", "seconds", "time spent in the grammar", "s"),
-    ("constrained_tokens", "tokens", "tokens that the grammar has seen", "tokens"),
-    ("forced_tokens", "forced", "of these those that were not drawn because there was no other", "tokens"),
-    ("masks", "masks", "of these those that were redrawn under a mask", "tokens"),
-)
-"""Name of a number, attribute of Costs, what it is, and its unit."""
 
 
 class RowMetrics:
@@ -74,9 +66,7 @@ class RowMetrics:
         self._first_tokens = runtime.meter.histogram("first_token", about)
         self._costs = Costs()
         if constrained:
-            for name, attribute, about, unit in _COSTS:
-                number = Number(about, unit, "structured output")
-                runtime.number(name, number, partial(getattr, self._costs, attribute))
+            runtime.numbers(self._costs)
 
     def generated(self, rows: Seq[Sequence]) -> None:
         """Record `rows`, which the engine has finished."""

@@ -171,26 +171,20 @@ class StageMeter:
 
     def count(self, chunk: int, *, rows_in: int = 0, expanded: int = 0, rejected: int = 0, rows_out: int = 0) -> None:
         """Add rows of `chunk` to the totals and to the counts of that chunk."""
-        self.rows_in += rows_in
-        self.expanded += expanded
-        self.rejected += rejected
-        self.rows_out += rows_out
-        counts = self._of(chunk)
-        counts.rows_in += rows_in
-        counts.expanded += expanded
-        counts.rejected += rejected
-        counts.rows_out += rows_out
+        self.add(chunk, RowCounts(rows_in, expanded, rejected, rows_out))
+
+    def add(self, chunk: int, counts: RowCounts) -> None:
+        """Add `counts` of `chunk`, as `count` does, and what was told of its rows."""
+        self.rows_in += counts.rows_in
+        self.expanded += counts.expanded
+        self.rejected += counts.rejected
+        self.rows_out += counts.rows_out
+        self._chunks.setdefault(chunk, RowCounts()).add(counts)
 
     def tell(self, chunk: int, what: str, rows: int = 1) -> None:
         """Note what the user must know about `rows` of `chunk` that go on: the summary, run.log and the manifest have
         it, with the number of rows of all committed chunks. `what` takes few values in a run; 0: it is of no row."""
-        self._of(chunk).told[what] += rows
-
-    def _of(self, chunk: int) -> RowCounts:
-        counts = self._chunks.get(chunk)
-        if counts is None:
-            counts = self._chunks[chunk] = RowCounts()
-        return counts
+        self._chunks.setdefault(chunk, RowCounts()).told[what] += rows
 
     def take(self, chunk: int) -> RowCounts:
         """Return and forget the counts of `chunk`, which the stage has ended."""

@@ -79,7 +79,7 @@ class Members:
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._given_up_in_a_row = 0
         self._counts = Counter[str]()
-        self._lost_totals: dict[str, float] = {}
+        self._totals: dict[str, Mapping[str, float]] = {}
         self._said: set[tuple[str, str]] = set()
 
     def start(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
@@ -162,8 +162,8 @@ class Members:
 
     def totals(self) -> dict[str, float]:
         """Return what all workers have counted, and counts of the workers."""
-        found = added(self._lost_totals, *(member.totals for member in list(self._members.values())))
         counts = {**self._counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
+        found = added(*list(self._totals.values()))
         return {**found, **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
 
     def _opened_count(self) -> int:
@@ -235,7 +235,6 @@ class Members:
         """
         del self._members[member.name]
         member.handle.kill()
-        self._lost_totals = added(self._lost_totals, member.totals)
         self._counts["workers_lost"] += 1
         if host := member.host or host:
             why = f"on {host}: {why}"
@@ -260,7 +259,7 @@ class Members:
 
     def _take_report(self, member: Member, report: WorkerReport) -> None:
         member.asking = False
-        member.totals = report.totals or member.totals
+        self._totals[member.name] = report.totals or self._totals.get(member.name, {})
         self._context.numbers.update(report.numbers)
         for name, reading in report.meters.items():
             meter = self._meters.get(name)

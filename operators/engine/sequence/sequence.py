@@ -222,7 +222,7 @@ class Sequence:
                 self.error = no_token(self)
                 return True
             self.append(token)
-            matcher.costs.forced += 1
+            matcher.costs.forced_tokens += 1
             if self._has_ended():
                 return True
         if forced:

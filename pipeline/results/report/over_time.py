@@ -9,7 +9,7 @@ import polars as pl
 
 from pipeline.results.figures import UNFILLED, AttemptFigures, attempts, causes_of, on_one_axis
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import OverTime, Panel, Series
+from pipeline.results.report.panel import Chart, Panel, Series
 
 MOST_BINS = 48
 FEWEST_BINS = 4
@@ -35,11 +35,11 @@ def over_time(results: Results) -> list[Panel]:
     charts = [(steps is not None and _computed(steps)) or _counted(results, found), steps is not None and _slots(steps)]
     starts = [attempt.begins_s for attempt in found[1:]]
     resumed = RESUMED if starts else ""
-    drawn = [replace(chart, about=chart.about + resumed, starts=starts) for chart in charts if chart]
+    drawn = [replace(chart, about=chart.about + resumed, marks=starts) for chart in charts if chart]
     return [Panel("Over time", charts=drawn)] if drawn else []
 
 
-def _slots(steps: pl.LazyFrame) -> OverTime | None:
+def _slots(steps: pl.LazyFrame) -> Chart | None:
     causes = causes_of(steps)
     bins = _bins(steps.filter(pl.col("decode_tokens") > 0), STEPS_A_BIN, "rows", *causes)
     if bins is None:
@@ -55,10 +55,10 @@ def _slots(steps: pl.LazyFrame) -> OverTime | None:
         "Of all slots, those in which a row decoded, and why the others were empty."
         " Decode steps only; gaps are prefill or idle time."
     )
-    return OverTime("Slots in use, %", about, edges, series, "%", stacked=True)
+    return Chart("Slots in use, %", about, edges, series, "%", filled=True)
 
 
-def _computed(steps: pl.LazyFrame) -> OverTime | None:
+def _computed(steps: pl.LazyFrame) -> Chart | None:
     bins = _bins(steps, STEPS_A_BIN, "prefill_tokens", "decode_tokens")
     if bins is None:
         return None
@@ -69,10 +69,10 @@ def _computed(steps: pl.LazyFrame) -> OverTime | None:
         Series("completions", "c1", (table["decode_tokens"] / width).to_list()),
     ]
     about = "Tokens that the model computed in a second. What came from a store or from another row costs nothing here."
-    return OverTime("Tokens computed, tokens/s", about, edges, series, "tokens/s")
+    return Chart("Tokens computed, tokens/s", about, edges, series, "tokens/s")
 
 
-def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+def _counted(results: Results, found: Sequence[AttemptFigures]) -> Chart | None:
     """Return throughput by the counters of the stages: prompt tokens or, without any, rows that reached a sink."""
     stages = results.metrics("stages")
     if stages is None:
@@ -94,7 +94,7 @@ def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | No
         title, column, name, unit = "Prompt tokens read, tokens/s", "tokens_in", "prompts", "tokens/s"
     rates = [n / s if s else None for n, s in zip(table[column], table["interval_s"], strict=True)]
     about = "In a second, by the counters of the stages."
-    return OverTime(title, about, edges, [Series(name, "c1", rates)], unit)
+    return Chart(title, about, edges, [Series(name, "c1", rates)], unit)
 
 
 def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataFrame, list[float]] | None:

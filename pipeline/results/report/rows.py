@@ -14,7 +14,7 @@ from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
-from pipeline.results.report.panel import Card, Panel, ReportHistogram, ReportTable, Series
+from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
 from pipeline.system.result_files import scan, shown_rows
 
 SAMPLES = 5
@@ -141,14 +141,14 @@ def texts(results: Results) -> list[Panel]:
     return [Panel("Lengths and finish reasons", charts=charts, tables=reasons)] if charts or reasons else []
 
 
-def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[ReportHistogram]:
+def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Chart]:
     for column in columns:
         found = lengths(rows, column)
         if found.rows:
             yield _histogram(f"{column}{where}", found, "c2" if "prompt_token" in column else "c1")
 
 
-def _lengths_by_node(table: pl.LazyFrame) -> Iterator[ReportHistogram]:
+def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Chart]:
     """Yield histograms from the metrics, for results without columns of lengths (a node dropped them)."""
     for node in table.select("node").unique().collect()["node"].sort():
         rows = table.filter(pl.col("node") == node)
@@ -166,17 +166,17 @@ def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
             yield ReportTable([f"{column}{where}", "rows", "share"], cells, about, series)
 
 
-def _histogram(title: str, found: Lengths, colour: str) -> ReportHistogram:
+def _histogram(title: str, found: Lengths, colour: str) -> Chart:
     low, high = found.values[0], found.values[-1]
     width = math.ceil((high - low + 1) / MOST_BINS)
     counts = [0] * math.ceil((high - low + 1) / width)
     for value, count in zip(found.values, found.counts, strict=True):
         counts[(value - low) // width] += count
     edges = [low + width * i for i in range(len(counts) + 1)]
-    marks = [("median", found.quantile(0.5)), ("95th percentile", found.quantile(0.95))]
+    median, most = found.quantile(0.5), found.quantile(0.95)
     total = sum(value * count for value, count in zip(found.values, found.counts, strict=True))
     about = (
         f"{found.rows:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / found.rows:,.1f} on average."
-        f" Dashed: the median, {marks[0][1]:,}, and the 95th percentile, {marks[1][1]:,}."
+        f" Dashed: the median, {median:,}, and the 95th percentile, {most:,}."
     )
-    return ReportHistogram(title, about, edges, counts, "tokens", marks, colour)
+    return Chart(title, about, edges, [Series("rows", colour, counts)], "rows", "tokens", True, (median, most))
