@@ -111,7 +111,7 @@ def register_paid(runtime: Runtime, paid: Mapping[str, int], settings: EndpointS
         runtime.number(name, number, partial(paid.__getitem__, name))
     if settings.price_per_million is not None:
         for of_run in (False, True):
-            about = Number("what these cost", "", PAID_GROUP)
+            about = Number("what the paid tokens cost", "", PAID_GROUP)
             runtime.number(COST, about, lambda: settings.cost(*paid.values()), of_run=of_run)
 
 

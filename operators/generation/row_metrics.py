@@ -66,7 +66,7 @@ class RowMetrics:
         self._first_tokens = runtime.meter.histogram("first_token", about)
         self._costs = Costs()
         if constrained:
-            runtime.numbers(self._costs)
+            runtime.numbers(self._costs, "structured output")
 
     def generated(self, rows: Seq[Sequence]) -> None:
         """Record `rows`, which the engine has finished."""

@@ -15,7 +15,6 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
-from operators.engine.scheduler.slots import STEPS
 from operators.engine.strategies.base import Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
@@ -191,10 +190,11 @@ def _make_engine(
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
+    group = "engines"
     for counts in engine.counts():
-        runtime.numbers(counts, of_run=True)
-    runtime.number("engines", Number("engines", "", STEPS), lambda: 1, of_run=True)
-    exact = Number("engines whose results are the same to the bit however rows are batched", "", STEPS)
+        runtime.numbers(counts, group, of_run=True)
+    runtime.number("engines", Number("engines", "", group), lambda: 1, of_run=True)
+    exact = Number("engines whose results are the same to the bit however rows are batched", "", group)
     runtime.number("engines_deterministic", exact, lambda: kept, of_run=True)
     runtime.status(engine.active_slots)
     return engine, closing

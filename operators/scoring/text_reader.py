@@ -186,8 +186,8 @@ class ReadsTexts(BaseOperator):
         self._thread = engine_thread(runtime)
         self._calls, self._seconds = 0, 0.0
         runtime.number("groups", Number("calls that read texts", "calls"), lambda: self._calls)
-        runtime.number("read_s", Number("in these calls", "s"), lambda: self._seconds)
-        tokens = Number("tokens computed in them, common beginnings once", "tokens")
+        runtime.number("read_s", Number("calls that read texts", "s"), lambda: self._seconds)
+        tokens = Number("tokens computed by calls that read texts, common beginnings once", "tokens")
         runtime.number("decoded_tokens", tokens, lambda: reader.decoded)
 
     def _new_reader(self, lent: ExitStack) -> DecoderReader | WholeTexts:

@@ -24,9 +24,9 @@ class Number:
     group: str = "counted"
 
 
-def counted(about: str, unit: str = "", group: str = Number.group) -> Any:
+def counted(about: str, unit: str = "") -> Any:
     """Return a field of a dataclass of counts, for `Runtime.numbers`; it begins at 0."""
-    return field(default=0, metadata={"number": Number(about, unit, group)})
+    return field(default=0, metadata={"about": about, "unit": unit})
 
 
 def added(*each: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,11 +201,12 @@ class Runtime:
         self.context.numbers[name] = number
         self.context.totals.append(lambda: {key: float(value())})
 
-    def numbers(self, counts: Any, *, of_run: bool = False) -> None:
+    def numbers(self, counts: Any, group: str = Number.group, *, of_run: bool = False) -> None:
         """Register the fields of `counts`, a dataclass, that are `counted`, each as `number` does."""
         for one in fields(counts):
-            if "number" in one.metadata:
-                self.number(one.name, one.metadata["number"], partial(getattr, counts, one.name), of_run=of_run)
+            if one.metadata:
+                number, value = Number(group=group, **one.metadata), partial(getattr, counts, one.name)
+                self.number(one.name, number, value, of_run=of_run)
 
     def cache(self, name: str, about: str, unit: str) -> CacheUse:
         """Return the count of this node's lookups in the cache `name`. It appears in `status`, the report, for

@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 from pipeline.api.numbers import counted
 
-CALLS = "calls of the model"
-"""Group of these numbers in the report."""
-
 
 class Peaks(NamedTuple):
     """What a machine does in a second at most, with the threads of an engine: multiplications of 8-bit numbers, and
@@ -64,12 +61,12 @@ class ModelWork:
 class CallSums:
     """What the calls of an engine came to."""
 
-    work_s: float = counted("in calls of the model whose work is known", "s", CALLS)
-    work_limit_s: float = counted("the least that the machine needs for these calls", "s", CALLS)
-    work_macs: float = counted("multiplications of these calls", "", CALLS)
-    work_macs_s: float = counted("that the machine needs for the multiplications alone", "s", CALLS)
-    work_bytes: float = counted("read from memory in these calls", "bytes", CALLS)
-    work_bytes_s: float = counted("that the machine needs to read these alone", "s", CALLS)
+    work_s: float = counted("calls of the model whose work is known", "s")
+    work_limit_s: float = counted("least that the machine needs for calls whose work is known", "s")
+    work_macs: float = counted("multiplications of calls whose work is known")
+    work_macs_s: float = counted("least that the machine needs for these multiplications alone", "s")
+    work_bytes: float = counted("read from memory by calls whose work is known", "bytes")
+    work_bytes_s: float = counted("least that the machine needs to read these bytes alone", "s")
 
 
 @dataclass

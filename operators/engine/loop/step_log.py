@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.scheduler.scheduler import Scheduler
-from operators.engine.scheduler.slots import STEPS
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Clock, StageMeter, StageState
@@ -39,16 +38,16 @@ STEPS_SCHEMA = pa.schema(
 class StepTotals:
     """Totals over the steps of an engine."""
 
-    steps: float = counted("steps of engines", "steps", STEPS)
-    slot_steps: float = counted("slots of all decode steps", "slots", STEPS)
-    slot_steps_used: float = counted("slots of all decode steps in which rows decoded", "slots", STEPS)
-    form_s: float = counted("choosing rows and filling batches", "s", STEPS)
-    draft_s: float = counted("making drafts", "s", STEPS)
-    decode_s: float = counted("in calls of the model", "s", STEPS)
-    sample_s: float = counted("drawing tokens", "s", STEPS)
-    prefill_tokens: float = counted("tokens of prompts that the model computed", "tokens", STEPS)
-    drafted_tokens: float = counted("drafts in calls of the model", "tokens", STEPS)
-    accepted_tokens: float = counted("of these those that were drawn, too", "tokens", STEPS)
+    steps: float = counted("steps of engines", "steps")
+    slot_steps: float = counted("slots of all decode steps", "slots")
+    slot_steps_used: float = counted("slots of all decode steps in which rows decoded", "slots")
+    form_s: float = counted("choosing rows and filling batches", "s")
+    draft_s: float = counted("making drafts", "s")
+    decode_s: float = counted("calls of the model", "s")
+    sample_s: float = counted("drawing tokens", "s")
+    prefill_tokens: float = counted("tokens of prompts that the model computed", "tokens")
+    drafted_tokens: float = counted("drafts in calls of the model", "tokens")
+    accepted_tokens: float = counted("drafts in calls of the model that were drawn, too", "tokens")
 
 
 class Timer:

@@ -11,18 +11,15 @@ import numpy.typing as npt
 
 from pipeline.api.numbers import counted
 
-CONSTRAINTS = "structured output"
-"""Group of these numbers in the report."""
-
 
 @dataclass
 class Costs:
     """Costs of a row's constraint."""
 
-    constrained_tokens: int = counted("tokens that the constraint has seen", "tokens", CONSTRAINTS)
-    forced_tokens: int = counted("of the constraint's tokens those that alone were possible", "tokens", CONSTRAINTS)
-    masks: int = counted("times that all tokens that fit were listed: the one drawn did not", "times", CONSTRAINTS)
-    constraint_s: float = counted("spent in the constraint", "s", CONSTRAINTS)
+    constrained_tokens: int = counted("tokens that constraints have seen", "tokens")
+    forced_tokens: int = counted("tokens that were not drawn: constraints allowed no other", "tokens")
+    masks: int = counted("tokens drawn anew among all that fit: the first did not", "tokens")
+    constraint_s: float = counted("spent in constraints", "s")
 
     def add(self, other: Costs) -> None:
         """Add the costs of another row."""

@@ -14,22 +14,19 @@ from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import Slot
 from pipeline.api.numbers import counted
 
-STEPS = "steps of the engines"
-"""Group of the numbers of engines in the report."""
-
 
 @dataclass
 class Counts:
     """Counts since the engine began."""
 
-    shared_tokens: int = counted("prompt tokens from the prefix cache", "tokens", STEPS)
-    copies: int = counted("rows copied between slots to share a prefix", "rows", STEPS)
-    moves: int = counted("rows moved to close a hole between slots", "rows", STEPS)
-    snapshots_taken: int = counted("snapshots of prefixes taken", "snapshots", STEPS)
-    snapshots_used: int = counted("rows that began from a snapshot of a prefix", "rows", STEPS)
-    snapshots_evicted: int = counted("snapshots of prefixes dropped for others or as unusable", "snapshots", STEPS)
-    preempted: int = counted("rows that lost their slot and computed their tokens again", "rows", STEPS)
-    failed_calls: int = counted("calls that the backend refused; rows were computed in smaller ones", "calls", STEPS)
+    shared_tokens: int = counted("prompt tokens from the prefix cache", "tokens")
+    copies: int = counted("rows copied between slots to share a prefix", "rows")
+    moves: int = counted("rows moved to close a hole between slots", "rows")
+    snapshots_taken: int = counted("snapshots of prefixes taken", "snapshots")
+    snapshots_used: int = counted("rows that began from a snapshot of a prefix", "rows")
+    snapshots_evicted: int = counted("snapshots of prefixes dropped for others or as unusable", "snapshots")
+    preempted: int = counted("rows that lost their slot and computed their tokens again", "rows")
+    failed_calls: int = counted("calls that the backend refused; rows were computed in smaller ones", "calls")
 
 
 class SlotPool:

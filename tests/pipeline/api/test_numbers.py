@@ -26,7 +26,7 @@ from tests.pipeline.runs.test_job import job, run
 class Flock:
     """What Shepherd counts."""
 
-    sheep: int = counted("sheep that went by", "sheep", "flock")
+    sheep: int = counted("sheep that went by", "sheep")
     told: int = 0
 
 
@@ -38,7 +38,7 @@ class Shepherd(BaseOperator):
 
     def open(self, runtime: Runtime) -> None:
         self.flock = Flock()
-        runtime.numbers(self.flock)
+        runtime.numbers(self.flock, "flock")
         self.watch = runtime.meter.histogram("watch", "Watches of a batch.")
         self.wool = runtime.cache("wool", "wool in stock", "fleeces")
 

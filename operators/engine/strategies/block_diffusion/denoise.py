@@ -35,19 +35,17 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import counted
 
-BLOCKS = "block diffusion"
-
 
 @dataclass
 class PassCounts:
     """Counts. A pass is one block of one row in one call."""
 
-    prompt_passes: float = counted("blocks of prompts in calls", "passes", BLOCKS)
-    denoise_passes: float = counted("blocks that were denoised in calls", "passes", BLOCKS)
-    store_passes: float = counted("blocks that were stored in calls", "passes", BLOCKS)
-    committed_tokens: float = counted("tokens that were committed", "tokens", BLOCKS)
-    discarded_tokens: float = counted("committed tokens after the end of a text", "tokens", BLOCKS)
-    output_rows: float = counted("rows of logits", "rows", BLOCKS)
+    prompt_passes: float = counted("blocks of prompts in calls", "passes")
+    denoise_passes: float = counted("blocks that were denoised in calls", "passes")
+    store_passes: float = counted("blocks that were stored in calls", "passes")
+    committed_tokens: float = counted("tokens that were committed", "tokens")
+    discarded_tokens: float = counted("committed tokens after the end of a text", "tokens")
+    output_rows: float = counted("rows of logits", "rows")
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
