@@ -43,8 +43,8 @@ MACHINE = Range(0.8, 1.0, 1.25)
 """Time of a run, compared with what was measured on the sample: machines drift, and a run has more threads."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """Seconds of a run before its first row and after its last: state, commits, metrics, manifest."""
-REPORT_BYTES = Range(60e3, 120e3, 300e3)
-"""Size of report.html with drawings and sample rows (measured: 100 to 120 kB)."""
+REPORT_BYTES = Range(25e3, 60e3, 200e3)
+"""Size of report.html with drawings and sample rows (measured: 43 to 67 kB)."""
 TARGET_NOTE = (
     "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
     " The estimate is for one round over the whole input"

@@ -19,11 +19,6 @@ from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus
 
 PREFIX = "llama_batch_"
-CACHES = {
-    "queries": "Looked up in a cache: prompt tokens (prefix), or completions (the others).",
-    "hits": "What of these was there.",
-}
-"""Help text by key of the caches in status.json."""
 Samples = list[tuple[str, dict[str, Any], float]]
 """Suffix of the name, labels and value of each sample of a metric family."""
 
@@ -65,7 +60,8 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
         if metric is not None:
             each = [("", {**job, "node": node}, values[key]) for node, values in counters.items()]
             yield metric, "counter", help_, each
-    for key, help_ in CACHES.items():
+    looked_up = "Looked up in a cache: prompt tokens (prefix), or completions (the others)."
+    for key, help_ in (("queries", looked_up), ("hits", "What of these was there.")):
         uses = [(node, cache, use[key]) for node, caches in status["caches"].items() for cache, use in caches.items()]
         samples: Samples = [("", {**job, "node": node, "cache": cache}, value) for node, cache, value in uses]
         yield f"cache_{key}_total", "counter", help_, samples

@@ -26,7 +26,7 @@ from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.summary import Outcome
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, HistogramRecorder, MetricsTables, StageRecorder
+from pipeline.run_dir.metrics_table import MeterRecorder, MetricsTables
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
@@ -57,8 +57,7 @@ class Recorder:
         self._executor = executor
         self._observer = Observer(job.graph, executor, context.statuses, state.committed_rows, state.rejects())
         self._display = make_display(job.settings.progress)
-        self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
-        self._histograms = HistogramRecorder(tables)
+        self._recorder = MeterRecorder(tables)
         self._intervals_s = {
             "metrics": job.settings.metrics_interval_s,
             "flush": FLUSH_INTERVAL_S,
@@ -93,9 +92,9 @@ class Recorder:
         """Record and show whatever is due by its interval."""
         now = self._now_s()
         if self._is_due("metrics", now):
-            self._stages.record(now, self._executor.meters)
+            self._recorder.stages(now, self._executor.meters)
         if self._is_due("flush", now):
-            self._histograms.record(now, self._executor.meters)
+            self._recorder.histograms(now, self._executor.meters)
             for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
@@ -110,8 +109,8 @@ class Recorder:
     def finish(self) -> Snapshot:
         """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""
         now = self._now_s()
-        self._stages.record(now, self._executor.meters)
-        self._histograms.record(now, self._executor.meters)
+        self._recorder.stages(now, self._executor.meters)
+        self._recorder.histograms(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
         with suppress(StorageError):  # of the last second; what cannot be written is told with the outcome

@@ -19,7 +19,8 @@ from pipeline.results.figures import (
     STEP_PARTS,
     Figure,
     columns_named,
-    lengths,
+    counted,
+    quantile,
     run_figures,
     stage_times,
     step_sums,
@@ -118,9 +119,9 @@ def _known(run: Results) -> dict[str, Figure]:
         known[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
     for rows, where in run.tables():
         for column in token_columns(rows):
-            found = lengths(rows, column)
-            if found.rows:
-                text = f"{found.quantile(0.5):,} and {found.quantile(0.95):,}"
+            counts = counted(rows, column)
+            if len(counts):
+                text = f"{quantile(counts, column, 0.5):,} and {quantile(counts, column, 0.95):,}"
                 known[f"{column}{where}, median and p95"] = Figure(None, text)
     return known
 

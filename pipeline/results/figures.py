@@ -6,16 +6,15 @@ Queries aggregate while they read, so memory does not grow with the run.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from pipeline.api.numbers import added
 from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.reader import Results
 from pipeline.run_dir.state import RunStatus
@@ -69,22 +68,6 @@ class Figure(NamedTuple):
 
     value: float | None
     text: str
-
-
-class Lengths(NamedTuple):
-    """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
-
-    values: Sequence[int]
-    counts: Sequence[int]
-
-    @property
-    def rows(self) -> int:
-        return sum(self.counts)
-
-    def quantile(self, share: float) -> int:
-        """Return the smallest length that at least `share` of the rows do not exceed. Needs at least one row."""
-        reached = accumulate(self.counts)
-        return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
 
 
 @lru_cache(maxsize=2)
@@ -152,12 +135,13 @@ def run_figures(results: Results) -> dict[str, Figure]:
     return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
 
 
-def run_totals(results: Results) -> Counter[str]:
-    """Return the totals of the run over all its attempts, by name."""
-    table, found = results.metrics("run"), Counter[str]()
-    for text in [] if table is None else table.select("totals").collect().to_series():
-        found.update(json.loads(text))
-    return found
+@lru_cache(maxsize=2)
+def run_totals(results: Results) -> Mapping[str, float]:
+    """Return the totals of the run over all its attempts, by name: those of status.json, else of the attempts that have
+    ended."""
+    table = results.metrics("run")
+    of_ended = [] if table is None else table.select("totals").collect()["totals"].to_list()
+    return results.status.get("totals") or added(*map(json.loads, of_ended))
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:
@@ -185,13 +169,8 @@ def causes_of(steps: pl.LazyFrame) -> list[str]:
 
 def slots_used(results: Results) -> float | None:
     """Return the share of slots in which rows decoded, over all decode steps; None if there were none."""
-    steps = results.metrics("steps")
-    if steps is None:
-        return None
-    decoding = steps.filter(pl.col("decode_tokens") > 0)
-    used, empty = pl.col("rows").sum(), pl.sum_horizontal(pl.col(causes_of(steps)).sum())
-    found = decoding.select(used=used, slots=used + empty).collect().row(0)
-    return found[0] / found[1] if found[1] else None
+    totals = run_totals(results)
+    return totals["slot_steps_used"] / totals["slot_steps"] if totals.get("slot_steps") else None
 
 
 def step_sums(results: Results) -> list[dict[str, Any]]:
@@ -216,12 +195,14 @@ def token_columns(rows: pl.LazyFrame) -> list[str]:
     return [column for column in columns_named(rows, TOKEN_COUNTS) if schema[column].is_integer()]
 
 
-def lengths(rows: pl.LazyFrame, column: str) -> Lengths:
-    """Return the distribution of a column of token counts."""
-    return Lengths(*counted(rows, column).sort(column).to_dict(as_series=False).values())
+def quantile(counts: pl.DataFrame, column: str, share: float) -> int:
+    """Return the smallest value of `column` that at least `share` of the rows do not exceed. `counts`: as `counted`
+    returns them, of one row at least."""
+    reached = counts.filter(pl.col("rows").cum_sum() >= share * pl.col("rows").sum())
+    return int(reached[column][0])
 
 
 def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Return the number of rows (`rows`) for each value of `column`, without nulls."""
+    """Return the number of rows (`rows`) for each value of `column`, without nulls, in ascending order."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
-    return grouped.collect(engine="streaming")
+    return grouped.sort(column).collect(engine="streaming")

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from pipeline.monitor.wording import share, shortened
-from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
+from pipeline.results.figures import columns_named, counted, quantile, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
 from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
@@ -143,9 +143,9 @@ def texts(results: Results) -> list[Panel]:
 
 def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Chart]:
     for column in columns:
-        found = lengths(rows, column)
-        if found.rows:
-            yield _histogram(f"{column}{where}", found, "c2" if "prompt_token" in column else "c1")
+        counts = counted(rows, column)
+        if len(counts):
+            yield _histogram(f"{column}{where}", column, counts, "c2" if "prompt_token" in column else "c1")
 
 
 def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Chart]:
@@ -158,7 +158,7 @@ def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Chart]:
 def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
     about = "stop: the model ended its text. length: cut off at max_tokens."
     for column in columns_named(rows, ["finish_reason"]):
-        counts = counted(rows, column).sort("rows", column, descending=[True, False]).rows()
+        counts = counted(rows, column).sort("rows", descending=True, maintain_order=True).rows()
         if counts:
             series = [Series("rows", "c1", [count for _, count in counts])]
             total = sum(count for _, count in counts)
@@ -166,17 +166,17 @@ def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
             yield ReportTable([f"{column}{where}", "rows", "share"], cells, about, series)
 
 
-def _histogram(title: str, found: Lengths, colour: str) -> Chart:
-    low, high = found.values[0], found.values[-1]
+def _histogram(title: str, column: str, counts: pl.DataFrame, colour: str) -> Chart:
+    low, high = counts[column][0], counts[column][-1]
     width = math.ceil((high - low + 1) / MOST_BINS)
-    counts = [0] * math.ceil((high - low + 1) / width)
-    for value, count in zip(found.values, found.counts, strict=True):
-        counts[(value - low) // width] += count
-    edges = [low + width * i for i in range(len(counts) + 1)]
-    median, most = found.quantile(0.5), found.quantile(0.95)
-    total = sum(value * count for value, count in zip(found.values, found.counts, strict=True))
+    edges = list(range(low, high + width + 1, width))
+    bins = [0] * (len(edges) - 1)
+    for value, rows in counts.rows():
+        bins[(value - low) // width] += rows
+    many, total = sum(counts["rows"]), sum(value * rows for value, rows in counts.rows())
+    median, most = (quantile(counts, column, share) for share in (0.5, 0.95))
     about = (
-        f"{found.rows:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / found.rows:,.1f} on average."
+        f"{many:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / many:,.1f} on average."
         f" Dashed: the median, {median:,}, and the 95th percentile, {most:,}."
     )
-    return Chart(title, about, edges, [Series("rows", colour, counts)], "rows", "tokens", True, (median, most))
+    return Chart(title, about, edges, [Series("rows", colour, bins)], "rows", "tokens", True, (median, most))

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.results.figures import lengths, slots_used, stage_times
+from pipeline.results.figures import counted, quantile, slots_used, stage_times
 from pipeline.results.reader import read_results
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.page import page
@@ -104,8 +104,9 @@ def test_the_figures_are_those_of_the_files(many):
         assert all(low <= value < high for value in column)
     (reasons,) = panel.tables
     assert reasons.series[0].values == data["finish_reason"].value_counts(sort=True)["count"].to_list()
-    totals = json.loads(pl.read_parquet(many / "metrics/run.parquet")["totals"][0])
-    assert slots_used(results) == pytest.approx(totals["slot_steps_used"] / totals["slot_steps"])
+    steps = pl.read_parquet(many / "metrics/steps.parquet").filter(pl.col("decode_tokens") > 0)
+    empty = steps.select(pl.sum_horizontal(pl.col("^unfilled_.*$").sum())).item()
+    assert slots_used(results) == pytest.approx(steps["rows"].sum() / (steps["rows"].sum() + empty))
     stages = pl.read_parquet(many / "metrics/stages.parquet")
     for stage in stage_times(results):
         own = stages.filter(pl.col("node") == stage["node"])
@@ -123,7 +124,7 @@ def test_the_bands_of_the_slots_fill_them(many):
 
 @pytest.mark.parametrize(("values", "share"), [([5], 0.5), ([1, 2, 3, 4], 0.5), ([7, 1, 1, 9, 30, 2], 0.95)])
 def test_a_quantile_is_the_smallest_value_that_this_share_does_not_exceed(values, share):
-    found = lengths(pl.LazyFrame({"n": values}), "n").quantile(share)
+    found = quantile(counted(pl.LazyFrame({"n": values}), "n"), "n", share)
     assert found == next(v for v in sorted(values) if sum(w <= v for w in values) >= share * len(values))
 
 
