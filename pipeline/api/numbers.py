@@ -29,6 +29,11 @@ def counted(about: str, unit: str = "") -> Any:
     return field(default=0, metadata={"about": about, "unit": unit})
 
 
+def number_of(status: Mapping[str, Any], name: str) -> Number:
+    """Return what status.json says of a number; that of an earlier version says nothing."""
+    return Number(**status.get("numbers", {}).get(name, {"about": name}))
+
+
 def added(*each: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum of nested mappings of numbers. What only one has is taken as it is."""
     total: dict[str, Any] = {}

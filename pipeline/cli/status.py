@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.numbers import added
+from pipeline.api.numbers import added, number_of
 from pipeline.cli.commands import parser_of, usage_of
 from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.recorder import read_status
@@ -137,17 +137,17 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
     if tokens_in + tokens_out:
         rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
         lines.append(f"tokens    {tokens_in:,.0f} in, {tokens_out:,.0f} out{rates if alive else ''}")
-    lines += _hit_rates(values["caches"], values.get("numbers", {}))
+    lines += _hit_rates(values)
     lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
     return lines
 
 
-def _hit_rates(caches: Mapping[str, Mapping[str, Any]], numbers: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _hit_rates(values: Mapping[str, Any]) -> list[str]:
     """Return a line with the hit rates of all caches, over all nodes and attempts; none without a hit."""
-    sums, rates = added(*caches.values()), []
+    sums, rates = added(*values["caches"].values()), []
     for cache, use in sums.items():
-        known = numbers.get(cache, {"about": cache, "unit": "lookups"})  # an earlier version did not say what it is
-        hits = f"{known['about']} {share(use['hits'], use['queries'])} of {use['queries']:,} {known['unit']}"
+        known = number_of(values, cache)
+        hits = f"{known.about} {share(use['hits'], use['queries'])} of {use['queries']:,} {known.unit or 'lookups'}"
         rates += [hits] if use["queries"] else []
     return [f"hits      {', '.join(rates)}"] if any(use["hits"] for use in sums.values()) else []
 

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.api.errors import ConfigError
 from pipeline.api.histogram import BOUNDS_S
 from pipeline.api.meter import CLOCKS, COUNTS
+from pipeline.api.numbers import number_of
 from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus
 
@@ -52,10 +53,6 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     """Yield name, type, help and samples of each metric family."""
     job = {"job": status["job"]}
     counters, numbers = status["counters"], status.get("numbers", {})  # an earlier version kept none of these
-
-    def about(name: str) -> str:
-        return str(numbers.get(name, {}).get("about", name))
-
     for key, (metric, help_) in COUNTS.items():
         if metric is not None:
             each = [("", {**job, "node": node}, values[key]) for node, values in counters.items()]
@@ -68,7 +65,7 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     for what in dict.fromkeys(what for times in status["histograms"].values() for what in times):
         found = {node: times[what] for node, times in status["histograms"].items() if what in times}
         samples = [one for node, times in found.items() for one in _histogram({**job, "node": node}, times)]
-        yield f"{what}_seconds", "histogram", about(what), samples
+        yield f"{what}_seconds", "histogram", number_of(status, what).about, samples
     seconds: Samples = [
         ("", {**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])
         for node, values in counters.items()
@@ -82,7 +79,8 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     rejects: Samples = [("", {**job, "kind": kind}, status[key]) for kind, key in kinds]
     yield "rows_rejected", "gauge", "Rows of the run that were rejected.", rejects
     for key, count in status.get("workers", {}).items():
-        yield f"cluster_{key}", "gauge", about(key), [("", job, count)] if key in numbers or not numbers else []
+        samples = [("", job, count)] if key in numbers or not numbers else []
+        yield f"cluster_{key}", "gauge", number_of(status, key).about, samples
     for name, help_, value in _gauges(status):
         yield name, "gauge", help_, [] if value is None else [("", job, value)]
     totals: dict[str, Samples] = {}
@@ -91,7 +89,7 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
         if name in numbers and not key.startswith(OF_WORKERS):
             totals.setdefault(name, []).append(("", {**job, **({"node": node} if node else {})}, value))
     for name, samples in totals.items():
-        yield f"{name}_total", "counter", about(name), samples
+        yield f"{name}_total", "counter", number_of(status, name).about, samples
 
 
 def _histogram(labels: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], float]]:

@@ -37,8 +37,6 @@ STEP_PARTS = {
     "sample_s": ("choosing tokens", "c2"),
 }
 """Name and colour of each part of a step, by its column of metrics/steps.parquet."""
-UNFILLED = "unfilled_"
-"""Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 OF_A_MOMENT = ("attempt", "worker", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
@@ -137,11 +135,12 @@ def run_figures(results: Results) -> dict[str, Figure]:
 
 @lru_cache(maxsize=2)
 def run_totals(results: Results) -> Mapping[str, float]:
-    """Return the totals of the run over all its attempts, by name: those of status.json, else of the attempts that have
-    ended."""
+    """Return the totals of the run over all its attempts, by name: metrics/run.parquet has those of attempts that have
+    ended, status.json those of versions that kept them there."""
     table = results.metrics("run")
-    of_ended = [] if table is None else table.select("totals").collect()["totals"].to_list()
-    return results.status.get("totals") or added(*map(json.loads, of_ended))
+    texts = [] if table is None else table.select("totals").collect()["totals"].to_list()
+    ended, kept = added(*map(json.loads, texts)), results.status.get("totals", {})
+    return {key: max(ended.get(key, 0.0), kept.get(key, 0.0)) for key in {**ended, **kept}}
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:
@@ -160,11 +159,6 @@ def stage_times(results: Results) -> list[dict[str, Any]]:
         return (order.index(node) if node in order else len(order), row["node"])
 
     return sorted(sums, key=place)
-
-
-def causes_of(steps: pl.LazyFrame) -> list[str]:
-    """Return the columns of `steps` that count empty slots."""
-    return [name for name in steps.collect_schema().names() if name.startswith(UNFILLED)]
 
 
 def slots_used(results: Results) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from pipeline.results.figures import UNFILLED, AttemptFigures, attempts, causes_of, on_one_axis
+from pipeline.results.figures import AttemptFigures, attempts, on_one_axis
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Chart, Panel, Series
 
@@ -18,6 +18,8 @@ STEPS_A_BIN = 8
 """Enough steps that the rate of a bin does not depend on which side of its edge one falls."""
 INTERVALS_A_BIN = 2
 RESUMED = " A dashed line is where a later attempt begins; the time between attempts is left out."
+UNFILLED = "unfilled_"
+"""Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 CAUSES = {
     "input": ("no row waited", "c7"),
     "credit": ("readers were full", "c2"),
@@ -40,7 +42,7 @@ def over_time(results: Results) -> list[Panel]:
 
 
 def _slots(steps: pl.LazyFrame) -> Chart | None:
-    causes = causes_of(steps)
+    causes = [name for name in steps.collect_schema().names() if name.startswith(UNFILLED)]
     bins = _bins(steps.filter(pl.col("decode_tokens") > 0), STEPS_A_BIN, "rows", *causes)
     if bins is None:
         return None
@@ -49,7 +51,8 @@ def _slots(steps: pl.LazyFrame) -> Chart | None:
     series = [Series("decoding", "c1", _percent(table["rows"], slots))]
     for column in causes:
         if table[column].sum():
-            name, colour = CAUSES.get(column.removeprefix(UNFILLED), (column.removeprefix(UNFILLED), "c7"))
+            cause = column.removeprefix(UNFILLED)
+            name, colour = CAUSES.get(cause, (cause, "c7"))
             series.append(Series(name, colour, _percent(table[column], slots)))
     about = (
         "Of all slots, those in which a row decoded, and why the others were empty."

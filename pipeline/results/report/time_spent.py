@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pipeline.api.meter import CLOCKS, RowCounts
-from pipeline.api.numbers import Number, added
+from pipeline.api.numbers import added, number_of
 from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.figures import (
     STEP_PARTS,
@@ -71,17 +71,15 @@ def _steps(results: Results) -> list[ReportTable]:
 
 def _durations(results: Results) -> list[ReportTable]:
     """Return a table of durations by bucket, with a column for each thing that took them."""
-    sums, numbers = added(*results.status.get("histograms", {}).values()), results.status.get("numbers", {})
+    sums = added(*results.status.get("histograms", {}).values())
     bounds = sorted({bound for found in sums.values() for bound in found["buckets"]}, key=float)
     rows: list[list[Cell]] = [
         [_bound(float(bound)), *(f"{n:,}" if (n := found["buckets"].get(bound)) else None for found in sums.values())]
         for bound in bounds
     ]
     names = [what.replace("_", " ") for what in sums]
-    caption = " ".join(
-        f"{name}: {numbers[what]['about']}" for name, what in zip(names, sums, strict=True) if what in numbers
-    )
-    return [ReportTable(["up to", *names], rows, caption)] if rows else []
+    about = [f"{name}: {number_of(results.status, what).about}" for name, what in zip(names, sums, strict=True)]
+    return [ReportTable(["up to", *names], rows, " ".join(about))] if rows else []
 
 
 def _bound(value: float) -> str:
@@ -92,32 +90,30 @@ def _bound(value: float) -> str:
 
 def reuse(results: Results) -> list[Panel]:
     """Return the panel of the hit rates by node and cache; none without a hit."""
-    numbers = results.status.get("numbers", {})
-    uses = [
+    rows: list[list[Cell]] = []
+    each = [
         (node, cache, use) for node, uses in results.status.get("caches", {}).items() for cache, use in uses.items()
     ]
-    if not any(use["hits"] for _, _, use in uses):
-        return []
-    rows: list[list[Cell]] = []
-    for node, cache, use in uses:
-        known = numbers.get(cache, {"about": cache, "unit": ""})
-        counts = (f"{use['queries']:,}", f"{use['hits']:,}", share(use["hits"], use["queries"]))
-        rows += [[node, known["about"], known["unit"], *counts]] if use["queries"] else []
+    for node, cache, use in each:
+        known, counts = number_of(results.status, cache), (use["queries"], use["hits"])
+        if use["queries"]:
+            rows.append(
+                [node, known.about, known.unit, *(f"{n:,}" for n in counts), share(use["hits"], use["queries"])]
+            )
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
     columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
-    return [Panel("What did not have to be computed", about, tables=[ReportTable(columns, rows)])]
+    panel = Panel("What did not have to be computed", about, tables=[ReportTable(columns, rows)])
+    return [panel] if any(use["hits"] for _, _, use in each) else []
 
 
 def counted(results: Results) -> list[Panel]:
     """Return the panel of the numbers that operators have registered (`Runtime.number`), with a table per group."""
     groups: dict[str, list[list[Cell]]] = {}
+    numbers = results.status.get("numbers")  # an earlier version did not say what they are
     for key, value in run_totals(results).items():
         node, _, name = key.rpartition("/")
-        # An earlier version did not say what they are.
-        known = results.status.get("numbers", {name: vars(Number(name))}).get(name)
-        if value and known and known["group"]:
-            groups.setdefault(known["group"], []).append(
-                [node, known["about"], f"{number(value)} {known['unit']}".strip()]
-            )
+        known = number_of(results.status, name)
+        if value and known.group and (numbers is None or name in numbers):
+            groups.setdefault(known.group, []).append([node, known.about, f"{number(value)} {known.unit}".strip()])
     tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
     return [Panel("What was counted", "Sums over all attempts.", tables=tables)] if tables else []

@@ -161,19 +161,6 @@ def test_an_attempt_that_was_killed_is_shown_by_what_it_left(tmp_path):
     assert sum(stage["rows_in"] for stage in stage_times(read_results(out)) if stage["node"] == "square") == 45 + 10
 
 
-def test_streams_that_were_merged_and_not_removed_count_once(tmp_path):
-    table = MetricsTable(tmp_path / "metrics", "stages", STAGES_SCHEMA, 1)
-    table.append(3.5, 3.5, "square", 10, 10, 0, 0, 1, 100, 40, 0, 3.0, 0.5, 0.0, 3.5)
-    table.flush()
-    (stream,) = (tmp_path / "metrics/stages").iterdir()
-    content = stream.read_bytes()
-    table.merge()
-    stream.parent.mkdir()
-    stream.write_bytes(content)
-    (tmp_path / "manifest.json").write_text('{"job": "x"}')
-    assert [stage["rows_in"] for stage in stage_times(read_results(tmp_path))] == [10]
-
-
 def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     out = tmp_path / "out"
     run(job(out))
