@@ -48,11 +48,6 @@ class AnswerMetrics:
         register_paid(runtime, self._paid, settings)
         runtime.number("retries", Number("requests sent again", "requests", PAID_GROUP), lambda: self.retries)
 
-    @property
-    def cost(self) -> float:
-        """What the answers of this attempt cost."""
-        return self._settings.cost(*self._paid.values())
-
     def answered(self, rows: Sequence[EndpointRow]) -> None:
         """Record `rows`, which a server has answered or refused."""
         for row in rows:
@@ -70,7 +65,7 @@ class AnswerMetrics:
                 self._meter.tokens_out += used[2] or 0
                 self._completed.rows += 1
                 self._completed.tokens += used[2] or 0
-        self._meter.cost = self.cost
+        self._meter.cost = self._settings.cost(*self._paid.values())
         self._add(rows)
 
     def reused(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:

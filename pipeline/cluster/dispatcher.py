@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -62,7 +62,6 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._segments}
         self._wake: dict[str, Event] = {}
-        self._counts = Counter[str]()
         self._failure: PipelineError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="dispatcher")
@@ -139,7 +138,7 @@ class Dispatcher:
         if not self._assignments.pieces_of(worker)[1:]:
             self._members.note_work(worker)
         task = WorkRequest(piece.number, piece.segment, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
-        self._counts["pieces"] += 1
+        self._members.counts["pieces"] += 1
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
     def _answered(self, worker: str, piece: WorkItem, answer: WorkResult) -> None:
@@ -169,12 +168,11 @@ class Dispatcher:
         rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in segment.nodes}
         counts[segment.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
-        self._counts["rows_given_up"] += piece.num_rows
+        self._members.counts["rows_given_up"] += piece.num_rows
         return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(segment.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
-        counts = {**self._counts, "pieces_redone": self._assignments.redone}
-        return {**self._members.totals(), **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
+        return {**self._members.totals(), f"{OF_WORKERS}pieces_redone": float(self._assignments.redone)}
 
     def _status(self) -> str:
         redone = f", {self._assignments.redone} pieces redone" if self._assignments.redone else ""

@@ -78,7 +78,8 @@ class Members:
         self._identity: tuple[str, Mapping[str, str]] | None = None
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._given_up_in_a_row = 0
-        self._counts = Counter[str]()
+        self.counts = Counter[str]()
+        """Of workers and of their pieces."""
         self._totals: dict[str, Mapping[str, float]] = {}
         self._said: set[tuple[str, str]] = set()
 
@@ -162,7 +163,7 @@ class Members:
 
     def totals(self) -> dict[str, float]:
         """Return what all workers have counted, and counts of the workers."""
-        counts = {**self._counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
+        counts = {**self.counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
         found = added(*list(self._totals.values()))
         return {**found, **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
 
@@ -223,7 +224,7 @@ class Members:
             check_equal(*first, member.named(), identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
         member.place.never_opened, member.place.unfit = 0, False
-        self._counts["workers"] += 1
+        self.counts["workers"] += 1
         self._joined(member.name)
 
     def _lost(self, member: Member, why: str, host: str) -> None:
@@ -235,7 +236,7 @@ class Members:
         """
         del self._members[member.name]
         member.handle.kill()
-        self._counts["workers_lost"] += 1
+        self.counts["workers_lost"] += 1
         if host := member.host or host:
             why = f"on {host}: {why}"
         log.log(member.place.level, "worker %s has ended: %s", member.name, why)
@@ -247,7 +248,7 @@ class Members:
         """End a worker in which nothing moves, once it has said where its threads are."""
         if member.stalled_at is None:
             log.error("%s: nothing has moved in it for %g s; it is ended", member.named(), self._stall_s)
-            self._counts["workers_stalled"] += 1
+            self.counts["workers_stalled"] += 1
             member.stalled_at = now
             self._call(member, "stacks", partial(self._say_stacks, member))
         elif now - member.stalled_at > STACKS_S:

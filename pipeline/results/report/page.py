@@ -15,7 +15,7 @@ from markupsafe import Markup
 from pipeline.results.reader import Results
 from pipeline.results.report.drawing import draw
 from pipeline.results.report.over_time import over_time
-from pipeline.results.report.panel import Chart, Panel, legend
+from pipeline.results.report.panel import Chart, Panel
 from pipeline.results.report.rows import rejects, samples, texts
 from pipeline.results.report.time_spent import counted, reuse, time_spent
 from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
@@ -58,7 +58,6 @@ def page(results: Results) -> str:
         status=badge,
         totals=figures,
         panels=drawn,
-        legend=legend,
         remarks=remarks,
         style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
     )

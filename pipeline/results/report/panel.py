@@ -80,11 +80,6 @@ class Chart:
         return ReportTable(columns, rows)
 
 
-def legend(drawn: Chart | ReportTable) -> list[tuple[str, str]]:
-    """Return name and colour of each series; empty if there is only one."""
-    return [(s.name, s.colour) for s in drawn.series] if len(drawn.series) > 1 else []
-
-
 @dataclass(frozen=True)
 class Card:
     """A list of names and values under a heading, for example a row."""

@@ -24,7 +24,6 @@ MOST_BINS = 40
 LONGEST_TEXT = 600
 LONGEST_REASON = 300
 LONGEST_LIST = 8
-"""The columns that rejects are counted by."""
 
 
 def samples(results: Results) -> list[Panel]:

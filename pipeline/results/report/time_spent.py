@@ -16,8 +16,6 @@ from pipeline.results.figures import (
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Cell, Panel, ReportTable, Series
 
-CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
-
 
 def time_spent(results: Results) -> list[Panel]:
     """Return the panel with the time of each stage and of the model's calls, by purpose."""
@@ -27,9 +25,8 @@ def time_spent(results: Results) -> list[Panel]:
 
 def _stages(results: Results) -> list[ReportTable]:
     found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
-    series = [
-        Series(clock.removesuffix("_s"), c, [stage[clock] for stage in found]) for clock, c in CLOCK_COLOURS.items()
-    ]
+    each = zip(CLOCKS, ("c1", "c7", "c2"), strict=True)
+    series = [Series(clock.removesuffix("_s"), colour, [stage[clock] for stage in found]) for clock, colour in each]
     about = (
         "Time of each stage. Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage"
         " (backpressure). Rows are those of committed chunks; time counts that of work abandoned or done again, too."
