@@ -98,7 +98,7 @@ class Worker:
         segments = self._segments.values()
         meters = {meter.name: meter.read() for segment in segments for meter in segment.meters}
         totals = added(*(segment.context.counted() for segment in segments))
-        numbers = {name: number for segment in segments for name, number in segment.context.numbers.items()}
+        numbers = {name: number for segment in segments for name, number in segment.context.numbers.copy().items()}
         tables = [rows for segment in segments for rows in segment.tables.take()]
         return WorkerReport(meters, totals, numbers, tables, self._log.take() if self._log is not None else ())
 

@@ -144,7 +144,7 @@ class Recorder:
             **asdict(snapshot),
             "accounts": {name: asdict(counts) for name, counts in accounts.items()},
             **self._counted(),
-            "numbers": {name: asdict(number) for name, number in self._context.numbers.items() if number.about},
+            "numbers": {name: asdict(number) for name, number in self._context.numbers.copy().items() if number.about},
         }
         # A line a key; Python's encoder indents without its C code, which takes five times as long.
         lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
