@@ -7,6 +7,7 @@ import math
 from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gguf import GGML_QUANT_SIZES
@@ -150,7 +151,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "has_amx", lambda: False)
     monkeypatch.setattr(limits, "free_memory", lambda: limits._ROOM_BYTES)
 
-    def ask(native: object, threads: int = 2, alone: float = 1.0, load: float = 0.0) -> Peaks | None:
+    def ask(native: Any, threads: int = 2, alone: float = 1.0, load: float = 0.0) -> Peaks | None:
         monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
         wall, cpu = iter((0.0, 1.0)), iter((0.0, threads * alone))
         clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(cpu))

@@ -49,7 +49,7 @@ def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):
 
 
 def facts(job: str | Job, **settings: Any) -> dict[str, str]:
-    composed = composed_settings(job, {"model": "tiny", "data.path": "q.jsonl", **settings}, None, str, Path())
+    composed = composed_settings(job, {"model": "tiny", "data.path": "q.jsonl", **settings}, str)
     return dict(_facts(composed, generated=True))
 
 
