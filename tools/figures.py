@@ -3,15 +3,24 @@
     python -m tools.figures
 
 Lines are all lines of Python and C++ files, as `wc -l` counts them. A name is double if two classes of pipeline/ and
-operators/ have it.
+operators/ have it. Files from main() to the first operator are those of pipeline/ when `job=quickstart` is run.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
+import io
+import runpy
+import sys
+import tempfile
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("pipeline", "operators", "tools", "tests")
@@ -27,6 +36,7 @@ STEP = (
     "engine/sampling/sampler.py",
 )
 """Files of operators/ that schedule, fill, decode and sample."""
+JOB = ("job=quickstart", "data.limit=1", "sampling.max_tokens=1", "progress=none", "report=false")
 
 
 def files(part: str, root: Path = ROOT) -> Iterator[Path]:
@@ -45,6 +55,33 @@ def classes(paths: Iterator[Path]) -> Counter[str]:
     return Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
+def on_the_way() -> tuple[int, int]:
+    """Run a job, and count the files of pipeline/ with functions that are called before an operator is run, and those
+    of the calls that have not returned by then, of the main thread and of the operator's."""
+    called, open_calls = set[str](), set[str]()
+    arrived = threading.Event()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or arrived.is_set() or not code.co_flags & inspect.CO_OPTIMIZED:  # a module's or a class's
+            return
+        if code.co_filename.startswith(f"{ROOT}/operators/") and code.co_name in ("run", "process"):
+            arrived.set()
+            for open_call in (frame, sys._current_frames()[threading.main_thread().ident or 0]):
+                open_calls.update(called.filename for called in traceback.extract_stack(open_call))
+        elif called or code.co_filename.endswith("/pipeline/cli/main.py"):
+            called.add(code.co_filename)
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(SystemExit):
+        sys.argv[1:] = [*JOB, f"output_dir={folder}"]
+        threading.setprofile(note)
+        sys.setprofile(note)
+        runpy.run_module("pipeline", run_name="__main__")
+    sys.setprofile(None)
+    ours = {str(path) for path in files("pipeline")}
+    return len(called & ours), len(open_calls & ours)
+
+
 def main() -> None:
     """Print the table."""
     counts = {part: lines(files(part)) for part in PARTS}
@@ -58,6 +95,7 @@ def main() -> None:
         "double names of classes": sum(count > 1 for count in named.values()),
         "lines that schedule, fill, decode and sample": lines(ROOT / "operators" / path for path in STEP),
     }
+    table["main() to the first operator: files"], table["of these with calls that are still open"] = on_the_way()
     for what, number in table.items():
         print(f"{what:48}{number:>8,}")
 
