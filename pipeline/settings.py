@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
 from pipeline.api.removed import removed
+from pipeline.system.deadlines import ENDING_S, LEAST_S
 
 PROGRESS = ("auto", "log", "json", "none")
 PLAN = "plan"
@@ -239,6 +240,16 @@ class JobSettings:
     def directory(self) -> Path:
         """Directory of the results, relative to the current one unless output_dir is absolute."""
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
+
+    @property
+    def stall_timeout_s(self) -> float | None:
+        """Seconds after which a run in which nothing moves is ended; None for never."""
+        return getattr(self.runtime, "stall_timeout_s", None)
+
+    @property
+    def ending_s(self) -> float:
+        """Seconds that a step of the ending of a run may take."""
+        return max(self.stall_timeout_s or ENDING_S, LEAST_S)
 
 
 def _is_time(text: str) -> bool:

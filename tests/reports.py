@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.results.report.write import report_of_attempt
 
-_USED = "pipeline.runs.attempt.report_of_attempt"
+_USED = "pipeline.runs.ending.report_of_attempt"
 
 
 def write_none() -> None:

@@ -14,7 +14,7 @@ from pipeline import PROJECT
 from pipeline.api.runtime import Resources
 from pipeline.monitor.display import Lines
 from pipeline.monitor.snapshot import Snapshot
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings
 from tests.pipeline.runs.test_job import job
 

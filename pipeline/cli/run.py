@@ -34,7 +34,7 @@ from pipeline.config.explain import PARSER, explain, for_hydra
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
 from pipeline.dry_run.estimate import dry_run_lines
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
 from pipeline.system.failpoints import Failpoint, reached

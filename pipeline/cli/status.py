@@ -24,7 +24,6 @@ from pipeline.run_dir.names import MANIFEST, STATUS, near_run
 from pipeline.run_dir.replacing import HALF_MOVED, half_moved
 from pipeline.run_dir.state import STATE_FILE, RunStatus
 from pipeline.run_dir.state_reading import reading
-from pipeline.runs.ending import settled
 from pipeline.system.terminal import say
 
 BAR = 30
@@ -91,7 +90,7 @@ def _committed(directory: Path, snapshot: Snapshot, values: Mapping[str, Any]) -
     with reading(directory) as state:
         accounts = {node: asdict(counts) for node, counts in state.accounts().items()}
         told = {"committed_rows": state.committed_rows, "committed_chunks": state.committed_chunks}
-        return settled(snapshot, state, state.status), {**values, **told, "accounts": accounts}
+        return snapshot.settled(state, state.status), {**values, **told, "accounts": accounts}
 
 
 def _without_status(directory: Path, alive: bool) -> list[str]:

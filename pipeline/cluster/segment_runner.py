@@ -85,7 +85,7 @@ class SegmentRunner:
             before = name
         nodes[ANSWERS] = Node(self._rows, (before,))
         self._graph = Graph(nodes)
-        self._executor = Executor(self._graph, context, self._answer, max_open_chunks=_MANY, rejects=self._rejects)
+        self._executor = Executor(self._graph, context, self, max_open_chunks=_MANY, rejects=self._rejects)
         context.round_rows = lambda: self._source.round_rows
         self._thread = threading.Thread(target=self._run, name=f"segment-{plan.name}", daemon=True)
         self._failure: WorkerFailed | None = None
@@ -132,8 +132,8 @@ class SegmentRunner:
         finally:
             self._source.opened.set()
 
-    def _answer(self, record: ChunkRecord) -> None:
-        """Answer the piece that is complete; called as a commit is, in the order of pieces."""
+    def commit(self, record: ChunkRecord) -> None:
+        """Answer the piece that is complete, in the order of pieces."""
         rows = sorted_by_identity(self._rows.take(record.chunk))
         counts = {name: record.counts[name] for name in self._names}
         tables = self.tables.take(record.chunk, self._source.task(record.chunk).chunk)

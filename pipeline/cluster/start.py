@@ -47,7 +47,6 @@ def driver_graph(
         ConfigError: the cluster or the graph cannot work so.
     """
     cluster: ClusterSettings = settings.cluster
-    stall_timeout_s = getattr(settings.runtime, "stall_timeout_s", None)
     segments = segments_of(graph)
     content = contents_of(graph, (name for segment in segments for name in segment.nodes)) | {CODE: program()[CODE]}
     plans = tuple(_segment_plan(segment, settings) for segment in segments)
@@ -57,7 +56,7 @@ def driver_graph(
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
     began_with = partial(_began_with, state) if settings.other_bits == REFUSE else lambda identity: None
-    stall_s = stall_timeout_s and STALL_SHARE * stall_timeout_s
+    stall_s = settings.stall_timeout_s and STALL_SHARE * settings.stall_timeout_s
 
     def members(post: Callable[[Event], None]) -> Members:
         return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)

@@ -12,15 +12,21 @@ A commit that waits for a later chunk stops the source: only `max_open_chunks` c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
-from pipeline.api.errors import Cancelled, Released
+from pipeline.api.errors import Cancelled, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.records import ChunkEnd, Shard
 from pipeline.dataflow.graph import REJECT_WRITER
+from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState
 
-CommitHook = Callable[[ChunkRecord], None]
+
+class ChunkSink(Protocol):
+    """Keeps complete chunks. `commit` is called once per chunk, in order, in the thread of some node."""
+
+    def commit(self, record: ChunkRecord) -> None: ...
 
 
 class ChunkWindow:
@@ -77,19 +83,18 @@ class Committer:
     is not committed. Nothing else commits: neither cancelling nor a failure does.
 
     Args:
-        commit: called once per chunk, in order, in the thread of some node.
+        sinks: names of the nodes without an output.
+        keep: where chunks are committed.
         window: moved on every commit.
-        on_last: called when the chunk given to `stop_after` is committed.
+        stopper: ends the run when the chunk given to `stop_after` is committed, and when a commit fails.
     """
 
-    def __init__(
-        self, sinks: Sequence[str], commit: CommitHook, window: ChunkWindow, on_last: Callable[[], None]
-    ) -> None:
+    def __init__(self, sinks: Sequence[str], keep: ChunkSink, window: ChunkWindow, stopper: Stopper) -> None:
         self._sinks = frozenset(sinks)
         self._live = {*sinks, REJECT_WRITER}
-        self._commit = commit
+        self._keep = keep
         self._window = window
-        self._on_last = on_last
+        self._stopper = stopper
         self._last: int | None = None
         self._committed = -1
         self._open: dict[int, ChunkRecord] = {}
@@ -132,7 +137,7 @@ class Committer:
             self._last = chunk
             is_committed = chunk <= self._committed
         if is_committed:
-            self._on_last()
+            self._stopper.stop(None)
 
     def _commit_ready(self) -> None:
         with self._committing:
@@ -147,7 +152,17 @@ class Committer:
                     is_last = record.chunk == self._last
                 self._window.committed(record.chunk)
                 if is_last:
-                    self._on_last()
+                    self._stopper.stop(None)
+
+    def _commit(self, record: ChunkRecord) -> None:
+        """Commit in the thread of some node. A failure ends the run, but not in the name of that node."""
+        if self._stopper.abandoned.is_set():
+            raise Cancelled  # it has ended without this thread
+        try:
+            self._keep.commit(record)
+        except PipelineError as error:
+            self._stopper.cancel(error)
+            raise Cancelled from error
 
     def _next_ready(self) -> ChunkRecord | None:
         with self._lock:

@@ -13,14 +13,13 @@ from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.closing import close_all
-from pipeline.dataflow.commit import ChunkWindow, CommitHook, Committer
+from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, NodeInbox
 from pipeline.dataflow.node_failure import node_failed, running
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stopper import Stopper
-from pipeline.run_dir.chunk_record import ChunkRecord
 from pipeline.run_dir.names import REJECTS
 from pipeline.system.deadlines import ENDING_S, GRACE_S, leave_after
 
@@ -58,20 +57,20 @@ class Executor:
     """Runs `graph` once.
 
     Args:
-        commit: called with each complete chunk, in order.
+        keep: commits each complete chunk, in order.
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk, last_chunk: of the source; None for the end of its input.
         states: by node, the operator states of earlier chunks.
         tick_s: seconds between two calls of `tick`.
         rejects: the sink of all rejects; None for one that writes them to the output directory.
-        opened: called when all operators are open. `ending_s`: seconds that an operator may take to close.
+        ending_s: seconds that an operator may take to close.
     """
 
     def __init__(
         self,
         graph: Graph,
         context: RunContext,
-        commit: CommitHook,
+        keep: ChunkSink,
         *,
         max_open_chunks: int = 8,
         first_chunk: int = 0,
@@ -79,7 +78,6 @@ class Executor:
         states: Mapping[str, Iterable[bytes]] | None = None,
         tick_s: float = 0.2,
         rejects: BaseOperator | None = None,
-        opened: Callable[[], None] = lambda: None,
         ending_s: float = ENDING_S,
     ) -> None:
         self._graph = graph
@@ -88,15 +86,13 @@ class Executor:
         self._tick_s = tick_s
         self._first_chunk = first_chunk
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
-        self._commit = commit
-        self._opened = opened
         self._ending_s = ending_s
         self._opening = False
         self._stay: Callable[[], None] = lambda: None
         self._stopper = Stopper(context, self._release)
         self.left_in_close: NodeFailed | None = None
         """The failure of a node that left the process in `close`, when all was done."""
-        self._committer = Committer(graph.sinks, self._commit_chunk, self._window, lambda: self.stop(None))
+        self._committer = Committer(graph.sinks, keep, self._window, self._stopper)
         self.tally = RejectTally()
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
         self._stages = self._build()
@@ -126,17 +122,26 @@ class Executor:
         """True once the source has sent its last item."""
         return self._stages[self._graph.source].complete
 
-    def run(self, tick: Callable[[], None] = lambda: None, watch: AbstractContextManager[object] | None = None) -> None:
-        """Open all operators, run the graph to its end, and close them. Meanwhile call `tick` (progress, metrics).
-        `watch`: is open while rows flow.
+    def run(
+        self,
+        tick: Callable[[], None] = lambda: None,
+        watch: AbstractContextManager[object] | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open all operators, run the graph to its end, and close them.
 
-        The first error cancels all nodes and is raised: NodeFailed, an error of `commit`, or what `stop` was given. A
+        The first error cancels all nodes and is raised: NodeFailed, an error of a commit, or what `stop` was given. A
         run that ends by itself raises AccountingError if a node lost rows.
+
+        Args:
+            tick: called meanwhile (progress, metrics).
+            watch: is open while rows flow.
+            begin: called when all operators are open, before the first row.
         """
         opened: list[Stage] = []
         try:
             with self._stopper:  # what it aborts is open
-                self._open_all(opened)
+                self._open_all(opened, begin)
                 with watch or contextlib.nullcontext():
                     self._start_and_wait(tick)
         finally:
@@ -187,14 +192,14 @@ class Executor:
             stages[name] = Stage(name, node, meters[name], inboxes[name], outbox)
         return stages
 
-    def _open_all(self, opened: list[Stage]) -> None:
+    def _open_all(self, opened: list[Stage], begin: Callable[[], None]) -> None:
         """Open all operators. `opened`: gets those that are to be closed, also one that opens half way."""
         self._opening = True
         try:
             for stage in self._stages.values():
                 opened.append(stage)
                 self._open(stage)
-            self._opened()
+            begin()
         finally:
             self._opening = False
             self._stay()
@@ -257,16 +262,6 @@ class Executor:
             self._release_unread()
             stage.outbox.close()
             stage.meter.clock.stop()
-
-    def _commit_chunk(self, record: ChunkRecord) -> None:
-        """Commit in the thread of some node. A failure ends the run, but not in the name of that node."""
-        if self._stopper.abandoned.is_set():
-            raise Cancelled  # it has ended without this thread
-        try:
-            self._commit(record)
-        except PipelineError as error:
-            self._stopper.cancel(error)
-            raise Cancelled from error
 
     def _release_unread(self) -> None:
         """Release nodes whose readers have all left: they may wait for rows or for a commit that will never come."""

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.api.meter import CLOCKS, StageMeter
+from pipeline.api.meter import CLOCKS, RowCounts, StageMeter
 from pipeline.api.user_code import or_else
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph
@@ -14,6 +14,7 @@ from pipeline.dataflow.target import NODE as TARGET
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.monitor.time_left import work_done, work_left
 from pipeline.run_dir.chunk_record import RejectCounts
+from pipeline.run_dir.state import RunState, RunStatus
 
 WINDOW_S = 20.0
 
@@ -74,6 +75,28 @@ class Snapshot:
     accepted: int | None = None
     wanted: int | None = None
     ending: bool = False
+
+    def settled(self, state: RunState, status: RunStatus) -> Snapshot:
+        """Return this one, the last of an attempt, with row counts of committed chunks only."""
+        rejects, rows = state.rejects(), state.committed_rows
+        done = status is RunStatus.DONE
+        total = rows if done and self.wanted is None else self.rows_total
+        accepted, fraction = self.accepted, rows / total if total else None
+        if self.wanted is not None:
+            accepted = state.accounts().get(TARGET, RowCounts()).rows_out
+            fraction = accepted / self.wanted
+        return replace(
+            self,
+            rows=rows,
+            rows_total=total,
+            rows_total_exact=done or self.rows_total_exact,
+            fraction=fraction,
+            accepted=accepted,
+            errors=rejects.errors,
+            filtered=rejects.filtered,
+            eta_s=None,
+            eta_unknown="",
+        )
 
 
 @dataclass(frozen=True)

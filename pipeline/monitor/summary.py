@@ -33,7 +33,7 @@ _OTHER_ROW = re.compile(r"\brow N\b")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Outcome of an attempt, for the summary, on_finish, status.json and metrics/run.parquet. Row counts are of
     committed chunks; `new_rows`, `new_rejects`, tokens and time are of this attempt.
@@ -50,14 +50,14 @@ class Outcome:
     """
 
     job: str
-    run_id: str
     status: RunStatus
     exit_code: ExitCode
-    error: BaseException | None
-    attempt: int
     started_at: str
     directory: Path
     max_error_rate: float
+    run_id: str = ""
+    error: BaseException | None = None
+    attempt: int = 0
     rows: int = 0
     new_rows: int = 0
     uncommitted: int = 0
@@ -77,11 +77,8 @@ class Outcome:
         """Return the outcome of a run that was refused: attempt 0, without rows."""
         refused = cls(
             job=settings.name,
-            run_id="",
             status=RunStatus.FAILED,
             exit_code=ExitCode.FAILED,
-            error=None,
-            attempt=0,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             directory=settings.directory.absolute(),
             max_error_rate=settings.max_error_rate,

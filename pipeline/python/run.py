@@ -23,7 +23,7 @@ from pipeline.monitor.summary import Outcome
 from pipeline.python.compose import settings_from, with_rows
 from pipeline.python.job import Job
 from pipeline.python.result import Result
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import PLAN, JobSettings
 from pipeline.system.signals import staying
 from pipeline.system.terminal import complain, silent
@@ -141,7 +141,7 @@ def run(
         elif temporary:
             complain(f"the results go to {composed.directory}; name a directory to keep them")
         try:
-            code = run_job(composed, _models, seen.append, compose)
+            code = run_job(composed, _models, seen, compose)
         finally:
             _models.close_unused()
     if seen and seen[-1].error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -16,6 +17,7 @@ from pipeline.config.fingerprint import differences
 from pipeline.run_dir.integrity import missing_or_cut
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.names import parts, refuse_foreign
+from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.run_dir.state_reading import reading
 
@@ -50,6 +52,25 @@ def admit(job: CheckedJob, state: RunState) -> Admission:
         return Admission.REPLACE
     _check_whole(job.directory, state)
     return Admission.DONE if state.status is RunStatus.DONE else Admission.RESUME
+
+
+@contextmanager
+def admitted(job: CheckedJob, results: Replacing) -> Iterator[tuple[RunState, Admission]]:
+    """Open the state of the run, begun anew if there is none or it is replaced, and yield it with the decision."""
+    path = job.directory / STATE_FILE
+    state = RunState(path)
+    try:
+        admission = admit(job, state)
+        if admission in (Admission.BEGIN, Admission.REPLACE):
+            if admission is Admission.REPLACE or results.keeps or parts(job.directory):
+                state.close()
+                results.set_aside(name for node in job.graph.nodes.values() for name in node.op.concluded)
+                state = RunState(path)
+            results.undo = True  # what is made from now on
+            state.begin(job.fingerprint, job.settings.name)
+        yield state, admission
+    finally:
+        state.close()
 
 
 @dataclass(frozen=True)

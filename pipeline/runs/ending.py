@@ -1,4 +1,4 @@
-"""The end of an attempt: exit code, final counts, row of metrics/run.parquet, final files, and writing on a full disk.
+"""The end of an attempt: final files, what is recorded, also on a full disk, and what is printed.
 
 Final files are made by operators from all results when a run is done (`BaseOperator.concluded`).
 """
@@ -13,36 +13,158 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, StorageError
-from pipeline.api.meter import RowCounts
-from pipeline.api.user_code import user_code
+from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, PipelineError, StorageError
+from pipeline.api.user_code import or_else, user_code
+from pipeline.config.build import CheckedJob
+from pipeline.dataflow.executor import AccountingError
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.node_failure import node_failed
-from pipeline.dataflow.target import NODE as TARGET
-from pipeline.monitor.run_log import FILE_ONLY
+from pipeline.monitor.run_log import FILE_ONLY, TERMINAL_ONLY
 from pipeline.monitor.snapshot import Snapshot
-from pipeline.monitor.summary import Outcome, too_many_errors
-from pipeline.run_dir.manifest import digest
+from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines, too_many_errors
+from pipeline.monitor.wording import of_the_limit
+from pipeline.results.reader import read_results
+from pipeline.results.reject_reasons import Key, of_all_rows
+from pipeline.results.report.write import report_of_attempt
+from pipeline.run_dir.chunk_record import RejectCounts
+from pipeline.run_dir.manifest import digest, manifest, write_manifest
+from pipeline.run_dir.metrics_table import MetricsTable
+from pipeline.run_dir.names import DATA
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.settings import JobSettings
-from pipeline.system.deadlines import ENDING_S, LEAST_S, Overran, within
+from pipeline.runs.attempt import Attempt
+from pipeline.system.deadlines import Overran, within
 from pipeline.system.disk_errors import writing
+from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.machine import RUN_SCHEMA, machine, versions
 from pipeline.system.signals import stopping
 from pipeline.system.terminal import say
 
+ENDED = (RunStatus.DONE, RunStatus.BUDGET)
 log = logging.getLogger(__name__)
 
 
-def exit_code_of(status: RunStatus, state: RunState, max_error_rate: float) -> ExitCode:
-    """Return REJECTS if the run has ended with too many errors, BUDGET if it has not reached its target, else DONE."""
-    ended = status in (RunStatus.DONE, RunStatus.BUDGET)
-    if ended and too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate):
-        return ExitCode.REJECTS
-    return ExitCode.BUDGET if status is RunStatus.BUDGET else ExitCode.DONE
+def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
+    """Have the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted if a signal has
+    cut it off."""
+    try:
+        with user_code(partial(node_failed, name, directory=directory), StorageError):
+            within(limit_s, f"conclude of node '{name}'", partial(graph.nodes[name].op.conclude, directory))
+    except NodeFailed as error:
+        if isinstance(error.__cause__, Overran) and stopping():
+            raise Interrupted(f"interrupted: {error.__cause__}; the same command goes on") from error
+        raise
 
 
-def recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
+def remove_concluded(graph: Graph, directory: Path) -> None:
+    """Remove the final files of an earlier attempt: they would not fit the results of this one."""
+    for path in (directory / name for node in graph.nodes.values() for name in node.op.concluded):
+        with writing(path):
+            path.unlink(missing_ok=True)
+
+
+def record(attempt: Attempt, status: RunStatus, error: BaseException | None) -> Outcome:
+    """Write metrics, manifest and status.json; last, when all of these exist, the status of the attempt."""
+    job, state, tables = attempt.job, attempt.state, attempt.tables
+    worked_on = attempt.recorder.finish()
+    snapshot = worked_on.settled(state, status)
+    outcome = _outcome(attempt, status, error, snapshot, worked_on.rows - snapshot.rows)
+    if isinstance(error, AccountingError):
+        outcome = _recorded(outcome, lambda o: state.note_defect(str(o.error)))
+    tables.get("run", RUN_SCHEMA).append(*_run_row(outcome, job.fingerprint))
+    outcome = _recorded(
+        outcome,
+        *(partial(_merge, table) for table in tables.to_merge()),
+        lambda o: write_manifest(job.directory, state, o.status),
+        lambda o: attempt.recorder.write_status(snapshot, o.status, o.exit_code),
+        lambda o: state.end_attempt(attempt.context.attempt, o.status),
+    )
+    reached(Failpoint.ATTEMPT_ENDED)
+    if outcome.unwritten:
+        log.warning("these could not be written either: %s", ", ".join(map(str, outcome.unwritten)))
+    return outcome
+
+
+def summarize(job: CheckedJob, outcome: Outcome) -> None:
+    """Draw the report, and print the last lines of an attempt."""
+    limit_s = job.settings.ending_s
+    lines = report_lines(job.graph, job.directory, limit_s) if outcome.status in ENDED else []
+    _show([*lines, *summary_lines(outcome)])
+    if said := of_the_limit(outcome.totals):
+        log.info("calls of the model: %s", said, extra=FILE_ONLY)
+    draw = partial(report_of_attempt, job.directory, wanted=job.settings.report)
+    nothing: list[str] = []
+    report = or_else("report.html is not drawn", partial(within, limit_s, "the report", draw), nothing)
+    _show([*report, *closing_lines(outcome)])
+    if outcome.status is RunStatus.FAILED and isinstance(outcome.error, PipelineError):
+        log.error("%s", outcome.error, extra=TERMINAL_ONLY)  # last, where it is seen
+
+
+def say_finished(job: CheckedJob, state: RunState) -> ExitCode:
+    """Print that the run is finished, and make final files that are gone again. Returns the exit code under the present
+    max_error_rate."""
+    lost: list[str] = []
+    for name, node in job.graph.nodes.items():
+        if gone := [file for file in node.op.concluded if not (job.directory / file).exists()]:
+            conclude(job.graph, name, job.directory, job.settings.ending_s)
+            lost += gone
+    if lost:
+        say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
+    rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]
+    say([f"{job.settings.name} is finished already: {rows:,} rows in {job.directory / DATA}"])
+    if why := _too_many_errors(state, job.settings.max_error_rate):
+        say([f"exit code 3: {why}. Raise max_error_rate to accept them"])
+    say(["To make them again add overwrite=true"])
+    return ExitCode.REJECTS if why else ExitCode.DONE
+
+
+def _outcome(
+    attempt: Attempt, status: RunStatus, error: BaseException | None, snapshot: Snapshot, uncommitted: int
+) -> Outcome:
+    job, state = attempt.job, attempt.state
+    rejects, limit = state.rejects(), job.settings.max_error_rate
+    whole = _whole_reasons(job.directory, rejects)
+    code = ExitCode.BUDGET if status is RunStatus.BUDGET else ExitCode.DONE
+    outcome = Outcome(
+        job=job.settings.name,
+        run_id=state.run_id,
+        status=status,
+        exit_code=ExitCode.REJECTS if status in ENDED and _too_many_errors(state, limit) else code,
+        attempt=attempt.context.attempt,
+        started_at=attempt.started_at,
+        directory=job.directory,
+        rows=snapshot.rows,
+        new_rows=snapshot.rows - attempt.rows_before,
+        uncommitted=max(0, uncommitted),
+        data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
+        rejects=RejectCounts({whole.get(key, key): n for key, n in rejects.items()}),
+        warnings=state.warnings(),
+        new_rejects=RejectCounts(rejects - attempt.rejects_before),
+        tokens_in=snapshot.tokens_in,
+        tokens_out=snapshot.tokens_out,
+        wall_s=snapshot.elapsed_s,
+        totals=attempt.context.counted(),
+        max_error_rate=limit,
+        target=job.graph.target,
+    )
+    return outcome if error is None else outcome.failed(error)
+
+
+def _too_many_errors(state: RunState, max_error_rate: float) -> str:
+    return too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate)
+
+
+def _whole_reasons(directory: Path, rejects: RejectCounts) -> dict[Key, Key]:
+    """Return the keys of `rejects` whose rows all have one reason, with that reason in place of the counted one."""
+    try:
+        table = read_results(directory).rejects()
+        whole = {} if table is None else of_all_rows(table, rejects)
+    except Exception as error:  # it changes no result
+        log.debug("reasons of rejects cannot be read: %s", error)
+        return {}
+    return {(node, kind, counted): (node, kind, reason) for (node, kind, counted), reason in whole.items()}
+
+
+def _recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
     """Call all `steps`, each of which writes a part of the outcome, also after one of them raised a StorageError. The
     first one becomes the error of the outcome, unless that has one already."""
     for step in steps:
@@ -58,21 +180,11 @@ def recorded(outcome: Outcome, *steps: Callable[[Outcome], object]) -> Outcome:
     return outcome
 
 
-def settled(shot: Snapshot, state: RunState, status: RunStatus) -> Snapshot:
-    """Return `shot`, the last snapshot of an attempt, with row counts of committed chunks only."""
-    rejects, rows = state.rejects(), state.committed_rows
-    done = status is RunStatus.DONE
-    total = rows if done and shot.wanted is None else shot.rows_total
-    exact, fraction = done or shot.rows_total_exact, rows / total if total else None
-    shot = replace(shot, rows=rows, rows_total=total, rows_total_exact=exact, fraction=fraction)
-    shot = replace(shot, errors=rejects.errors, filtered=rejects.filtered, eta_s=None, eta_unknown="")
-    if shot.wanted is None:
-        return shot
-    accepted = state.accounts().get(TARGET, RowCounts()).rows_out
-    return replace(shot, accepted=accepted, fraction=accepted / shot.wanted)
+def _merge(table: MetricsTable, outcome: Outcome) -> None:
+    table.merge()
 
 
-def run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
+def _run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
     """Return the row of the attempt in metrics/run.parquet, in the order of RUN_SCHEMA."""
     values: dict[str, object] = {
         "job": o.job,
@@ -94,43 +206,8 @@ def run_row(o: Outcome, fingerprint: Mapping[str, Any]) -> list[object]:
     return [values[field.name] for field in RUN_SCHEMA]
 
 
-def show(lines: Sequence[str]) -> None:
-    """Print the last lines of a run, and write them to run.log."""
+def _show(lines: Sequence[str]) -> None:
+    """Print lines, and write them to run.log."""
     for line in lines:
         log.info("%s", line, extra=FILE_ONLY)
     say(lines)
-
-
-def conclude_missing(graph: Graph, directory: Path, limit_s: float) -> list[str]:
-    """Make missing final files of a finished run again. Returns their names."""
-    lost: list[str] = []
-    for name, node in graph.nodes.items():
-        gone = [name for name in node.op.concluded if not (directory / name).exists()]
-        if gone:
-            conclude(graph, name, directory, limit_s)
-        lost += gone
-    return lost
-
-
-def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
-    """Have the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted if a signal has
-    cut it off."""
-    try:
-        with user_code(partial(node_failed, name, directory=directory), StorageError):
-            within(limit_s, f"conclude of node '{name}'", partial(graph.nodes[name].op.conclude, directory))
-    except NodeFailed as error:
-        if isinstance(error.__cause__, Overran) and stopping():
-            raise Interrupted(f"interrupted: {error.__cause__}; the same command goes on") from error
-        raise
-
-
-def ending_s(settings: JobSettings) -> float:
-    """Return the seconds that a step of the ending of a run may take."""
-    return max(getattr(settings.runtime, "stall_timeout_s", None) or ENDING_S, LEAST_S)
-
-
-def remove_concluded(graph: Graph, directory: Path) -> None:
-    """Remove the final files of an earlier attempt: they would not fit the results of this one."""
-    for path in (directory / name for node in graph.nodes.values() for name in node.op.concluded):
-        with writing(path):
-            path.unlink(missing_ok=True)

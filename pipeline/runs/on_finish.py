@@ -9,13 +9,16 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.user_code import or_else
 from pipeline.monitor.recorder import write_refusal
 from pipeline.monitor.summary import Outcome
 from pipeline.run_dir.lock import OccupiedError
 from pipeline.settings import HookSettings, JobSettings
+from pipeline.system.deadlines import GRACE_S, within
 from pipeline.system.known_secrets import hidden
 
 SAID = 2000
@@ -45,10 +48,16 @@ def _summary_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def tell(settings: HookSettings, outcome: Outcome) -> None:
-    """Run the command, if there is one. A failure is logged as a warning."""
-    if not settings.command:
-        return
+def tell(settings: JobSettings, outcome: Outcome) -> None:
+    """Run the command, if there is one, in its time. A failure is logged as a warning."""
+    hook = settings.on_finish
+    if hook.command:
+        limit_s = max(settings.ending_s, hook.timeout_s + GRACE_S)
+        told = partial(_tell, hook, outcome)
+        or_else("on_finish is left behind", partial(within, limit_s, "on_finish", told), None)
+
+
+def _tell(settings: HookSettings, outcome: Outcome) -> None:
     summary = _summary_of(outcome)
     text = hidden(json.dumps(summary, ensure_ascii=False))
     body = f"{text}\n".encode()  # a line, so that `cat >> FILE` makes JSON lines
@@ -67,7 +76,7 @@ def tell_refusal(settings: JobSettings, error: BaseException) -> None:
     outcome = Outcome.refused(settings, error)
     if settings.prometheus_file is not None and not isinstance(error, OccupiedError):
         write_refusal(Path(settings.prometheus_file), outcome)
-    tell(settings.on_finish, outcome)
+    tell(settings, outcome)
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:

@@ -25,8 +25,7 @@ from pipeline.run_dir.names import COMPLETIONS, CONFIG, set_aside
 from pipeline.run_dir.replacing import replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.store_check import remove_damaged
-from pipeline.runs.ending import ending_s
-from pipeline.runs.job import run_locked
+from pipeline.runs.run import run_locked
 from pipeline.system.atomic_files import rename_shards, write_atomically
 from pipeline.system.known_secrets import SecretMissing
 from pipeline.system.redaction import comparable
@@ -82,7 +81,7 @@ def _begin_anew(directory: Path) -> ExitCode:
 
 def _run(job: CheckedJob, process: Resources) -> ExitCode:
     with replacing(job.directory) as results:
-        return run_locked(job, process, lambda outcome: None, results)
+        return run_locked(job, process, [], results)
 
 
 @contextmanager
@@ -131,7 +130,7 @@ def _publish_again(job: CheckedJob, state: RunState, chunks: Sequence[int]) -> E
     if place is None or state.status is not RunStatus.DONE:
         return ExitCode.DONE
     with run_log(job.directory, "none"), publishing(job.settings, job.directory, state, place) as publisher:
-        return ExitCode.DONE if publisher is None else publisher.finish(ending_s(job.settings))
+        return ExitCode.DONE if publisher is None else publisher.finish(job.settings.ending_s)
 
 
 def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Resources) -> None:
@@ -162,33 +161,41 @@ def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def _remake_span(
-    job: CheckedJob, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
-) -> None:
-    """Compute the chunks `first` to `last`. Keep the files of those in `wanted` that have the same bytes as before."""
-    differing: list[str] = []
+class _SameFiles:
+    """Keeps the files of those chunks in `wanted` that have the same bytes as before, and no others."""
 
-    def commit(record: ChunkRecord) -> None:
-        known = wanted.get(record.chunk, {})
-        made = {s.path: s for s in (ShardRecord.of(shard, context.output_dir) for shard in record.shards)}
+    def __init__(self, directory: Path, wanted: Mapping[int, Mapping[str, ShardRecord]]) -> None:
+        self._directory = directory
+        self._wanted = wanted
+        self.differing: list[str] = []
+
+    def commit(self, record: ChunkRecord) -> None:
+        known = self._wanted.get(record.chunk, {})
+        made = {s.path: s for s in (ShardRecord.of(shard, self._directory) for shard in record.shards)}
         if known and known == made:
             rename_shards(record.shards)
             return
         if known:
-            differing.extend(sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p)))
+            self.differing += sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p))
         for shard in record.shards:
             shard.temporary.unlink()
 
+
+def _remake_span(
+    job: CheckedJob, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
+) -> None:
+    """Compute the chunks `first` to `last`. Keep the files of those in `wanted` that have the same bytes as before."""
+    sink = _SameFiles(job.directory, wanted)
     # Budgets of tokens and minutes would end the run early.
     target = replace(job.settings.target, max_tokens=None, max_minutes=None, max_cost=None)
     graph, open_chunks = build_graph(replace(job.settings, target=target)), job.settings.max_open_chunks
-    executor = Executor(graph, context, commit, max_open_chunks=open_chunks, first_chunk=first, last_chunk=last)
+    executor = Executor(graph, context, sink, max_open_chunks=open_chunks, first_chunk=first, last_chunk=last)
     with stopped_by_signals(executor.interrupt):
         executor.run()
-    if differing:
+    if sink.differing:
         raise PipelineError(
-            f"made again, these have other bytes than before: {', '.join(differing)}. They are left as they were found."
-            " Other versions of pyarrow or llama.cpp, another CPU, or runtime.deterministic=false can do that"
+            f"made again, these have other bytes than before: {', '.join(sink.differing)}. They are left as they were"
+            " found. Other versions of pyarrow or llama.cpp, another CPU, or runtime.deterministic=false can do that"
             " (metrics/run.parquet names the versions); with overwrite=true the job makes all files anew, from the"
             " stored completions where it has them"
         )

@@ -62,7 +62,7 @@ class Watchdog:
             if now - self._stopped_at < LEAVE_S:
                 return True
             self._executor.abandon()
-            self._stay = leave_after(LEAVE_S, ExitCode.FAILED, HANGS, self._record)
+            self._stay = leave_after(LEAVE_S, ExitCode.FAILED, HANGS, self._say_last)
             if self._left.is_set():  # meanwhile
                 self._stay()
             return False
@@ -80,6 +80,10 @@ class Watchdog:
             # The log may be on a disk that hangs, and a description takes locks.
             threading.Thread(target=self._describe, args=(now - self._since,), name="last words", daemon=True).start()
         return True
+
+    def _say_last(self) -> None:
+        self._record()
+        log.error("%s", HANGS)
 
     def _describe(self, seconds: float) -> None:
         there = stacks()

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.api.errors import ExitCode, PipelineError
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

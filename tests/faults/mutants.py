@@ -24,7 +24,7 @@ from pipeline import PROJECT
 from pipeline.api.runtime import Resources
 from pipeline.config.compose import composed, register
 from pipeline.config.jobs import find_job
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings
 
 FAMILIES = PROJECT / "tests/families"

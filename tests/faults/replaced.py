@@ -11,7 +11,7 @@ import pipeline
 from operators.engine.backend import fake
 from pipeline.api.protocols import Runtime
 from pipeline.api.runtime import Resources
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from tests.faults import toy
 from tests.pipeline.job_ops import Square
 

@@ -14,7 +14,7 @@ from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError
 from pipeline.api.runtime import Resources
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.sets import often
 

@@ -26,7 +26,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
 from pipeline.cli.run import CONF, print_error
 from pipeline.config.compose import settings_of
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 
 def as_main_does(path):
     config.model.path, config.output_dir = path, f"{path}.out"

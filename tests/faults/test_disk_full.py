@@ -23,7 +23,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.api.records import Output
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
 from tests.sets import often, often_cases

@@ -13,7 +13,7 @@ from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, add_columns
 from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 ROWS = 300

@@ -50,14 +50,14 @@ class Flow:
         self.executor = Executor(
             Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}),
             self.context,
-            self._commit,
+            self,
             tick_s=0.01,
         )
         self.tally = self.executor.tally
         self.committed: list[int] = []
         self.told: Counter[str] = Counter()
 
-    def _commit(self, record: ChunkRecord) -> None:
+    def commit(self, record: ChunkRecord) -> None:
         rename_shards(record.shards)
         self.committed.append(record.chunk)
         for counts in record.counts.values():

@@ -10,7 +10,7 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.sets import often_cases
 

@@ -22,7 +22,7 @@ from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.formats.samples import ROWS, SUFFIXES, make
 from tests.operators.generation.stores import KEY, Store, put

@@ -18,7 +18,7 @@ from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.runs.test_job import OPS, job
 

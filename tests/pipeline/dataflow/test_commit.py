@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,10 +44,14 @@ class Commits:
     def __init__(self, *sinks: str) -> None:
         self.records: list[ChunkRecord] = []
         self.told = 0
-        self.committer = Committer(sinks, self.records.append, ChunkWindow(9), self._tell)
+        stopper = SimpleNamespace(abandoned=threading.Event(), stop=self._tell)
+        self.committer = Committer(sinks, self, ChunkWindow(9), stopper)  # type: ignore[arg-type]
 
-    def _tell(self) -> None:
+    def _tell(self, why: None) -> None:
         self.told += 1
+
+    def commit(self, record: ChunkRecord) -> None:
+        self.records.append(record)
 
     def end(self, node: str, *chunks: int) -> None:
         for chunk in chunks:

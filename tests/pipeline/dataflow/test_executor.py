@@ -33,13 +33,13 @@ class Run:
         self.executor = Executor(
             Graph(nodes),
             self.context,
-            self._commit,
+            self,
             max_open_chunks=max_open_chunks,
             tick_s=0.01,
         )
         self.tally = self.executor.tally
 
-    def _commit(self, record: ChunkRecord) -> None:
+    def commit(self, record: ChunkRecord) -> None:
         rename_shards(record.shards)
         self.committed.append(record.chunk)
         self.records.append(record)
@@ -112,13 +112,13 @@ def test_a_failure_to_open_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failure_to_commit_is_no_nodes(tmp_path: Path) -> None:
-    def refuse(record: ChunkRecord) -> None:
-        raise StorageError("state.sqlite cannot be written", tmp_path, full=True)
+    class Refuses(Run):
+        def commit(self, record: ChunkRecord) -> None:
+            raise StorageError("state.sqlite cannot be written", tmp_path, full=True)
 
-    graph = Graph({"count": Node(Count(55)), "sink": Node(Collect(), ("count",))})
-    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
+    run = Refuses(tmp_path, {"count": Node(Count(55)), "sink": Node(Collect(), ("count",))})
     with pytest.raises(StorageError, match=r"^state.sqlite cannot be written$"):
-        Executor(graph, context, refuse).run()
+        run.executor.run()
 
 
 def test_an_early_leaving_reader_releases_its_writers_and_what_it_ended_is_committed(tmp_path: Path) -> None:

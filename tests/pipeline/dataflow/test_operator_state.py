@@ -12,7 +12,7 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.run_dir.state import RunState
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.sets import often
 

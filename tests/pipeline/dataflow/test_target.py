@@ -25,7 +25,7 @@ from pipeline.dry_run.estimate import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
 from tests.operators.flow import Flow
 from tests.pipeline.job_ops import Numbers

@@ -13,7 +13,7 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.monitor.prometheus import exposition
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings
 from tests.pipeline.runs.test_job import data, job
 

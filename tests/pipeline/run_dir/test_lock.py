@@ -18,7 +18,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.run_dir.state import RunState
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"

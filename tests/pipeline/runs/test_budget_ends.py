@@ -21,7 +21,7 @@ from pipeline.cli.main import main
 from pipeline.monitor.recorder import Recorder
 from pipeline.run_dir.names import CARD
 from pipeline.run_dir.state import STATE_FILE
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings, TargetSettings
 from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run
 from tests.pipeline.faulty import URL, Faulty, register

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.runtime import Resources
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.pipeline.job_ops import Parquet
 

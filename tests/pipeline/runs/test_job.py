@@ -19,7 +19,7 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 
 OPS = "tests.pipeline.job_ops"
@@ -273,6 +273,6 @@ def test_the_log_says_when_an_attempt_begins_and_what_has_changed(tmp_path):
     broken.unlink()
     run(job(tmp_path / "out", square=square, max_open_chunks=2))
     log = (tmp_path / "out/run.log").read_text()
-    assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO +pipeline.runs.attempt: attempt 1 begins$", log, re.M)
+    assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO +pipeline.runs.run: attempt 1 begins$", log, re.M)
     assert "attempt 2 begins, max_open_chunks: 1 -> 2\n" in log
     assert '+00:00"' in (tmp_path / "out/status.json").read_text()

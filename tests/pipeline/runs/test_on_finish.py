@@ -16,7 +16,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
 from tests.pipeline.runs.test_job import OPS, data, job
 from tests.sets import often_cases

@@ -26,7 +26,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cli import verify
 from pipeline.cluster.start import POOLS
 from pipeline.run_dir.names import INPUT, RUN_LOG
-from pipeline.runs.job import run_job
+from pipeline.runs.run import run_job
 from pipeline.settings import ClusterSettings, JobSettings, NodeSettings
 from tests.pipeline.monitor.test_prometheus import parsed
 from tests.pipeline.runs.test_job import job
