@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range
+from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.cluster.segments import places
@@ -23,11 +24,12 @@ from pipeline.config.build import CheckedJob, build_graph
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
+from pipeline.dry_run.sample import InputSample, sample_of
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
-from pipeline.runs.admission import Admission, standing, standing_lines
+from pipeline.runs.admission import standing_lines
 from pipeline.runs.memory_check import check_memory, memory_lines
 from pipeline.settings import PLAN, JobSettings, TargetSettings
 
@@ -56,38 +58,34 @@ _LEFT_OUT = {RejectKind.ERROR: "rejected", RejectKind.FILTERED: "left out"}
 def dry_run_lines(
     settings: JobSettings, graph: Graph, process: Resources
 ) -> Generator[str, None, tuple[Forecast, Range] | None]:
-    """Yield the lines of a dry run of either kind; return what `estimate` returns, None for a plan."""
-    destination_of(settings)
-    check_prometheus_file(settings.prometheus_file)
-    yield from plan_lines(settings, graph)
-    check_memory(settings, graph)
-    if settings.dry_run == PLAN:
-        yield from standing_lines(standing(CheckedJob.of(settings, graph)))
-        return None
-    return (yield from estimate(settings, graph, process))
-
-
-def estimate(
-    settings: JobSettings, graph: Graph, process: Resources
-) -> Generator[str, None, tuple[Forecast, Range] | None]:
-    """Yield the lines to print, each as soon as it is known; return the forecast and the peak memory in bytes, None if
-    the run is finished. Writes nothing to the output directory; takes no lock.
+    """Yield the lines of a dry run of either kind, each as soon as it is known; return the forecast and the peak memory
+    in bytes, None for a plan and if the run is finished. Writes nothing to the output directory; takes no lock.
 
     Raises:
         ConfigError: the run would be refused, or a node rejects every row of the sample.
         NodeFailed: an operator raised on the sample, as it would in the run.
     """
+    destination_of(settings)
+    check_prometheus_file(settings.prometheus_file)
+    yield from plan_lines(settings, graph)
+    check_memory(settings, graph)
     job = CheckedJob.of(settings, graph)
-    found = standing(job)
-    yield from standing_lines(found)
-    if found.admission is Admission.DONE:
+    begins = yield from standing_lines(job)
+    if settings.dry_run == PLAN or begins is None:
         return None
-    begins = found.chunks, found.rows
     if graph.target is not None:  # one round, from its first row
-        job = replace(job, graph=build_graph(replace(settings, target=TargetSettings())))
+        graph = build_graph(replace(settings, target=TargetSettings()))
         begins = 0, 0
-    tried = SampleRun(job, process, CALIBRATION_S, *begins)
-    yield from tried.run()
+    samples: list[InputSample] = []
+
+    def read(source: BaseOperator) -> InputSample:
+        samples.append(sample_of(source, *begins, settings.chunk_rows))
+        return samples[0]
+
+    tried = SampleRun(graph, process, read, job.directory, CALIBRATION_S)
+    for name in tried.run(graph.order):
+        if name == graph.source:
+            yield f"sample: {samples[0].taken:,} rows ({samples[0].how})"
     yield from _reject_lines(tried.nodes)
     yield from _prompt_lines(tried.nodes)
     rows = next(iter(tried.nodes.values())).rows

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, InputError, NodeFailed, PipelineError
-from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, ListInbox, overrides
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects, Shard
-from pipeline.api.runtime import Resources, RunContext, Runtime
-from pipeline.api.user_code import closing, user_code
+from pipeline.api.records import ROW, Batch, ChunkEnd, Rejects
+from pipeline.api.runtime import Resources
+from pipeline.api.user_code import user_code
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Graph
-from pipeline.run_dir.metrics_table import MetricsTables
+from pipeline.dry_run.sample import InputSample
+from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.settings import JobSettings, TargetSettings
 
 
@@ -43,36 +42,27 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
             f"the prompt of '{wanted}' needs what '{made}' generates; run the job with output.prompt_text=true, which"
             " keeps every prompt"
         )
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prompt-")))
-        context = RunContext(folder, process, MetricsTables(folder).get)
-        stack.callback(context.resources.close)
-        rejects: list[tuple[str, Reject]] = []
-        found: dict[str, list[Batch]] = {}
-        alone = not any(overrides(graph.nodes[n].op, "run") or overrides(graph.nodes[n].op, "finish") for n in path[1:])
-        for node in path:
-            op = graph.nodes[node].op
-            stack.callback(closing(node, op.close))  # first: one that opens half way is closed, too
-            with user_code(partial(NodeFailed, node), PipelineError):  # the run would end with the same
-                op.open(Runtime(context, node, graph.depth(node), StageMeter(node)))
-                if node == graph.source:
-                    items = list(_chunk(op, row, settings.chunk_rows, alone=alone))
-                else:
-                    inputs = graph.nodes[node].inputs
-                    given: list[Item] = [b.at_port(port) for port, i in enumerate(inputs) for b in found[i]]
-                    items = list(
-                        op.run(ListInbox(iter([*given, ChunkEnd(0, sum(b.num_rows for b in found[inputs[0]]))])))
-                    )
-            found[node] = [item for item in items if isinstance(item, Batch)]
-            rejects += [(node, r) for item in items if isinstance(item, Rejects) for r in item.rows if r.row == row]
-        rows = [kept for batch in found[wanted] if (kept := _only(batch.data, row)).num_rows]
-        if not rows:
-            raise InputError(f"row {row} has no prompt at '{wanted}': {_why(rejects)}")
-        for data in rows:
-            for i in range(data.num_rows):
-                with user_code(partial(NodeFailed, wanted), PipelineError):
-                    lines = list(graph.nodes[wanted].op.prompt_lines(data.slice(i, 1)))
-                yield from lines
+    # A node with `run` or `finish` may look at a whole chunk.
+    alone = not any(overrides(graph.nodes[n].op, "run") or overrides(graph.nodes[n].op, "finish") for n in path[1:])
+    read = partial(_sample, row=row, chunk_rows=settings.chunk_rows, alone=alone)
+    tried = SampleRun(graph, process, read, settings.directory, node_s=math.inf)
+    with closing(tried.run(path)) as ran:
+        for node in ran:
+            if node == wanted:
+                yield from _prompt_lines(graph.nodes[wanted].op, wanted, row, tried.nodes)
+
+
+def _prompt_lines(op: BaseOperator, name: str, row: int, nodes: Mapping[str, NodeResult]) -> Iterator[str]:
+    rows = [kept for batch in nodes[name].output if (kept := _only(batch.data, row)).num_rows]
+    if not rows:
+        rejects = [(node, reject) for node, found in nodes.items() for reject in found.rejects if reject.row == row]
+        why = "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in rejects)
+        raise InputError(f"row {row} has no prompt at '{name}': {why or 'a node has dropped it'}")
+    for data in rows:
+        for i in range(data.num_rows):
+            with user_code(partial(NodeFailed, name), PipelineError):
+                lines = list(op.prompt_lines(data.slice(i, 1)))
+            yield from lines
 
 
 def _node(graph: Graph, name: str | None) -> str:
@@ -94,35 +84,29 @@ def _before(graph: Graph, name: str) -> list[str]:
     return [node for node in graph.order if node in needed]
 
 
-def _chunk(source: BaseOperator, row: int, chunk_rows: int, *, alone: bool) -> Iterator[Item | Shard]:
-    """Yield the chunk of the input that has the row, or the row alone."""
+def _sample(source: BaseOperator, row: int, chunk_rows: int, *, alone: bool) -> InputSample:
+    """Return the chunk of the input that has the row, or the row alone."""
     if row >= chunk_rows and overrides(source, "seek"):
         source.seek(row // chunk_rows)
-    last = -1
+    sample, last = InputSample(math.inf), -1
     for item in source.run(ListInbox()):
         if isinstance(item, ChunkEnd):
             if last >= row:
-                return
-            continue
-        if isinstance(item, Batch) and item.num_rows:
-            last = max(last, int(np.asarray(item.data.column(ROW.name)).max()))
+                return sample
+        elif isinstance(item, Batch) and item.num_rows:
+            rows = np.asarray(item.data.column(ROW.name))
+            last = max(last, int(rows.max()))
+            wanted = rows == row if alone else rows // chunk_rows == row // chunk_rows
+            sample.take(Batch(0, item.data.filter(pa.array(wanted))))
         elif isinstance(item, Rejects):
             last = max(last, *(reject.row for reject in item.rows))
-        if isinstance(item, Batch):
-            same = item.data if not alone else _only(item.data, row)
-            in_chunk = np.asarray(same.column(ROW.name)) // chunk_rows == row // chunk_rows
-            yield Batch(0, same.filter(pa.array(in_chunk)))
-        else:
-            yield item
+            sample.take(item)
     if last < row:
         raise InputError(
             f"row={row}: the input ends before it{f', at row {last}' if last >= 0 else ''}; rows count from 0"
         )
+    return sample
 
 
 def _only(data: pa.RecordBatch, row: int) -> pa.RecordBatch:
     return data.filter(pa.array(np.asarray(data.column(ROW.name)) == row))
-
-
-def _why(rejects: list[tuple[str, Reject]]) -> str:
-    return "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in rejects) or "a node has dropped it"

@@ -25,9 +25,10 @@ LEAST_DOUBT, MOST_DOUBT = 0.02, 0.5
 
 
 class InputSample:
-    """Keeps every row of an input, then every second, every fourth ..., never more than 2 x ROWS rows."""
+    """Keeps every row of an input, then every second, every fourth ..., never more than `most` rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = 2 * ROWS) -> None:
+        self._most = most
         self.rows = NOTHING  # source rows that the run has to process, unreadable ones included
         self.how = ""  # how the sample was taken, for the printed report
         self.stride = 1
@@ -53,7 +54,7 @@ class InputSample:
         if isinstance(item, Batch | Rejects):
             self.seen += item.num_rows
             self._items.append(self._thin(item))
-        while self.taken > 2 * ROWS:
+        while self.taken > self._most:
             self.stride *= 2
             self._items = [self._thin(item) for item in self._items]
 

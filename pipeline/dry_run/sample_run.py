@@ -1,11 +1,11 @@
-"""SampleRun: run a graph on a sample of its input, in this thread and in memory."""
+"""SampleRun: run nodes of a graph on a sample of its input, in this thread and in memory."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,8 +18,8 @@ from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.api.user_code import closing, user_code
-from pipeline.config.build import CheckedJob
-from pipeline.dry_run.sample import sample_of
+from pipeline.dataflow.graph import Graph
+from pipeline.dry_run.sample import InputSample
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
 
@@ -57,23 +57,26 @@ class NodeResult:
 
 @dataclass
 class SampleRun:
-    """Runs the nodes of a graph one after the other on a sample. Sinks write nothing.
+    """Runs nodes of a graph one after the other on a sample. Sinks write nothing.
 
     Args:
-        job: its operators cannot be used again; its directory is only read.
-        seconds: time limit of all forecasts together.
+        graph: its operators cannot be used again.
+        read: reads the sample from the source, which is open.
+        directory: of the results; only read.
+        forecasts_s: time limit of all forecasts together.
+        node_s: of each node without one.
     """
 
-    job: CheckedJob
+    graph: Graph
     process: Resources
-    seconds: float
-    first_chunk: int
-    first_row: int
+    read: Callable[[BaseOperator], InputSample]
+    directory: Path
+    forecasts_s: float = 0.0
+    node_s: float = OPERATOR_S
     nodes: dict[str, NodeResult] = field(default_factory=dict)
 
-    def run(self) -> Iterator[str]:
-        """Run all nodes; yields a line on the sample when it was taken."""
-        graph = self.job.graph
+    def run(self, names: Sequence[str]) -> Generator[str]:
+        """Run the nodes `names`; yields the name of each when it has run. They stay open until all have."""
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))
 
@@ -84,16 +87,14 @@ class SampleRun:
             stack.enter_context(stopped_by_signals(leave_nothing, NOTHING_RUNS))
             context = RunContext(Path(folder), self.process, MetricsTables(Path(folder)).get)
             stack.callback(context.resources.close)
-            for name in graph.order:
-                runtime = Runtime(context, name, graph.depth(name), StageMeter(name))
+            for name in names:
+                runtime = Runtime(context, name, self.graph.depth(name), StageMeter(name))
                 with user_code(partial(NodeFailed, name), PipelineError):  # the run would end with the same
                     self.nodes[name] = self._run_node(name, runtime, stack)
-                if name == graph.source:
-                    yield f"sample: {self.nodes[name].given:,} rows ({self._how})"
+                yield name
 
     def _run_node(self, name: str, runtime: Runtime, stack: ExitStack) -> NodeResult:
-        graph = self.job.graph
-        node = graph.nodes[name]
+        graph, node = self.graph, self.graph.nodes[name]
         if name == graph.source:
             return self._read_sample(node.op, runtime)
         inputs = [self.nodes[source] for source in node.inputs]
@@ -113,10 +114,9 @@ class SampleRun:
     def _read_sample(self, source: BaseOperator, runtime: Runtime) -> NodeResult:
         try:
             source.open(runtime)
-            sample = sample_of(source, self.first_chunk, self.first_row, self.job.settings.chunk_rows)
+            sample = self.read(source)
         finally:
             closing(runtime.node, source.close)()
-        self._how = sample.how
         good = sum(batch.num_rows for batch in sample.batches)
         found = NodeResult(sample.rows, sample.taken, rows_out=sample.rows.times(share(good, sample.taken)))
         found.add(*sample.batches, *sample.rejects)
@@ -124,13 +124,12 @@ class SampleRun:
 
     def _forecast(self, op: BaseOperator, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
         """Get a forecast from `op`, within an equal share of the time left for the remaining forecasts."""
-        nodes = self.job.graph.nodes
-        left = sum(overrides(node.op, "forecast") for name, node in nodes.items() if name not in self.nodes)
+        left = sum(overrides(node.op, "forecast") for name, node in self.graph.nodes.items() if name not in self.nodes)
         whole = found.rows.is_exact and found.rows.likely <= found.given
         began = time.perf_counter()
-        task = Task(found.rows, whole, self.seconds / left, self.job.directory)
+        task = Task(found.rows, whole, self.forecasts_s / left, self.directory)
         found.forecast = forecast = op.forecast(runtime, batches, task)
-        self.seconds = max(self.seconds - (time.perf_counter() - began - forecast.prepare_s), 0.0)
+        self.forecasts_s = max(self.forecasts_s - (time.perf_counter() - began - forecast.prepare_s), 0.0)
         found.rows_out = forecast.rows_out
         found.add(*forecast.output, *forecast.rejects)
 
@@ -142,9 +141,9 @@ class SampleRun:
         found.rows_out = found.rows.times(share(made, found.given))
 
     def _in_time(self, batches: list[Batch], found: NodeResult) -> Iterator[Item]:
-        """Yield rows until OPERATOR_S have passed, and count them in `found.given`."""
+        """Yield rows until `node_s` have passed, and count them in `found.given`."""
         found.given = 0
-        until = time.perf_counter() + OPERATOR_S
+        until = time.perf_counter() + self.node_s
         for batch in batches:
             for first in range(0, batch.num_rows, SLICE_ROWS):
                 if time.perf_counter() > until:

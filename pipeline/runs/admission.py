@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipeline.config.build import CheckedJob
 from pipeline.config.expand import typed_key
 from pipeline.config.fingerprint import differences
 from pipeline.run_dir.integrity import missing_or_cut
-from pipeline.run_dir.lock import Holder, holder
+from pipeline.run_dir.lock import holder
 from pipeline.run_dir.names import parts, refuse_foreign
 from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
@@ -73,19 +72,9 @@ def admitted(job: CheckedJob, results: Replacing) -> Iterator[tuple[RunState, Ad
         state.close()
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The progress of a run, for a dry run. `chunks`, `rows`: committed ones that a run would keep. `holder`: of the
-    lock of its directory."""
-
-    admission: Admission
-    chunks: int
-    rows: int
-    holder: Holder | None
-
-
-def standing(job: CheckedJob) -> Standing:
-    """Return the progress of the run of `job`. Writes nothing.
+def standing_lines(job: CheckedJob) -> Generator[str, None, tuple[int, int] | None]:
+    """Yield the lines that a dry run prints about the run of `job` that is there. Return its committed chunks and rows,
+    which a run would keep; None if it is finished. Writes nothing.
 
     Raises:
         ConfigError: as `admit`, or the directory is not writable.
@@ -102,19 +91,17 @@ def standing(job: CheckedJob) -> Standing:
     at_work = holder(directory)
     with reading(directory) as state:
         admission = admit(job, state)
-        kept = admission in (Admission.RESUME, Admission.DONE)
-        chunks, rows = (state.committed_chunks, state.committed_rows) if kept else (0, 0)
-        return Standing(admission, chunks, rows, at_work)
-
-
-def standing_lines(standing: Standing) -> Iterator[str]:
-    """Yield the lines that a dry run prints about `standing`."""
-    if standing.holder is not None:
-        yield f"warning: another run works there now ({standing.holder}); a dry run is about what it has not committed"
-    if standing.admission is Admission.DONE:
-        yield f"it is finished already, with {standing.rows:,} rows: a run does nothing (overwrite=true begins anew)"
-    elif standing.chunks:
-        yield f"{standing.chunks:,} chunks, {standing.rows:,} rows, are committed there: a run would go on behind them"
+        chunks, rows = state.committed_chunks, state.committed_rows
+    if at_work is not None:
+        yield f"warning: another run works there now ({at_work}); a dry run is about what it has not committed"
+    if admission is Admission.DONE:
+        yield f"it is finished already, with {rows:,} rows: a run does nothing (overwrite=true begins anew)"
+        return None
+    if admission is not Admission.RESUME:
+        return 0, 0
+    if chunks:
+        yield f"{chunks:,} chunks, {rows:,} rows, are committed there: a run would go on behind them"
+    return chunks, rows
 
 
 def _check_same_job(job: CheckedJob, state: RunState) -> None:
