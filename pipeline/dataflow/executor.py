@@ -12,11 +12,10 @@ from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, Pi
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.runtime import RunContext, Runtime
-from pipeline.dataflow.closing import close_all
 from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, NodeInbox
-from pipeline.dataflow.node_failure import node_failed, running
+from pipeline.dataflow.node_failure import close_all, node_failed, running
 from pipeline.dataflow.outbox import Outbox
 from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
 from pipeline.dataflow.stopper import Stopper
@@ -97,13 +96,8 @@ class Executor:
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
         self._stages = self._build()
         context.stop_after_chunk = self._committer.stop_after
-        if graph.target is not None:
-            target = graph.target
-            target.measure(
-                context.clock,
-                lambda: sum(m.tokens_out for m in self.meters),
-                lambda: sum(m.cost for m in self.meters),
-            )
+        if (target := graph.target) is not None:
+            target.measure(context.clock, lambda: self.meters)
             context.round_rows = lambda: target.round_rows
 
     @property

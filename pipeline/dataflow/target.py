@@ -164,9 +164,7 @@ class Target(BaseOperator):
         self._progress.resume(**json.loads(state))
 
     def state(self, chunk: int) -> bytes:
-        now = self._progress
-        counts = {"accepted": now.accepted, "tokens": now.tokens, "seconds": now.seconds, "cost": now.cost}
-        return json.dumps(counts).encode()
+        return json.dumps({"accepted": self._progress.accepted, **self._progress.sums}).encode()
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         """Hold rows until their chunk ends, then pass on as many as are still needed.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
-from pipeline.api.meter import Clock
+from pipeline.api.meter import Clock, StageMeter
 from pipeline.settings import TargetSettings
 
 
@@ -49,10 +49,8 @@ class TargetProgress:
         """Source rows per round; None until the first round is read."""
         self.spent: Budget | None = None
         """The budget that ended the run; None too if the source or a node simply ended."""
-        self._before = 0, 0.0, 0.0
-        self._tokens: Callable[[], int] = lambda: 0
-        self._cost: Callable[[], float] = lambda: 0.0
-        self._seconds: Clock = lambda: 0.0
+        self._before: dict[str, float] = {"tokens": 0, "seconds": 0.0, "cost": 0.0}
+        self._measured: Callable[[], dict[str, float]] = dict
 
     @property
     def reached(self) -> bool:
@@ -65,19 +63,15 @@ class TargetProgress:
         return self.wanted if self.reached else min(self.arrived, self.wanted - 1)
 
     @property
-    def tokens(self) -> int:
-        """Completion tokens generated, earlier attempts included."""
-        return self._before[0] + self._tokens()
-
-    @property
-    def seconds(self) -> float:
-        """Running time in seconds, earlier attempts included."""
-        return self._before[1] + self._seconds()
+    def sums(self) -> dict[str, float]:
+        """Completion tokens, seconds of running time and money spent at servers, earlier attempts included."""
+        now = self._measured()
+        return {key: before + now.get(key, 0) for key, before in self._before.items()}
 
     @property
     def cost(self) -> float:
         """Money spent at servers, earlier attempts included."""
-        return self._before[2] + self._cost()
+        return self.sums["cost"]
 
     @property
     def last_row(self) -> int | None:
@@ -92,7 +86,8 @@ class TargetProgress:
         processed."""
         if self.reached or (self.spent is not None and not self.spent.decides_rows):
             return True
-        spent = {Budget.TOKENS: self.tokens, Budget.MINUTES: self.seconds / 60, Budget.COST: self.cost}
+        sums = self.sums
+        spent = {Budget.TOKENS: sums["tokens"], Budget.MINUTES: sums["seconds"] / 60, Budget.COST: sums["cost"]}
         for budget, used in spent.items():
             limit = budget.limit(self.settings)
             if limit is not None and used >= limit:
@@ -105,27 +100,22 @@ class TargetProgress:
         if row and not self.check():
             self.spent = Budget.ROWS if row == self.settings.max_rows else Budget.ROUNDS
 
-    def measure(self, clock: Clock, tokens: Callable[[], int], cost: Callable[[], float]) -> None:
-        """Measure this attempt: its time by `clock`, from now on, its completion tokens by `tokens`, its money by
-        `cost`."""
+    def measure(self, clock: Clock, meters: Callable[[], Iterable[StageMeter]]) -> None:
+        """Measure this attempt: its time by `clock`, from now on, its completion tokens and its money by `meters`."""
         began = clock()
-        self._seconds, self._tokens, self._cost = lambda: clock() - began, tokens, cost
 
-    @property
-    def sums(self) -> dict[str, float]:
-        """Tokens, seconds and cost, earlier attempts included."""
-        return {"tokens": self.tokens, "seconds": self.seconds, "cost": self.cost}
+        def measured() -> dict[str, float]:
+            found = list(meters())
+            tokens, cost = sum(m.tokens_out for m in found), sum(m.cost for m in found)
+            return {"tokens": tokens, "seconds": clock() - began, "cost": cost}
+
+        self._measured = measured
 
     def spent_before(self, sums: Mapping[str, float]) -> None:
         """Start from what earlier attempts have spent, committed or not."""
-        tokens, seconds, cost = self._before
-        self._before = (
-            max(tokens, int(sums.get("tokens", 0))),
-            max(seconds, sums.get("seconds", 0.0)),
-            max(cost, sums.get("cost", 0.0)),
-        )
+        self._before = {key: max(before, sums.get(key, 0)) for key, before in self._before.items()}
 
-    def resume(self, accepted: int, tokens: int, seconds: float, cost: float) -> None:
-        """Start from the counts of earlier attempts."""
-        self.spent_before({"tokens": tokens, "seconds": seconds, "cost": cost})
+    def resume(self, accepted: int, **sums: float) -> None:
+        """Start from the counts of earlier attempts. `sums`: as `sums` has them."""
+        self.spent_before(sums)
         self.accepted = self.arrived = accepted

@@ -61,7 +61,7 @@ class Publisher:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
-    def claim(self, *, overwrite: bool) -> None:
+    def _claim(self, *, overwrite: bool) -> None:
         """Claim the destination for this run with an empty manifest. Does nothing if this run has claimed it already.
 
         Raises:
@@ -93,12 +93,9 @@ class Publisher:
             return True
 
     def begin(self, *, overwrite: bool) -> None:
-        """Claim the destination and start the thread; see `claim`."""
-        self.claim(overwrite=overwrite)
-        self.start()
-
-    def start(self) -> None:
-        """Start the thread. It uploads missing files now and after each call of `committed`."""
+        """Claim the destination and start the thread, which uploads missing files now and after each call of
+        `committed`. Raises ConfigError, as `_claim`."""
+        self._claim(overwrite=overwrite)
         self._thread.start()
         self._wake.set()
 

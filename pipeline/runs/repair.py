@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode, PipelineError
@@ -141,16 +141,23 @@ def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Re
     """
     whole = any(overrides(node.op, "state") for node in job.graph.nodes.values())
     whole = whole or not overrides(job.graph.nodes[job.graph.source].op, "seek")
-    spans = [(0, chunks[-1])] if whole else _spans(chunks)
     wanted: dict[int, dict[str, ShardRecord]] = {chunk: {} for chunk in chunks}
     for shard in state.shards():
         if shard.chunk in wanted:
             wanted[shard.chunk][shard.path] = shard
+    # Budgets of tokens and minutes would end the run early.
+    target = replace(job.settings.target, max_tokens=None, max_minutes=None, max_cost=None)
+    settings, sink = replace(job.settings, target=target), _SameFiles(job.directory, wanted)
+    most = settings.max_open_chunks
     with run_log(job.directory, "none"):
-        for first, last in spans:
+        for first, last in [(0, chunks[-1])] if whole else _spans(chunks):
             log.info("making chunks %d to %d again", first, last)
             context = RunContext(job.directory, process, MetricsTables(job.directory).get, run_id=state.run_id)
-            _remake_span(job, first, last, wanted, context)
+            graph = build_graph(settings)
+            executor = Executor(graph, context, sink, max_open_chunks=most, first_chunk=first, last_chunk=last)
+            with stopped_by_signals(executor.interrupt):
+                executor.run()
+            sink.check()
 
 
 def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
@@ -161,17 +168,17 @@ def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
+@dataclass
 class _SameFiles:
     """Keeps the files of those chunks in `wanted` that have the same bytes as before, and no others."""
 
-    def __init__(self, directory: Path, wanted: Mapping[int, Mapping[str, ShardRecord]]) -> None:
-        self._directory = directory
-        self._wanted = wanted
-        self.differing: list[str] = []
+    directory: Path
+    wanted: Mapping[int, Mapping[str, ShardRecord]]
+    differing: list[str] = field(default_factory=list)
 
     def commit(self, record: ChunkRecord) -> None:
-        known = self._wanted.get(record.chunk, {})
-        made = {s.path: s for s in (ShardRecord.of(shard, self._directory) for shard in record.shards)}
+        known = self.wanted.get(record.chunk, {})
+        made = {s.path: s for s in (ShardRecord.of(shard, self.directory) for shard in record.shards)}
         if known and known == made:
             rename_shards(record.shards)
             return
@@ -180,22 +187,12 @@ class _SameFiles:
         for shard in record.shards:
             shard.temporary.unlink()
 
-
-def _remake_span(
-    job: CheckedJob, first: int, last: int, wanted: Mapping[int, Mapping[str, ShardRecord]], context: RunContext
-) -> None:
-    """Compute the chunks `first` to `last`. Keep the files of those in `wanted` that have the same bytes as before."""
-    sink = _SameFiles(job.directory, wanted)
-    # Budgets of tokens and minutes would end the run early.
-    target = replace(job.settings.target, max_tokens=None, max_minutes=None, max_cost=None)
-    graph, open_chunks = build_graph(replace(job.settings, target=target)), job.settings.max_open_chunks
-    executor = Executor(graph, context, sink, max_open_chunks=open_chunks, first_chunk=first, last_chunk=last)
-    with stopped_by_signals(executor.interrupt):
-        executor.run()
-    if sink.differing:
-        raise PipelineError(
-            f"made again, these have other bytes than before: {', '.join(sink.differing)}. They are left as they were"
-            " found. Other versions of pyarrow or llama.cpp, another CPU, or runtime.deterministic=false can do that"
-            " (metrics/run.parquet names the versions); with overwrite=true the job makes all files anew, from the"
-            " stored completions where it has them"
-        )
+    def check(self) -> None:
+        """Raise PipelineError if files have other bytes than before."""
+        if self.differing:
+            raise PipelineError(
+                f"made again, these have other bytes than before: {', '.join(self.differing)}. They are left as they"
+                " were found. Other versions of pyarrow or llama.cpp, another CPU, or runtime.deterministic=false can"
+                " do that (metrics/run.parquet names the versions); with overwrite=true the job makes all files anew,"
+                " from the stored completions where it has them"
+            )

@@ -304,7 +304,7 @@ def test_a_log_line_is_pairs_that_a_program_can_take_apart():
 def test_under_a_target_progress_is_that_of_accepted_rows():
     """Of 60 rows 20 were there before; 10 more took 4 s, so the other 30 take 12 s, whatever the source's."""
     target = TargetProgress(TargetSettings(accepted_rows=60))
-    target.resume(20, 0, 0.0, 0.0)
+    target.resume(20)
     run = Run(Source(fraction=0.5), 100, names="read generate target", target=target)
     assert run.at(1.0, read=10, written=0).eta_s is None
     target.arrived += 10
