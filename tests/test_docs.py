@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
@@ -82,6 +83,13 @@ def test_files_that_a_page_names_are_there(page):
 )
 def test_a_page_stays_short(page, lines):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_the_function_that_the_architecture_quotes_is_that_of_the_code():
+    quoted = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    code = (ROOT / "pipeline/runs/run.py").read_text(encoding="utf-8")
+    assert quoted
+    assert textwrap.indent(quoted, "    ") in code
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from pipeline.monitor.recorder import Recorder
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState
+from pipeline.runs.memory_check import memory_warning
 from pipeline.system.atomic_files import rename_shards
+
+log = logging.getLogger(__name__)
 
 
 class StateSink(NamedTuple):
@@ -57,11 +61,12 @@ class Attempt:
 
 
 def prepare(job: CheckedJob, state: RunState, process: Resources, wake: Callable[[], None]) -> Attempt:
-    """Make the next attempt, and begin the workers of a cluster. Nothing is recorded or loaded yet.
+    """Make the next attempt: close models of earlier jobs that are in the way of this one's, and begin the workers of a
+    cluster. Nothing is recorded or loaded yet.
 
     Args:
         job: the caller holds the lock of its directory.
-        process: resources shared with other jobs of this process.
+        process: resources shared with other jobs of this process (models, contexts).
         wake: called after every commit.
 
     Raises:
@@ -69,10 +74,16 @@ def prepare(job: CheckedJob, state: RunState, process: Resources, wake: Callable
         GraphError: an operator cannot resume after the committed chunks.
     """
     settings, graph, first, states = job.settings, job.graph, state.committed_chunks, state.operator_states()
+    rows_before, rejects_before = state.committed_rows, state.rejects()
+    if first:
+        log.info("resuming: %d rows (%d chunk%s) are committed already", rows_before, first, "s" if first > 1 else "")
+    if (warning := memory_warning(settings, graph)) is not None:
+        log.warning("%s", warning)
+    needs = (need for node in graph.nodes.values() for need in node.op.memory_needs())
+    process.make_room({need.key for need in needs if need.shared})
     if first:
         _check_resumable(job, states.keys())
     attempt, started_at = state.attempts + 1, datetime.now(UTC).isoformat(timespec="seconds")
-    rows_before, rejects_before = state.committed_rows, state.rejects()
     tables = MetricsTables(job.directory, attempt)
     context = RunContext(job.directory, process, tables.get, attempt, state.run_id)
     with ExitStack() as refused:

@@ -31,7 +31,7 @@ from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.admission import Admission, admitted
 from pipeline.runs.attempt import Attempt, prepare
 from pipeline.runs.ending import conclude, record, remove_concluded, say_finished, summarize
-from pipeline.runs.memory_check import check_memory, memory_warning
+from pipeline.runs.memory_check import check_memory
 from pipeline.runs.on_finish import tell, tell_refusal
 from pipeline.runs.watchdog import Watchdog
 from pipeline.settings import REFUSE, JobSettings
@@ -94,8 +94,6 @@ def run_locked(job: CheckedJob, process: Resources, seen: list[Outcome], results
     ):
         if admission is Admission.DONE:
             return _published(job, state, publisher, say_finished(job, state))
-        _say_beginning(job, state)
-        _make_room(job, process)
         attempt = prepare(job, state, process, publisher.committed if publisher else lambda: None)
         state.start_attempt(attempt.started_at)
         reached(Failpoint.ATTEMPT_STARTED)
@@ -121,20 +119,6 @@ def _checked(settings: JobSettings) -> CheckedJob:
     graph = build_graph(settings)
     check_memory(settings, graph)
     return CheckedJob.of(settings, graph)
-
-
-def _say_beginning(job: CheckedJob, state: RunState) -> None:
-    if state.committed_chunks:
-        chunks, rows = state.committed_chunks, state.committed_rows
-        log.info("resuming: %d rows (%d chunk%s) are committed already", rows, chunks, "s" if chunks > 1 else "")
-    if (warning := memory_warning(job.settings, job.graph)) is not None:
-        log.warning("%s", warning)
-
-
-def _make_room(job: CheckedJob, process: Resources) -> None:
-    """Close the models of earlier jobs that are in the way of this one's."""
-    needs = (need for node in job.graph.nodes.values() for need in node.op.memory_needs())
-    process.make_room({need.key for need in needs if need.shared})
 
 
 def _execute(attempt: Attempt, begin: Callable[[], None]) -> tuple[RunStatus, BaseException | None]:
