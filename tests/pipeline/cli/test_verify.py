@@ -88,10 +88,10 @@ def test_damage_is_named_and_mended_to_the_same_bytes(out, capsys, name, damage,
     assert run(job(out)) is ExitCode.DONE
 
 
-@pytest.mark.parametrize("damage", [misname, misname_index])
-def test_a_resume_names_a_state_with_a_damaged_name(out, damage):
+@pytest.mark.parametrize("damage", [garbage, misname, misname_index])
+def test_a_damaged_state_is_refused_with_the_remedy(out, damage):
     damage(out / "state.sqlite")
-    with pytest.raises(DamagedError, match=r"state\.sqlite .*verify"):
+    with pytest.raises(DamagedError, match=r"state\.sqlite (is damaged: |cannot be read: ).*verify .*repair=true"):
         run(job(out))
 
 
@@ -173,9 +173,3 @@ def test_results_without_a_state_are_never_begun_over_in_silence(out, damage, sa
     assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE
     assert files(out) == before
     assert run(job(out)) is ExitCode.DONE
-
-
-def test_a_damaged_state_is_refused_with_the_remedy(out):
-    garbage(out / "state.sqlite")
-    with pytest.raises(DamagedError, match=r"state.sqlite is damaged: .*verify .* repair=true"):
-        run(job(out))

@@ -14,6 +14,7 @@ from pipeline.api.runtime import Resources
 from pipeline.run_dir.state import RunState
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
+from tests.pipeline.runs.test_job import data as files
 from tests.sets import often
 
 OPS, STATEFUL = "tests.pipeline.job_ops", "tests.pipeline.stateful_ops"
@@ -37,11 +38,6 @@ def job(directory: Path, op: dict[str, Any], broken: Path, max_open_chunks: int 
 
 def run(settings: JobSettings) -> ExitCode:
     return run_job(settings, Resources())
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
 def kept(directory: Path) -> list[tuple[Any, ...]]:

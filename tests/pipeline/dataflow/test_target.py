@@ -18,7 +18,6 @@ from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Rejects
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.cli.main import main
 from pipeline.config.build import build_graph
-from pipeline.dataflow.graph import Node
 from pipeline.dataflow.target import Target
 from pipeline.dataflow.target_progress import TargetProgress
 from pipeline.dry_run.estimate import plan_lines
@@ -27,8 +26,7 @@ from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
-from tests.operators.flow import Flow
-from tests.pipeline.job_ops import Numbers
+from tests.pipeline.runs.test_job import data as files
 from tests.pipeline.target_ops import passes
 from tests.sets import often, often_cases
 
@@ -63,11 +61,6 @@ def run(settings: JobSettings) -> ExitCode:
 
 def rows(directory: Path, folder: str = "data") -> list[dict[str, int]]:
     return [row for path in sorted((directory / folder).glob("part-*")) for row in pq.read_table(path).to_pylist()]
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
 def first_passing(wanted: int) -> list[dict[str, int]]:
@@ -200,13 +193,6 @@ def test_an_input_without_rows_ends(tmp_path, capsys):
     assert "exit code 5: the input has no rows" in capsys.readouterr().out
 
 
-def test_a_node_that_takes_no_more_rows_ends_the_rounds(tmp_path, capsys):
-    takes = {"takes": {"_target_": "tests.pipeline.ops.TakeChunks", "chunks": 2}}
-    assert run(job(tmp_path, middle=takes)) is ExitCode.BUDGET
-    assert "exit code 5: a node took no more rows before the target was reached" in capsys.readouterr().out
-    assert rows(tmp_path) == [row for row in first_passing(60) if row["row"] < 32]
-
-
 def test_a_node_that_loses_rows_is_found_out(tmp_path, caplog):
     """Also where it is left before it has ended: then over the chunks that are committed."""
     loses, waits = {"_target_": f"{OPS}.Loses"}, {"_target_": f"{TARGET_OPS}.WaitsForEver", "row": 350}
@@ -283,13 +269,3 @@ def test_the_plan_says_until_when(tmp_path):
         lines[-2]
         == "rows are made until 400 have passed all nodes, or until max_rounds=100 or max_minutes=2.5 is spent"
     )
-
-
-def test_a_graph_without_a_target_is_what_it_was(tmp_path):
-    settings = job(tmp_path)
-    settings.target = TargetSettings()
-    graph = build_graph(settings)
-    assert graph.target is None
-    assert isinstance(graph.nodes["numbers"].op, Numbers)
-    assert "target" not in graph.nodes
-    assert Flow(tmp_path, {"source": Node(Numbers(3))}).run() == [{"row": i, "x": i} for i in range(3)]

@@ -23,9 +23,10 @@ from pipeline.run_dir.names import CARD
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings, TargetSettings
-from tests.pipeline.dataflow.test_target import TARGET_OPS, files, first_passing, job, rows, run
+from tests.pipeline.dataflow.test_target import TARGET_OPS, first_passing, job, rows, run
 from tests.pipeline.faulty import URL, Faulty, register
 from tests.pipeline.runs.test_final_files import TOTAL
+from tests.pipeline.runs.test_job import data as files
 from tests.pipeline.runs.test_job import job as squares
 
 COMPLETE = {CARD, "manifest.json"}

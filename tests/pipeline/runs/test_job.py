@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -164,22 +163,6 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path, overwrite):
     with pytest.raises(ConfigError, match=r"thesis.tex"):
         run(job(tmp_path, overwrite=overwrite))
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_second_run_is_kept_out_and_told_who_is_in(tmp_path):
-    with (tmp_path / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump({"pid": 4711, "host": "elsewhere", "since": "2026-11-21T10:00:00"}, file)
-        file.flush()
-        with pytest.raises(ConfigError, match=r"another run .pid 4711 on elsewhere, since 2026"):
-            run(job(tmp_path))
-
-
-def test_the_lock_of_a_dead_process_is_void(tmp_path, caplog):
-    (tmp_path / ".lock").write_text(json.dumps({"pid": 4711, "host": "here", "since": "yesterday"}))
-    with caplog.at_level(logging.INFO):
-        assert run(job(tmp_path)) is ExitCode.DONE
-    assert "an earlier run here (pid 4711" in caplog.text
 
 
 def test_too_many_errors_are_exit_code_3_also_when_asked_again(tmp_path, capsys):
