@@ -55,11 +55,6 @@ def or_else(what: str, do: Callable[[], T], otherwise: T, level: int = logging.W
         return otherwise
 
 
-def closing(node: str, close: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `close` of the operator of `node`; a failure is logged."""
-    return lambda: or_else(f"node '{node}' cannot be closed", close, None)
-
-
 def spelt(error: BaseException) -> str:
     """Return the class and the text of `error`; only the class, where its own `__str__` raises."""
     try:

@@ -11,9 +11,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import yaml
@@ -46,31 +45,19 @@ from pipeline.system.terminal import complain, say
 Do = Callable[[JobSettings, Resources], ExitCode]
 _SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
+GOES_ON = "not begun; the same command goes on"
 _TEXTS = ("stop", "bad_words", "system", "template")
 _IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 """Parts of a template in which `\\n` is a line break."""
 
 
-@dataclass(frozen=True)
-class SweptJob:
-    """A job of a sweep.
-
-    Args:
-        overrides: the overrides as typed, with one value each.
-        code: exit code; None if the sweep was interrupted before the job began.
-        directory: of the results; None if the settings are invalid.
-    """
+class SweptJob(NamedTuple):
+    """A job of a sweep: the overrides as typed, with one value each; its exit code, None if the sweep was interrupted
+    before it began; the directory of the results, or why there is none."""
 
     overrides: tuple[str, ...]
     code: ExitCode | None
-    directory: Path | None = None
-
-    @property
-    def where(self) -> str:
-        """Directory of the results, or the reason why there is none."""
-        if self.code is None:
-            return "not begun; the same command goes on"
-        return "not run: its settings cannot work, see above" if self.directory is None else str(self.directory)
+    where: str
 
 
 def worst(codes: Sequence[ExitCode]) -> ExitCode:
@@ -115,13 +102,15 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     def task(config: DictConfig) -> None:
         overrides = overrides_given()
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
-        jobs.append(SweptJob(overrides, None) if stopped else _run_one(config, overrides, process, do))
+        jobs.append(SweptJob(overrides, None, GOES_ON) if stopped else _run_one(config, overrides, process, do))
         process.close_unused()
 
     try:
         with _command_line(_options_last(arguments)):
             if {"-c", "--cfg", "-i", "--info"} & {argument.partition("=")[0] for argument in arguments}:
-                _print_without_secrets(lambda: _compose_and_call(task))
+                with contextlib.redirect_stdout(io.StringIO()) as said:
+                    _compose_and_call(task)
+                say([_without_secrets(said.getvalue()).rstrip("\n")])
             else:
                 _compose_and_call(task)
     except COMPOSITION_ERRORS as error:
@@ -169,24 +158,13 @@ def _note_secrets(arguments: Sequence[str]) -> None:
         refuse_noted_credentials(given)
 
 
-def _print_without_secrets(compose: Callable[[], None]) -> None:
-    """Have Hydra print the composed settings, without secrets."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        compose()
-    text = said.getvalue()
+def _without_secrets(text: str) -> str:
+    """Return composed settings (YAML) without secrets; as they are if they have none, or are no YAML."""
     with suppress(yaml.YAMLError):
         found = yaml.safe_load(text)
         kept = for_keeping(found)
         text = text if kept == found else yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
-    say([text.rstrip("\n")])
-
-
-def _without_secrets_in(noted: Path) -> None:
-    """Take the secrets of the job file out of the settings that Hydra has noted for a sweep."""
-    with suppress(OSError, yaml.YAMLError):
-        found = yaml.safe_load(noted.read_text(encoding="utf-8"))
-        text = yaml.safe_dump(for_keeping(found), sort_keys=False, allow_unicode=True)
-        noted.write_text(hidden(text), encoding="utf-8")
+    return text
 
 
 def _refuse_dashes(arguments: Sequence[str]) -> None:
@@ -239,18 +217,20 @@ def _command_line(arguments: Sequence[str]) -> Iterator[None]:
 def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources, do: Do | None) -> SweptJob:
     """Run one job. Its error is printed, so that the other jobs of a sweep run all the same."""
     reached(Failpoint.CONFIG_COMPOSED)
-    directory = None
+    where = "not run: its settings cannot work, see above"
     try:
         settings = settings_of(config)
         if (hydra_has := HydraConfig.get()).mode == RunMode.MULTIRUN:
-            _without_secrets_in(Path(hydra_has.sweep.dir) / "multirun.yaml")
+            noted = Path(hydra_has.sweep.dir) / "multirun.yaml"  # has the secrets of the job file
+            with suppress(OSError):
+                noted.write_text(hidden(_without_secrets(noted.read_text(encoding="utf-8"))), encoding="utf-8")
         for note in _notes(OmegaConf.to_container(config)):
             complain(note)
-        directory = settings.directory
+        where = str(settings.directory)
         code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
     except BaseException as error:
         code = print_error(error)
-    return SweptJob(overrides, code, directory)
+    return SweptJob(overrides, code, where)
 
 
 def _notes(settings: object, key: str = "") -> Iterator[str]:

@@ -23,6 +23,8 @@ from pipeline.run_dir.names import REJECTS
 from pipeline.system.deadlines import ENDING_S, GRACE_S, leave_after
 
 REJECT_CAPACITY_ROWS = 4096
+TICK_S = 0.2
+"""Seconds between two calls of `tick`."""
 OPENS = "left at once: an operator is being opened, and does not end. The same command begins or resumes the run"
 
 
@@ -60,7 +62,6 @@ class Executor:
         max_open_chunks: chunks that may be begun and uncommitted.
         first_chunk, last_chunk: of the source; None for the end of its input.
         states: by node, the operator states of earlier chunks.
-        tick_s: seconds between two calls of `tick`.
         rejects: the sink of all rejects; None for one that writes them to the output directory.
         ending_s: seconds that an operator may take to close.
     """
@@ -75,14 +76,12 @@ class Executor:
         first_chunk: int = 0,
         last_chunk: int | None = None,
         states: Mapping[str, Iterable[bytes]] | None = None,
-        tick_s: float = 0.2,
         rejects: BaseOperator | None = None,
         ending_s: float = ENDING_S,
     ) -> None:
         self._graph = graph
         self._context = context
         self._states = states or {}
-        self._tick_s = tick_s
         self._first_chunk = first_chunk
         self._window = ChunkWindow(max_open_chunks, first_chunk, last_chunk)
         self._ending_s = ending_s
@@ -237,7 +236,7 @@ class Executor:
     def _wait(self, threads: list[threading.Thread], tick: Callable[[], None] = lambda: None) -> None:
         for thread in threads:
             while thread.is_alive() and not self._stopper.abandoned.is_set():
-                thread.join(self._tick_s)
+                thread.join(TICK_S)
                 tick()
 
     def _run_stage(self, stage: Stage) -> None:

@@ -30,7 +30,7 @@ from pipeline.monitor.prometheus import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
 from pipeline.runs.admission import standing_lines
-from pipeline.runs.memory_check import check_memory, memory_lines
+from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.settings import PLAN, JobSettings, TargetSettings
 
 CALIBRATION_S = 30.0
@@ -68,7 +68,7 @@ def dry_run_lines(
     destination_of(settings)
     check_prometheus_file(settings.prometheus_file)
     yield from plan_lines(settings, graph)
-    check_memory(settings, graph)
+    MemoryNeeds(settings, graph).check()
     job = CheckedJob.of(settings, graph)
     begins = yield from standing_lines(job)
     if settings.dry_run == PLAN or begins is None:
@@ -206,7 +206,7 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
     lines += [] if graph.target is None else [_target_line(settings.target)]
     url = getattr(settings.output, "publish", None)
     where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")
-    return [*lines, *memory_lines(settings, graph), where]
+    return [*lines, *MemoryNeeds(settings, graph).plan_lines(), where]
 
 
 def _columns(given: pa.Schema | None, gives: pa.Schema | None) -> str:

@@ -17,7 +17,7 @@ from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, ListInbox, overrides
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
-from pipeline.api.user_code import closing, user_code
+from pipeline.api.user_code import or_else, user_code
 from pipeline.dataflow.graph import Graph
 from pipeline.dry_run.sample import InputSample
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -106,7 +106,7 @@ class SampleRun:
         elif overrides(node.op, "forecast"):
             self._forecast(node.op, runtime, batches, found)
         else:
-            stack.callback(closing(name, node.op.close))  # first: one that opens half way is closed, too
+            stack.callback(_close, name, node.op)  # first: one that opens half way is closed, too
             node.op.open(runtime)
             self._operate(node.op, batches, found)
         return found
@@ -116,7 +116,7 @@ class SampleRun:
             source.open(runtime)
             sample = self.read(source)
         finally:
-            closing(runtime.node, source.close)()
+            _close(runtime.node, source)
         good = sum(batch.num_rows for batch in sample.batches)
         found = NodeResult(sample.rows, sample.taken, rows_out=sample.rows.times(share(good, sample.taken)))
         found.add(*sample.batches, *sample.rejects)
@@ -152,6 +152,10 @@ class SampleRun:
                 found.given += piece.num_rows
                 yield piece
         yield ChunkEnd(0, found.given)
+
+
+def _close(node: str, op: BaseOperator) -> None:
+    or_else(f"node '{node}' cannot be closed", op.close, None)
 
 
 def _bytes(op: BaseOperator, batches: list[Batch], found: NodeResult) -> Range:

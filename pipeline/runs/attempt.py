@@ -19,7 +19,7 @@ from pipeline.monitor.recorder import Recorder
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState
-from pipeline.runs.memory_check import memory_warning
+from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.system.atomic_files import rename_shards
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,10 @@ def prepare(job: CheckedJob, state: RunState, process: Resources, wake: Callable
     rows_before, rejects_before = state.committed_rows, state.rejects()
     if first:
         log.info("resuming: %d rows (%d chunk%s) are committed already", rows_before, first, "s" if first > 1 else "")
-    if (warning := memory_warning(settings, graph)) is not None:
+    memory = MemoryNeeds(settings, graph)
+    if (warning := memory.warning()) is not None:
         log.warning("%s", warning)
-    needs = (need for node in graph.nodes.values() for need in node.op.memory_needs())
-    process.make_room({need.key for need in needs if need.shared})
+    process.make_room(memory.shared_keys)
     if first:
         _check_resumable(job, states.keys())
     attempt, started_at = state.attempts + 1, datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,55 +20,13 @@ REMEDIES = (
 )
 
 
-def check_memory(settings: JobSettings, graph: Graph) -> None:
-    """Refuse a graph that needs more than `runtime.memory_limit`.
-
-    The sum is a lower bound, so no job is refused that could have run. Without a limit nothing is refused: free memory
-    changes all the time, and the weights of a model need not all be in memory (see `memory_warning`).
-
-    Raises:
-        ConfigError: it needs more. The message lists the needs and the remedies.
-    """
-    limit = _limit(settings)
-    needs = _Needs(settings, graph)
-    if limit is not None and needs.total > limit:
-        remedies = needs.remedies(limit)
-        raise ConfigError(
-            f"the graph takes at least {mib(needs.total)} of memory, and runtime.memory_limit is {mib(limit)}:\n"
-            + "\n".join(needs.lines)
-            + f"\n{remedies[0].upper()}{remedies[1:]}, or raise runtime.memory_limit"
-        )
-
-
-def memory_warning(settings: JobSettings, graph: Graph) -> str | None:
-    """Return a warning if there is no limit and the graph needs more memory than is free, else None."""
-    needs, free = _Needs(settings, graph), free_memory()
-    if _limit(settings) is not None or needs.total <= free:
-        return None
-    return (
-        f"the graph takes at least {mib(needs.total)} of memory and {mib(free)} are free; if it fails or becomes slow,"
-        f" {needs.remedies(free)}:\n" + "\n".join(needs.lines)
-    )
-
-
-def memory_lines(settings: JobSettings, graph: Graph) -> list[str]:
-    """Return the lines on memory of a dry run's plan; none if no node has needs."""
-    needs = _Needs(settings, graph)
-    limit = _limit(settings)
-    of = f"{mib(free_memory())} free" if limit is None else f"runtime.memory_limit={mib(limit)}"
-    return [f"memory, at least: {mib(needs.total)} ({of})", *needs.lines] if needs.lines else []
-
-
-class _Needs:
-    """What all nodes need together; shared memory counts once. Each worker of this machine has contexts of its own, and
-    all have the pages of the model file once.
-
-    Attributes:
-        total: bytes.
-        lines: one per need.
-    """
+class MemoryNeeds:
+    """What all nodes of a graph need together; shared memory counts once. Each worker of this machine has contexts of
+    its own, and all have the pages of the model file once. The sum is a lower bound."""
 
     def __init__(self, settings: JobSettings, graph: Graph) -> None:
+        # The class of `runtime` belongs to the operators and need not have this property.
+        self._limit: int | None = getattr(settings.runtime, "memory_limit_bytes", None)
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
         self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
@@ -80,19 +38,47 @@ class _Needs:
             for need in needs:
                 times = self._workers if name in in_workers and not need.shared else 1
                 found.setdefault(need.key, (need, times))
-        self.total = sum(need.size_bytes * times for need, times in found.values())
+        self.shared_keys = {need.key for need, _ in found.values() if need.shared}
+        """Keys of resources of the process that the graph uses."""
+        self._total = sum(need.size_bytes * times for need, times in found.values())
         self._each = sum(need.size_bytes for need, times in found.values() if times > 1)
-        self.lines = [
+        self._lines = [
             f"  {mib(need.size_bytes * times):>11}  {f'{times} x ' if times > 1 else ''}{need.what}"
             for need, times in found.values()
         ]
 
-    def remedies(self, room: int) -> str:
+    def check(self) -> None:
+        """Refuse a graph that needs more than `runtime.memory_limit`. So no job is refused that could have run.
+
+        Raises:
+            ConfigError: it needs more. The message lists the needs and the remedies.
+        """
+        if self._limit is not None and self._total > self._limit:
+            remedies = self._remedies(self._limit)
+            raise ConfigError(
+                f"the graph takes at least {mib(self._total)} of memory, and runtime.memory_limit is"
+                f" {mib(self._limit)}:\n"
+                + "\n".join(self._lines)
+                + f"\n{remedies[0].upper()}{remedies[1:]}, or raise runtime.memory_limit"
+            )
+
+    def warning(self) -> str | None:
+        """Return a warning if there is no limit and the graph needs more memory than is free, else None. It is no
+        refusal: free memory changes all the time, and the weights of a model need not all be in memory."""
+        free = free_memory()
+        if self._limit is not None or self._total <= free:
+            return None
+        return (
+            f"the graph takes at least {mib(self._total)} of memory and {mib(free)} are free; if it fails or becomes"
+            f" slow, {self._remedies(free)}:\n" + "\n".join(self._lines)
+        )
+
+    def plan_lines(self) -> list[str]:
+        """Return the lines of a dry run's plan; none if no node has needs."""
+        of = f"{mib(free_memory())} free" if self._limit is None else f"runtime.memory_limit={mib(self._limit)}"
+        return [f"memory, at least: {mib(self._total)} ({of})", *self._lines] if self._lines else []
+
+    def _remedies(self, room: int) -> str:
         """Return what can be done to need no more than `room` bytes."""
-        fewer = self._each and self._workers - -(-(self.total - room) // self._each)
+        fewer = self._each and self._workers - -(-(self._total - room) // self._each)
         return f"use cluster.workers={fewer}, or {REMEDIES}" if fewer > 0 else REMEDIES
-
-
-def _limit(settings: JobSettings) -> int | None:
-    # The class of `runtime` belongs to the operators and need not have this property.
-    return getattr(settings.runtime, "memory_limit_bytes", None)

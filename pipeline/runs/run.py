@@ -31,7 +31,7 @@ from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.admission import Admission, admitted
 from pipeline.runs.attempt import Attempt, prepare
 from pipeline.runs.ending import conclude, record, remove_concluded, say_finished, summarize
-from pipeline.runs.memory_check import check_memory
+from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.runs.on_finish import tell, tell_refusal
 from pipeline.runs.watchdog import Watchdog
 from pipeline.settings import REFUSE, JobSettings
@@ -117,7 +117,7 @@ def run_locked(job: CheckedJob, process: Resources, seen: list[Outcome], results
 
 def _checked(settings: JobSettings) -> CheckedJob:
     graph = build_graph(settings)
-    check_memory(settings, graph)
+    MemoryNeeds(settings, graph).check()
     return CheckedJob.of(settings, graph)
 
 

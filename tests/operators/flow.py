@@ -51,7 +51,6 @@ class Flow:
             Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}),
             self.context,
             self,
-            tick_s=0.01,
         )
         self.tally = self.executor.tally
         self.committed: list[int] = []

@@ -35,7 +35,6 @@ class Run:
             self.context,
             self,
             max_open_chunks=max_open_chunks,
-            tick_s=0.01,
         )
         self.tally = self.executor.tally
 
