@@ -24,7 +24,7 @@ from pipeline.python.compose import settings_from, with_rows
 from pipeline.python.job import Job
 from pipeline.python.result import Result
 from pipeline.runs.run import run_job
-from pipeline.settings import PLAN
+from pipeline.settings import PLAN, JobSettings
 from pipeline.system.signals import staying
 from pipeline.system.terminal import complain, silent
 
