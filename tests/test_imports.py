@@ -70,6 +70,7 @@ MAY_USE_HYDRA = ("pipeline/config/", "pipeline/cli/")
 PUBLIC_NAMES = "pipeline/__init__.py"
 """It names for type checkers what it imports when it is first used."""
 STARTS_THREADS = {
+    "operators/llama/limits.py",
     "pipeline/cluster/dispatcher.py",
     "pipeline/cluster/members.py",
     "pipeline/cluster/segment_runner.py",
