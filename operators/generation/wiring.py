@@ -12,7 +12,7 @@ from pathlib import Path
 from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
 from operators.engine.backend.loading import inspect_model, load_model, model_key
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.strategies.base import Strategy
@@ -175,8 +175,7 @@ def _make_engine(
     with ExitStack() as leased:  # gives back what there is if another cannot be had
         decoder, back = model.lease(settings, block=strategy.block, draft=strategy.draft)
         leased.callback(back)
-        meters = (runtime.part("decode"), runtime.part("sample"))
-        worker = StepLoop(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
+        strategy.bind(decoder, model)
         if strategy.draft_model is not None:
             draft = load_model(runtime, of_engine(strategy.draft_model, settings))
             leased.callback(strategy.take_draft_model(draft, settings))
@@ -185,7 +184,10 @@ def _make_engine(
     number = next(runtime.resource(("engine numbers",), itertools.count))
     thread = engine_thread(runtime)
     limit = thread.call(lambda: model.limit(settings))  # may be measured, with all cores
-    engine = Engine(worker, runtime.table("steps", STEPS_SCHEMA), thread, number, limit)
+    meters = (runtime.part("decode"), runtime.part("sample"))
+    steps = runtime.table("steps", STEPS_SCHEMA)
+    log = StepLog(steps, decoder.shape, meters, thread.clock, thread.began, number, limit)
+    engine = Engine(StepLoop(strategy, settings, log, lambda: runtime.cancelled), thread)
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)

@@ -18,7 +18,8 @@ from operators.batch_by_length import BatchByLength
 from operators.engine.backend.interface import Logits
 from operators.engine.backend.loading import close_model, loader
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.row_state import SampledRow
 from operators.engine.sampling.sampler import Sampler
@@ -100,9 +101,9 @@ def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -
     """Complete `rows` in this thread on the decoder that `strategy` is bound to; return the steps as rows of
     metrics/steps.parquet."""
     steps = _Steps()
-    worker = StepLoop(strategy, runtime, (StageMeter("decode"), StageMeter("sample")))
-    engine = Engine(worker, steps)
-    client = engine.connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
+    log = StepLog(steps, strategy.decoder.shape, (StageMeter("decode"), StageMeter("sample")))
+    worker = StepLoop(strategy, runtime, log)
+    client = Engine(worker, EngineThread()).connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()
     while worker.scheduler.runnable:

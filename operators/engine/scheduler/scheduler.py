@@ -19,28 +19,14 @@ from operators.settings.runtime import EngineSettings
 
 
 class Scheduler:
-    """Continuous batching over the slots of one decoder.
+    """Continuous batching over the slots of one decoder."""
 
-    Args:
-        preempt_every: preempt a sequence every so many decode calls, for tests; None: only where the KV cache is full.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        queue: WaitingQueue,
-        settings: EngineSettings,
-        chunking: Chunking,
-        *,
-        preempt_every: int | None = None,
-    ) -> None:
+    def __init__(self, decoder: Decoder, queue: WaitingQueue, settings: EngineSettings, chunking: Chunking) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
         self._chunking = chunking
         self._admissions = itertools.count()
-        self._preempt_every = preempt_every
-        self._decode_calls = 0
         self._now = 0.0
         self.queue = queue
         self.slots = SlotPool(decoder)
@@ -118,9 +104,11 @@ class Scheduler:
         rows = self.slots.rows()
         self._cache.save(rows)
         for row in rows:
-            if row.tokens and not row.times.first_token:
-                row.times.first_token = now
-                if row.placement.group is not None:
+            if len(row.tokens) > row.placement.counted or row.finish_reason is not None:
+                if row.owner is not None:
+                    row.owner.count(row)
+                if row.tokens and not row.times.first_token:
+                    row.times.first_token = now
                     self.queue.leave_group(row)
             going = row.finish_reason is None and row.error is None
             if going and limit is not None and now - row.times.admitted - row.times.preempted_s > limit:
@@ -184,15 +172,11 @@ class Scheduler:
 
     def _decode_batch(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
         """Make a step of all decoding sequences, and chunks of those that are `prefilling`."""
-        if self._shape.per_sequence:
-            self._decode_calls += 1
-            every = self._preempt_every
-            if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
-                self._preempt()
-            # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
-            # other kernels.
-            if self._settings.optimise.compaction or (self._shape.needs_rules and self.slots.lonely()):
-                self._close_holes()
+        # A hole cuts the step into several micro-batches; and a row that is alone in one is computed by other kernels.
+        if self._shape.per_sequence and (
+            self._settings.optimise.compaction or (self._shape.needs_rules and self.slots.lonely())
+        ):
+            self._close_holes()
         while True:
             rows = self.slots.rows()
             decoding = [row for row in rows if row.state is State.DECODE]

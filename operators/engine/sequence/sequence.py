@@ -173,9 +173,6 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Add a drawn token; sets the finish reason if it is the last one."""
-        meter = self.owner.meter if self.owner is not None else None
-        if meter is not None and not self.tokens:
-            meter.tokens_in += len(self.prompt)
         if token in self.params.stop_ids:
             self.finish_reason = FinishReason.STOP
             if token not in self.params.kept_stop_ids:
@@ -185,8 +182,6 @@ class Sequence:
         self.tokens.append(token)
         if self.sampling.scored is not None:
             self.sampling.scores.append(self.sampling.scored)
-        if meter is not None:
-            meter.tokens_out += 1
         matcher = self.sampling.matcher
         if matcher is not None:
             matcher.take(token)

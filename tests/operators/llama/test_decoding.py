@@ -14,6 +14,7 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.loop.engine import Engine
+from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.autoregressive import Autoregressive
@@ -26,7 +27,7 @@ from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, check_pool, worker_on
+from tests.operators.engine.fixtures import check_pool, worker_on
 from tests.operators.llama.kernels.test_graphs import padded
 from tests.sets import often
 from tools.models import make_model
@@ -110,7 +111,7 @@ def complete(
     strategy = Autoregressive(DecodeSettings(), Watching()) if make is None else make(Watching())
     decoder, give_back = model.lease(engine_settings, draft=strategy.draft)
     worker = worker_on(decoder, engine_settings, strategy=strategy)
-    engine = Engine(worker, Table())
+    engine = Engine(worker, EngineThread())
     client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     kind = strategy.sequence_type()
     client.submit([kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
