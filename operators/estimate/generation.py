@@ -87,7 +87,7 @@ def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]
     if not worker.decoder.partial and not settings.snapshot_mb:
         return 1.0
     shape = worker.decoder.shape
-    chunking, shared = worker.strategy.chunking(shape), 0
+    chunking, shared = worker.strategy.chunking, 0
     # Prompts computed by different kernels cannot share a prefix; where there is one kernel, that is nobody.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= shape.kernel_tokens, row.prompt.tobytes()))
     for before, row in pairwise(ordered):

@@ -15,7 +15,7 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
-from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
@@ -129,14 +129,14 @@ def model_memory(
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
-def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
-    """Return the memory of the draft model of `strategy`, as `model_memory` does; none if it has none."""
+def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
+    """Return the memory of the draft model of `setup`, as `model_memory` does; none if it has none."""
     n_ctx_train = inspect_model(model).n_ctx_train
-    if strategy.draft_model is None or n_ctx_train is None:
+    if setup.draft_model is None or n_ctx_train is None:
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
     own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(of_engine(strategy.draft_model, settings), own, ("draft", key)))
+    return list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -144,8 +144,8 @@ def engine_thread(runtime: Runtime) -> EngineThread:
     return runtime.resource(("engine thread",), EngineThread, EngineThread.close)
 
 
-def decode_strategy(settings: DecodeSettings) -> Strategy:
-    """Return the decode strategy: the class that `decode.strategy` names, with its settings.
+def decode_setup(settings: DecodeSettings) -> DecodeSetup:
+    """Return the setup of the decode strategy that `decode.strategy` names, with its settings.
 
     Raises:
         ConfigError: there is none, or the settings are those of another one.
@@ -157,7 +157,7 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
         raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"decode.strategy='{settings.strategy}' is no decode strategy")
-    return found(settings)
+    return found.setup(settings, found)
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
@@ -171,15 +171,18 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, ExitStack]:
     """Make an engine with its contexts, and a stack that closes it and then gives these back."""
-    strategy = decode_strategy(decode)
+    setup = decode_setup(decode)
     with ExitStack() as leased:  # gives back what there is if another cannot be had
-        decoder, back = model.lease(settings, block=strategy.block, draft=strategy.draft)
+        decoder, back = model.lease(settings, block=setup.block, draft=setup.draft)
         leased.callback(back)
-        strategy.bind(decoder, model)
-        if strategy.draft_model is not None:
-            draft = load_model(runtime, of_engine(strategy.draft_model, settings))
-            leased.callback(strategy.take_draft_model(draft, settings))
-            runtime.when_stuck(draft.abort)
+        draft = None
+        if setup.draft_model is not None:
+            own = load_model(runtime, of_engine(setup.draft_model, settings))
+            context, back = own.lease(replace(settings, max_sequence_tokens=decoder.shape.max_sequence_tokens))
+            leased.callback(back)
+            runtime.when_stuck(own.abort)
+            draft = context, own
+        strategy = setup.bind(decoder, model, draft)
         closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))
     thread = engine_thread(runtime)

@@ -24,7 +24,7 @@ class StepLoop:
     """A context: its slots, and the steps on it.
 
     Args:
-        strategy: bound to the context.
+        strategy: of the context.
         log: times and records the steps.
         stopping: returns whether the run is being stopped.
     """
@@ -35,8 +35,7 @@ class StepLoop:
         self.strategy = strategy
         self.log = log
         self.decoder = strategy.decoder
-        chunking = strategy.chunking(self.decoder.shape)
-        self.scheduler = Scheduler(self.decoder, strategy.queue(settings, self.decoder.shape), settings, chunking)
+        self.scheduler = Scheduler(self.decoder, settings, strategy.chunking)
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
@@ -46,9 +45,9 @@ class StepLoop:
             batch = self.scheduler.schedule(began)
             if batch is None:
                 return
-        if self.strategy.draft:
+        if self.strategy.drafts:
             with self.log.timed("draft"):
-                self.strategy.prepare(batch)
+                self.strategy.draft(batch)
         with self.log.timed("fill"):
             self.strategy.fill(batch)
             tokens = self.decoder.batch.n_tokens

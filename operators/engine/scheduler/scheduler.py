@@ -21,14 +21,14 @@ from operators.settings.runtime import EngineSettings
 class Scheduler:
     """Continuous batching over the slots of one decoder."""
 
-    def __init__(self, decoder: Decoder, queue: WaitingQueue, settings: EngineSettings, chunking: Chunking) -> None:
+    def __init__(self, decoder: Decoder, settings: EngineSettings, chunking: Chunking) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
         self._chunking = chunking
         self._admissions = itertools.count()
         self._now = 0.0
-        self.queue = queue
+        self.queue = queue = WaitingQueue(settings.optimise, chunking)
         self.slots = SlotPool(decoder)
         self.counts = Counts()
         self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)

@@ -105,10 +105,15 @@ class Chunking:
     Args:
         kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token;
             2 where there is one kernel for all of them; 0: prompts may be cut anywhere.
+
+    Attributes:
+        shares_logits: whether sequences with equal prompts may draw from the same logits.
     """
 
+    shares_logits = True
+
     def __init__(self, kernel_tokens: int) -> None:
-        self._kernel_tokens = kernel_tokens
+        self.kernel_tokens = kernel_tokens
 
     def size(self, row: Sequence, room: int) -> int:
         """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
@@ -117,7 +122,7 @@ class Chunking:
             left = row.placement.stop - row.slot.num_cached
         if left <= room:
             return left
-        if not self._kernel_tokens:
+        if not self.kernel_tokens:
             return room
         # Forced tokens after a prompt are always fewer than kernel_tokens.
         least = self.least(row) if row.slot.num_cached < len(row.prompt) else 2
@@ -127,9 +132,9 @@ class Chunking:
     def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
         """Return how many tokens of `row`, which has not begun, may be taken from a slot with `prompt`; 0 if that does
         not pay. `known`: tokens known to be equal."""
-        if not self._kernel_tokens:
+        if not self.kernel_tokens:
             return min(common_length(row.prompt, prompt, known), len(row.prompt) - 1)
-        if (len(prompt) >= self._kernel_tokens) != (len(row.prompt) >= self._kernel_tokens):
+        if (len(prompt) >= self.kernel_tokens) != (len(row.prompt) >= self.kernel_tokens):
             return 0
         least = self.least(row)
         count = min(common_length(row.prompt, prompt, known), len(row.prompt) - least)
@@ -161,6 +166,6 @@ class Chunking:
 
     def least(self, row: Sequence) -> int:
         """Return the fewest tokens of a chunk of the prompt of `row`."""
-        if not self._kernel_tokens:
+        if not self.kernel_tokens:
             return 1
-        return self._kernel_tokens if len(row.prompt) >= self._kernel_tokens else 2
+        return self.kernel_tokens if len(row.prompt) >= self.kernel_tokens else 2

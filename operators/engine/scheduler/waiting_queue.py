@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, PromptGroup
 from operators.settings.runtime import OptimiseSettings
@@ -22,11 +23,11 @@ from operators.settings.runtime import OptimiseSettings
 class WaitingQueue:
     """The queues of all nodes. Safe to use from several threads."""
 
-    def __init__(self, optimise: OptimiseSettings, kernel_tokens: int) -> None:
+    def __init__(self, optimise: OptimiseSettings, chunking: Chunking) -> None:
         self.lock = threading.RLock()
-        self.tree = RadixTree(kernel_tokens)
+        self.tree = RadixTree(chunking.kernel_tokens)
         self.nodes: list[NodeQueue] = []
-        self._optimise = optimise
+        self._optimise = optimise if chunking.shares_logits else replace(optimise, sample_sharing=False)
         self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from typing import Any
@@ -17,7 +18,6 @@ from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
@@ -104,14 +104,13 @@ def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
 def worker_on(
     decoder: Decoder,
     settings: EngineSettings,
-    sampler: Sampler | None = None,
-    strategy: Strategy | None = None,
+    make: Callable[[Decoder], Strategy] | None = None,
     steps: Table | None = None,
     clock: Clock = time.perf_counter,
 ) -> StepLoop:
-    strategy = strategy or Autoregressive(DecodeSettings(), sampler)
+    strategy = make(decoder) if make is not None else Autoregressive(DecodeSettings(), decoder, FakeModel())
     log = StepLog(steps or Table(), decoder.shape, (StageMeter("decode"), StageMeter("sample")), clock)
-    return StepLoop(strategy.bind(decoder, FakeModel()), settings, log)
+    return StepLoop(strategy, settings, log)
 
 
 def check_pool(pool: SlotPool) -> None:
@@ -139,9 +138,9 @@ class Bench:
         self._preempt_every = preempt_every
         self.use(None)
 
-    def use(self, strategy: Strategy | None) -> None:
-        """Make the engine with `strategy`; None: Autoregressive."""
-        self.worker = worker_on(self.decoder, self.settings, strategy=strategy, steps=self.steps)
+    def use(self, make: Callable[[Decoder], Strategy] | None) -> None:
+        """Make the engine with the strategy that `make` makes; None: Autoregressive."""
+        self.worker = worker_on(self.decoder, self.settings, make, self.steps)
         self.scheduler = self.worker.scheduler
         if self._preempt_every is not None:
             preempt(self.scheduler, self._preempt_every)

@@ -61,4 +61,4 @@ def preempt(scheduler: Scheduler, every: int) -> None:
             scheduler._preempt()
         return decode_batch(*work)
 
-    scheduler._decode_batch = preempting  # type: ignore[method-assign]
+    scheduler._decode_batch = preempting  # type: ignore[method-assign, assignment]

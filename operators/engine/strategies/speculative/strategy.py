@@ -13,21 +13,19 @@ of the text; drawing keeps the text itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
-from typing import Any, Self, cast
+from typing import cast
 
 from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.autoregressive import Autoregressive, take
-from operators.engine.strategies.speculative.compatible import check_draft_model, check_model
+from operators.engine.strategies.base import DraftContext
 from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, PromptLookup
 from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, DraftPace
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
-from operators.settings.runtime import EngineSettings
+from operators.engine.strategies.speculative.setup import SpeculativeSetup
+from operators.settings import DecodeSettings
 from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import Clock
@@ -40,19 +38,26 @@ class Speculative(Autoregressive):
     """Several tokens a step, where drafts are right."""
 
     settings: SpeculativeSettings
+    setup = SpeculativeSetup
+    drafts = True
 
     def __init__(
-        self, settings: DecodeSettings, sampler: Sampler | None = None, clock: Clock = time.perf_counter
+        self,
+        settings: DecodeSettings,
+        decoder: Decoder,
+        model: Model,
+        draft: DraftContext | None = None,
+        sampler: Sampler | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        if not isinstance(settings, SpeculativeSettings):
-            raise ConfigError(f"decode.strategy='{settings.strategy}' has settings of its own; use decode=speculative")
-        super().__init__(settings, sampler)
-        self.draft = settings.draft_tokens
+        if not decoder.partial:
+            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
+        super().__init__(settings, decoder, model, draft, sampler)
         self._clock = clock
-        self.draft_model = settings.draft_model
         self._drafter: PromptLookup | DraftModel = PromptLookup()
+        if draft is not None:
+            self._drafter = DraftModel(draft[0], model.n_vocab, draft[1].n_vocab, clock)
         self._pace = DraftPace()
-        self._n_vocab = 0
         self._prepared: StepBatch | None = None
         self._tokens = 1
         self._known: list[int] = []
@@ -60,40 +65,7 @@ class Speculative(Autoregressive):
         self._brought: list[list[int]] = []
         self._began = self._drafting_s = 0.0
 
-    def settled(self, settings: EngineSettings) -> EngineSettings:
-        works: dict[str, Any] = {"kv": "per_sequence"} | ({"flash_attention": True} if settings.deterministic else {})
-        return replace(settings, **{key: value for key, value in works.items() if key in settings.open_keys()})
-
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
-        """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
-        if runtime.kv == "unified":
-            raise ConfigError("decode=speculative needs runtime.kv=per_sequence: rows share the cells of one stream")
-        if runtime.deterministic and runtime.flash_attention is not True:
-            raise ConfigError(
-                "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"
-                " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
-                " allows that)"
-            )
-        check_model(model)
-        if self.draft_model is not None:
-            check_draft_model(self.draft_model, model, runtime)
-
-    def sequence_type(self) -> Callable[..., DraftedRow]:
-        return DraftedRow
-
-    def bind(self, decoder: Decoder, model: Model) -> Self:
-        if not decoder.partial:
-            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
-        self._n_vocab = model.n_vocab
-        return super().bind(decoder, model)
-
-    def take_draft_model(self, model: Model, settings: EngineSettings) -> Callable[[], None]:
-        longest = self.decoder.shape.max_sequence_tokens
-        decoder, give_back = model.lease(replace(settings, max_sequence_tokens=longest))
-        self._drafter = DraftModel(decoder, self._n_vocab, model.n_vocab, self._clock)
-        return give_back
-
-    def prepare(self, batch: StepBatch) -> None:
+    def draft(self, batch: StepBatch) -> None:
         began = self._clock()
         self._reset(batch)
         if batch.decoding and not batch.chunks:
@@ -145,7 +117,7 @@ class Speculative(Autoregressive):
         """
         shape = self.decoder.shape
         room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
-        most = min(1 + self.draft, shape.n_ubatch // len(rows), room)
+        most = min(1 + self.settings.draft_tokens, shape.n_ubatch // len(rows), room)
         model = self._drafter if isinstance(self._drafter, DraftModel) else None
         early = model is not None and self._pace.costs.steps < FIRST_STEPS
         if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, RowHeap, Slot, SlotSnapshot
@@ -167,7 +168,7 @@ def test_rows_are_taken_and_prefixes_shared_as_with_a_node_for_each_block(texts,
 
 def queue_of(texts: list[np.ndarray]) -> tuple[WaitingQueue, NodeQueue, list[Sequence]]:
     """A queue, a node in it, and rows that it does not have yet."""
-    queue = WaitingQueue(OptimiseSettings(), KERNEL_TOKENS)
+    queue = WaitingQueue(OptimiseSettings(), Chunking(KERNEL_TOKENS))
     node = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
     queue.add(node)
     return queue, node, [Sequence(i, text, SamplingParams(), i, 1) for i, text in enumerate(texts)]

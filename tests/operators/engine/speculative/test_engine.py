@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Drafting(Bench):
     def __init__(self, slots: int, drafter: PromptLookup | None = None, **values: Any) -> None:
         strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
-        self.use(speculative(drafter, **strategy_values))
+        self.use(partial(speculative, drafter, **strategy_values))
 
 
 def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False) -> list[Sequence]:
