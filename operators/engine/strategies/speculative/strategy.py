@@ -21,9 +21,9 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.autoregressive import Autoregressive, take
 from operators.engine.strategies.base import DraftContext
+from operators.engine.strategies.speculative.draft_length import NO_COSTS, DraftLength, RowDraft
 from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, PromptLookup
-from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, DraftPace
 from operators.engine.strategies.speculative.setup import SpeculativeSetup
 from operators.settings import DecodeSettings
 from operators.settings.speculative import SpeculativeSettings
@@ -57,7 +57,7 @@ class Speculative(Autoregressive):
         self._drafter: PromptLookup | DraftModel = PromptLookup()
         if draft is not None:
             self._drafter = DraftModel(draft[0], model.n_vocab, draft[1].n_vocab, clock)
-        self._pace = DraftPace()
+        self._length = DraftLength()
         self._prepared: StepBatch | None = None
         self._tokens = 1
         self._known: list[int] = []
@@ -99,9 +99,9 @@ class Speculative(Autoregressive):
             counted += row.slot.num_cached - cached
             self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
         if rows and not batch.chunks:
-            self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began, self._drafting_s)
+            self._length.note(len(rows), self._tokens, counted, self._clock() - self._began, self._drafting_s)
         elif batch.chunks:
-            self._pace.costs.interrupted()
+            self._length.times.interrupted()
         for ended in batch.sequences:
             if ended.finish_reason is not None:
                 self._drafter.ended(cast(DraftedRow, ended))
@@ -119,30 +119,30 @@ class Speculative(Autoregressive):
         room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
         most = min(1 + self.settings.draft_tokens, shape.n_ubatch // len(rows), room)
         model = self._drafter if isinstance(self._drafter, DraftModel) else None
-        early = model is not None and self._pace.costs.steps < FIRST_STEPS
-        if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
+        early = model is not None and self._length.times.steps < FIRST_STEPS
+        if self.settings.adaptive and (early or self._length.skips(len(rows), most)):
             return
         if self.settings.adaptive and model is not None and not model.is_measured:
-            self._pace.lose(model.measure())
+            self._length.lose(model.measure())
             return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.
         left = [min(most - n, row.max_tokens - len(row.tokens) - 1) for n, row in zip(known, rows, strict=True)]
-        ahead, rate = NOTHING_AHEAD, self._pace.rate
+        costs, rate = NO_COSTS, self._length.rate
         if model is not None:
-            ahead = model.ahead(rows) if self.settings.adaptive else NOTHING_AHEAD
+            costs = model.costs(rows) if self.settings.adaptive else NO_COSTS
             self._drafts = [NOTHING] * len(rows)
-            bids = [Bid(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
+            brings = [RowDraft(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
         else:
             self._drafts = drafts = self._drafter.drafts(rows, left)
             of_rows = zip(known, drafts, rows, strict=True)
-            bids = [Bid(n, len(draft.tokens), rate(draft.kind, row.rate)) for n, draft, row in of_rows]
+            brings = [RowDraft(n, len(draft.tokens), rate(draft.kind, row.rate)) for n, draft, row in of_rows]
         self._tokens = max(1, most)
         if self.settings.adaptive:
-            self._tokens = self._pace.choose(bids, most, ahead)
+            self._tokens = self._length.choose(brings, most, costs)
             if self._tokens == 1:
-                self._pace.rest(len(rows), self._clock() - began)
+                self._length.skip(len(rows), self._clock() - began)
         if model is not None and self._tokens > 1:
             brought = [min(n, self._tokens - k) for n, k in zip(left, known, strict=True)]
             self._drafts = model.drafts(rows, brought)
@@ -178,7 +178,7 @@ class Speculative(Autoregressive):
         """Compare `draft`, of which the call had the first `room` tokens, with the tokens that `row` has `drawn`."""
         pairs = list(zip(draft.tokens, drawn, strict=False))
         right = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        row.rate = self._pace.learn(draft.kind, row.rate, right, wrong=right < len(pairs))
+        row.rate = self._length.verified(draft.kind, row.rate, right, rejected=right < len(pairs))
         brought = min(len(draft.tokens), room)
         row.drafted += brought
         row.accepted += min(right, brought)

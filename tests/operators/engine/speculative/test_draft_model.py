@@ -199,4 +199,4 @@ def test_a_model_that_drafts_no_more_is_never_worth_it(monkeypatch):
     drafter = Drafting(2, FakeModel(lambda _: -3)).drafter
     drafter.measure()
     assert drafter.is_measured
-    assert drafter.ahead(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]
+    assert drafter.costs(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]
