@@ -93,7 +93,7 @@ def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]
     for before, row in pairwise(ordered):
         if optimise.sample_sharing and not shape.block and np.array_equal(before.prompt, row.prompt):
             shared += len(row.prompt)
-        elif optimise.prefix_sharing and (count := chunking.shared(row, before.prompt)) >= BLOCK:
+        elif optimise.prefix_sharing and (count := chunking.shared(row.prompt, before.prompt)) >= BLOCK:
             shared += count
     return 1 - shared / sum(len(row.prompt) for row in rows)
 

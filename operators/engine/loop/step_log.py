@@ -144,7 +144,7 @@ class StepLog:
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
             *map(sub, now, before),
-            scheduler.snapshot_bytes,
+            scheduler.cache.snapshot_bytes,
             batch.drafted,
             batch.accepted,
             *(batch.idle.get(reason, 0) for reason in _REASONS),

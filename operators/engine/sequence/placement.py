@@ -95,7 +95,7 @@ class NodeQueue:
     def count(self, row: Sequence) -> None:
         """Count the tokens that `row` has got since the last call, with the first also those of its prompt."""
         place, made = row.placement, len(row.tokens)
-        if not place.counted:
+        if not place.counted and (made or row.finish_reason is not None):
             self.meter.tokens_in += len(row.prompt)
         self.meter.tokens_out += made - place.counted
         place.counted = made

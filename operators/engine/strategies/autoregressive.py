@@ -87,7 +87,8 @@ def take(row: Sequence, token: int | None) -> None:
     """Append `token`, which `row` has drawn, and the forced ones behind it; None: there was no distribution."""
     if token is not None:
         row.append(token)
-        row.skip()
+        if row.params.constraint is not None:
+            row.skip()
     elif row.error is None:
         row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
 

@@ -22,7 +22,7 @@ from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.call_times import MEASURED_STEPS, CallTimes, StepTime
 from operators.engine.strategies.speculative.draft_length import DraftingCosts, Kind
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow
-from operators.engine.strategies.speculative.seats import Seats, length_of, text_of
+from operators.engine.strategies.speculative.seats import Seats
 from pipeline.api.meter import Clock
 
 MODEL: Kind = ("model", 0)
@@ -90,13 +90,13 @@ class DraftModel:
         began, read = self._clock(), self._seats.read
         seats = self._seats.arrange(counts)
         rows = [seat.row for seat in seats if seat.row is not None]
-        lengths = [length_of(row) for row in rows]
+        lengths = [row.length for row in rows]
         width = self._width([self._seats.behind(row) for row in rows], lengths)
         for seat, row, length in zip(seats, rows, lengths, strict=True):
             if seat.sure < length - width:
                 self._seats.read_text(seat, row, length - width)
             self._seats.truncate(seat, length - width)
-        texts = [text_of(row, length - width, length) for row, length in zip(rows, lengths, strict=True)]
+        texts = [row.ids(length - width, length) for row, length in zip(rows, lengths, strict=True)]
         drafts = [[token] for token in self._seats.compute(seats, texts)]
         for seat in seats:
             seat.sure = seat.length

@@ -160,7 +160,7 @@ class Speculative(Autoregressive):
         for row, length in zip(rows, computed, strict=True):
             if row.slot.num_cached < length:
                 row.slot.truncate(row.slot.num_cached)
-            if _goes_on(row):
+            if not row.ended:
                 row.update_state()
 
     def _draw_all(self, rows: Seq[DraftedRow], lines: Logits) -> None:
@@ -206,8 +206,4 @@ def _follow(row: DraftedRow, brought: Seq[int], tokens: Seq[int | None]) -> None
 
 def _is_next(row: DraftedRow, brought: Seq[int], place: int) -> bool:
     """Return True if `row` goes on, and with the token at `place` of those that it `brought`."""
-    return place < len(brought) and _goes_on(row) and row.next_token == brought[place]
-
-
-def _goes_on(row: DraftedRow) -> bool:
-    return row.finish_reason is None and row.error is None
+    return place < len(brought) and not row.ended and row.next_token == brought[place]
