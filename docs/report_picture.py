@@ -3,8 +3,8 @@
     .venv/bin/python -m pipeline job=quickstart
     .venv/bin/python docs/report_picture.py outputs/quickstart
 
-It needs headless Chromium (`chromium`, `chromium-browser` or `google-chrome`). Take it of a run that had the machine to
-itself: the times are in the picture.
+It needs Pillow and headless Chromium (`chromium`, `chromium-browser` or `google-chrome`). Take it of a run that had the
+machine to itself: the times are in the picture.
 """
 
 from __future__ import annotations

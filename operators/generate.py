@@ -15,7 +15,7 @@ from operators.estimate.node import Generating
 from operators.generation.canary import canary
 from operators.generation.completions import OpenChunks
 from operators.generation.duplicates import Duplicates, RepeatedDraws
-from operators.generation.row_metrics import RowMetrics, cost_lines
+from operators.generation.row_metrics import IDENTICAL, RowMetrics, cost_lines
 from operators.generation.seeds import SEED
 from operators.generation.setup import GenerateSetup
 from operators.generation.store_lookup import StoreLookup
@@ -116,7 +116,7 @@ class Generate(GenerateSetup):
             runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, setup.draft_model.path)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
-        runtime.totals(lambda: {f"{runtime.node}/identical": float(self._duplicates.served)})
+        runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
     def identity(self) -> dict[str, str]:
         same = identity_of(self._model, self._engine_settings)

@@ -10,10 +10,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from operators.formats.input_file import CODECS
+from operators.formats.registry import ENDINGS
 from operators.rows.arrow_types import SCALARS
 from operators.settings import DataSettings
-from operators.sources.files import EXTENSIONS
-from operators.sources.input_file import CODECS
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.test_readme import run
@@ -60,7 +60,7 @@ def test_a_command_of_the_page_works(here, command):
 
 
 def test_it_names_every_extension_and_type():
-    known = [*EXTENSIONS, *CODECS, *SCALARS]
+    known = [*ENDINGS, *CODECS, *SCALARS]
     assert [name for name in known if f"`{name}`" not in PAGE] == []
 
 

@@ -36,8 +36,10 @@ ORDER = [
     "pipeline.__main__",
     # The work.
     "operators",
-    "operators.settings",
+    "operators.settings.checks",
     "operators.rows",
+    "operators.formats",
+    "operators.settings",
     "operators.prompts",
     "operators.engine",
     "operators.engine.backend",
@@ -143,11 +145,6 @@ def beyond_the_contracts(path: Path) -> set[str]:
     return {name for name in used if ORDER[place(name)] not in OPERATORS_MAY_USE}
 
 
-def at_the_top(path: Path) -> set[str]:
-    statements = ast.parse(path.read_text(encoding="utf-8")).body
-    return {ast.unparse(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)}
-
-
 def not_at_home(package: str, *folders: str) -> Callable[[Path], bool]:
     """A rule: `package` is imported in `folders` only."""
     return lambda path: package in packages(path) and not name_of(path).startswith(folders)
@@ -162,8 +159,6 @@ RULES: dict[str, Callable[[Path], object]] = {
     "llama_cpp stays in its folder": not_at_home("llama_cpp", "operators/llama/", "tools/"),
     "ray stays in its file": not_at_home("ray", "pipeline/cluster/ray_pool.py"),
     "llguidance stays in its folder": not_at_home("llguidance", "operators/constraints/", "tools/"),
-    "matplotlib is imported by what draws": not_at_home("matplotlib", "pipeline/results/report/drawing.py"),
-    "and only when it does": lambda path: any("matplotlib" in statement for statement in at_the_top(path)),
     "threads stay where they belong": lambda path: (
         name_of(path) not in STARTS_THREADS
         and (

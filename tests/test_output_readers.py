@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from operators.sinks.formats import scan
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.system.result_files import scan_folder
 from tests.sets import often
 
 ROWS = 24
@@ -65,9 +65,9 @@ def rows(frame: pl.LazyFrame) -> list[dict[str, Any]]:
 def test_every_format_has_the_same_rows_and_the_state_knows_its_columns(made, suffix):
     out = made[suffix]
     assert sorted(p.name for p in (out / "data").iterdir()) == [f"part-{k:05d}.{suffix}" for k in range(3)]
-    found = rows(scan(out / "data"))
+    found = rows(scan_folder(out / "data"))
     assert len(found) == ROWS
-    assert found == rows(scan(made["parquet"] / "data"))
+    assert found == rows(scan_folder(made["parquet"] / "data"))
     assert columns(out) == columns(made["parquet"])
 
 
@@ -101,7 +101,7 @@ def load_dataset():
 
 @pytest.mark.parametrize("suffix", often(["parquet", "jsonl.gz", "arrow"], "jsonl.gz"))
 def test_datasets_loads_the_folder_data_and_the_whole_by_its_card(made, suffix, load_dataset, tmp_path):
-    wanted = rows(scan(made["parquet"] / "data"))
+    wanted = rows(scan_folder(made["parquet"] / "data"))
     for folder in (made[suffix], made[suffix] / "data"):
         loaded = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), split="train")
         assert loaded.to_list() == wanted
@@ -126,7 +126,7 @@ def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset
     for name, column in (("default", "completion"), ("second", "prompt")):
         loaded = load_dataset(str(tmp_path / "out"), name, cache_dir=str(tmp_path / "cache"), split="train")
         folder = tmp_path / "out/data" / ("" if name == "default" else name)
-        assert loaded[column] == scan(folder).collect()[column].to_list()
+        assert loaded[column] == scan_folder(folder).collect()[column].to_list()
         assert len(loaded) == ROWS
     front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
     assert [config["config_name"] for config in front["configs"]] == ["default", "second"]  # of one format

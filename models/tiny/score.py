@@ -9,9 +9,9 @@ import polars as pl
 import pyarrow as pa
 
 from models.tiny.tasks import FAMILIES, check
-from operators.sinks.formats import scan
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
+from pipeline.system.result_files import scan_folder
 
 _COLUMNS = ("family", "prompt", "completion", "meta")
 CORRECT = pa.field("correct", pa.bool_(), nullable=False)
@@ -54,7 +54,7 @@ class CheckAnswers(BaseOperator):
 
 def accuracy(data: Path) -> pl.DataFrame:
     """`family`, `right` and `rows` of the shards in `data`, and a last line `all`."""
-    rows = scan(data).select("family", "correct")
+    rows = scan_folder(data).select("family", "correct")
     by_family = rows.group_by("family").agg(right=pl.col("correct").sum(), rows=pl.len()).sort("family")
     total = rows.select(family=pl.lit("all"), right=pl.col("correct").sum(), rows=pl.len())
     found = pl.concat([by_family, total]).collect()

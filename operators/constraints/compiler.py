@@ -73,7 +73,7 @@ class LlgConstraint:
     def matcher(self) -> LlgMatcher:
         began = time.perf_counter()
         made = LlgMatcher(self._first.deep_copy(), self._n_vocab)
-        made.costs.seconds = time.perf_counter() - began
+        made.costs.constraint_s = time.perf_counter() - began
         return made
 
 
@@ -100,7 +100,7 @@ class LlgMatcher:
     def allows(self, token: int) -> bool:
         began = time.perf_counter()
         allows = self._matcher.validate_tokens([token]) == 1
-        self.costs.seconds += time.perf_counter() - began
+        self.costs.constraint_s += time.perf_counter() - began
         return allows
 
     def allowed(self) -> npt.NDArray[np.bool_]:
@@ -108,21 +108,21 @@ class LlgMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._n_vocab, bitorder="little").view(np.bool_)
         self.costs.masks += 1
-        self.costs.seconds += time.perf_counter() - began
+        self.costs.constraint_s += time.perf_counter() - began
         return allowed
 
     def take(self, token: int) -> None:
         began = time.perf_counter()
         self._matcher.consume_token(token)
-        self.costs.tokens += 1
-        self.costs.seconds += time.perf_counter() - began
+        self.costs.constrained_tokens += 1
+        self.costs.constraint_s += time.perf_counter() - began
 
     def forced(self) -> list[int]:
         began = time.perf_counter()
         tokens = self._matcher.compute_ff_tokens()
         if tokens:
             tokens = tokens[: self._matcher.validate_tokens(tokens)]
-        self.costs.seconds += time.perf_counter() - began
+        self.costs.constraint_s += time.perf_counter() - began
         return tokens
 
 

@@ -119,7 +119,7 @@ class ThinkingMatcher:
         return allowed
 
     def take(self, token: int) -> None:
-        self.costs.tokens += self.inner is None or not self._answers
+        self.costs.constrained_tokens += self.inner is None or not self._answers
         if self._reasons:
             self._think(token)
         elif self._answers:

@@ -17,7 +17,7 @@ from operators.endpoint.api.dialects import require_path
 from operators.endpoint.api.usage import read_usage
 from operators.endpoint.connection.request import Request
 from operators.endpoint.estimate import forecast_of
-from operators.endpoint.metrics import PAID, paid_totals, usage_lines
+from operators.endpoint.metrics import PAID, register_paid, usage_lines
 from operators.endpoint.render import LIKE, LIKE_NAMES
 from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
@@ -97,7 +97,7 @@ class AsksByBatch(BaseOperator):
         self._endpoint, self._settings = server.endpoint, server.settings
         self._path = require_path(self.title, server.settings.dialect)
         self._paid = dict.fromkeys(PAID, 0)
-        runtime.totals(lambda: paid_totals(runtime.node, self._paid, self._settings))
+        register_paid(runtime, self._paid, self._settings)
         identity = server.identity(shared_store(runtime, self._store), runtime)
         self._stored = StoredAnswers(runtime, self._store, self.kind, identity, self._path)
 

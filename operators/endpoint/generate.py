@@ -19,7 +19,9 @@ from operators.endpoint.rows import EndpointRow, Identical, RowMaker
 from operators.endpoint.server import server_of
 from operators.generation.completions import OpenChunks, with_completion
 from operators.generation.requests import Samples
+from operators.generation.row_metrics import IDENTICAL
 from operators.generation.seeds import SEED, RowSeeds
+from operators.generation.store_lookup import STORE
 from operators.generation.structured import answer_check
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
@@ -111,11 +113,11 @@ class EndpointGenerate(BaseOperator):
         self._endpoint = server.endpoint
         if self._engine_settings.deterministic:
             runtime.resource(("warned", NOT_EXACT), lambda: runtime.log.info(NOT_EXACT))
-        use = runtime.cache("store")
+        use = runtime.cache(*STORE)
         self._lookup = None
         if store is not None:
             self._lookup = AnswerLookup(store, self._store.retry.finish_reason, runtime.run_id, use)
-            runtime.totals(lambda: {} if self._lookup is None else self._lookup.totals(runtime.node))
+            self._lookup.register(runtime)
         self._finished: deque[EndpointRow] = deque()
         self._requests = RowMaker(
             self._model.api,
@@ -141,7 +143,7 @@ class EndpointGenerate(BaseOperator):
         self._identical = Identical(enabled=self._engine_settings.optimise.identical_rows)
         self._sent = 0
         self._ringing = False
-        runtime.totals(lambda: {f"{runtime.node}/identical": float(self._identical.served)})
+        runtime.number("identical", IDENTICAL, lambda: self._identical.served)
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         def of_own(own: Sequence[Batch], part: Task) -> Forecast:

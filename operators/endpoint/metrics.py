@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from operators.endpoint.rows import EndpointRow
-from operators.generation.row_metrics import ROWS_SCHEMA
+from operators.generation.row_metrics import PREFIX, ROWS_SCHEMA
 from operators.settings.endpoint import EndpointSettings
-from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Completed
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import Runtime
 
 COST = "cost"
+PAID_GROUP = "paid to servers"
 PAID = {
     "paid_prompt_tokens": "prompt_tokens",
     "paid_cached_tokens": "cached_tokens",
@@ -39,16 +41,12 @@ class AnswerMetrics:
         self._meter = runtime.meter
         self._table = runtime.table("rows", ROWS_SCHEMA)
         self._completed = runtime.meter.completed = Completed()
-        self._cached = runtime.cache("prefix")
-        self._times = runtime.meter.times["answer"] = Histogram()
+        self._cached = runtime.cache(*PREFIX)
+        self._times = runtime.meter.histogram("answer", "Requests to a server, from sending to the answer.")
         self._paid = dict.fromkeys(PAID, 0)
         self.retries = 0
-        runtime.totals(self._totals)
-
-    @property
-    def cost(self) -> float:
-        """What the answers of this attempt cost."""
-        return self._settings.cost(*self._paid.values())
+        register_paid(runtime, self._paid, settings)
+        runtime.number("retries", Number("requests sent again", "requests", PAID_GROUP), lambda: self.retries)
 
     def answered(self, rows: Sequence[EndpointRow]) -> None:
         """Record `rows`, which a server has answered or refused."""
@@ -67,17 +65,13 @@ class AnswerMetrics:
                 self._meter.tokens_out += used[2] or 0
                 self._completed.rows += 1
                 self._completed.tokens += used[2] or 0
-        self._meter.cost = self.cost
+        self._meter.cost = self._settings.cost(*self._paid.values())
         self._add(rows)
 
     def reused(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
         """Record `rows`, which were answered from the store or by an identical row."""
         self._completed.recalled += len(rows)
         self._add(rows, from_store=from_store, identical=identical)
-
-    def _totals(self) -> dict[str, float]:
-        paid = paid_totals(self._node, self._paid, self._settings)
-        return paid | {f"{self._node}/retries": float(self.retries)}
 
     def _add(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
         rows = [row for row in rows if row.answer is not None]
@@ -105,13 +99,15 @@ class AnswerMetrics:
         self._table.extend(columns)
 
 
-def paid_totals(node: str, paid: Mapping[str, int], settings: EndpointSettings) -> dict[str, float]:
-    """Return the totals of an attempt for the tokens that `node` paid (by the names of PAID), and their cost."""
-    found = {f"{node}/{name}": float(count) for name, count in paid.items()}
+def register_paid(runtime: Runtime, paid: Mapping[str, int], settings: EndpointSettings) -> None:
+    """Register the tokens that a node pays (by the names of PAID), and their cost."""
+    for name, what in PAID.items():
+        number = Number(f"{what.replace('_', ' ')} that the server counted", "tokens", PAID_GROUP)
+        runtime.number(name, number, partial(paid.__getitem__, name))
     if settings.price_per_million is not None:
-        cost = settings.cost(*paid.values())
-        found |= {f"{node}/{COST}": cost, COST: cost}
-    return found
+        for of_run in (False, True):
+            about = Number("what the paid tokens cost", "", PAID_GROUP)
+            runtime.number(COST, about, lambda: settings.cost(*paid.values()), of_run=of_run)
 
 
 def usage_lines(node: str, directory: Path) -> Iterator[str]:

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
 from operators.generation.requests import batch_row
-from pipeline.api.histogram import CacheUse, Histogram
+from pipeline.api.histogram import CacheUse
 from pipeline.api.meter import Completed
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import Runtime
 from pipeline.api.runtime import CHUNK
 
@@ -40,6 +41,11 @@ ROWS_SCHEMA = pa.schema(
     ]
 )
 
+PREFIX = ("prefix", "prefix cache", "prompt tokens")
+LOGITS = ("prompt_logits", "logits of equal prompts", "completions")
+"""Name, display name and unit of each cache."""
+IDENTICAL = Number("rows that became what an identical one became", "rows")
+
 
 class RowMetrics:
     """Records the completions of one node.
@@ -54,12 +60,13 @@ class RowMetrics:
         self._node = runtime.node
         self._table = runtime.table("rows", ROWS_SCHEMA)
         self._completed = runtime.meter.completed = Completed()
-        self._prefixes, self._logits = runtime.cache("prefix"), runtime.cache("prompt_logits")
-        self._drafts = runtime.cache("drafts") if drafts else CacheUse()
-        self._first_tokens = runtime.meter.times["first_token"] = Histogram()
+        self._prefixes, self._logits = runtime.cache(*PREFIX), runtime.cache(*LOGITS)
+        self._drafts = runtime.cache("drafts", "drafts", "tokens") if drafts else CacheUse()
+        about = "Time of completions from the slot to the first token."
+        self._first_tokens = runtime.meter.histogram("first_token", about)
         self._costs = Costs()
         if constrained:
-            runtime.totals(self._constraint_totals)
+            runtime.numbers(self._costs, "structured output")
 
     def generated(self, rows: Seq[Sequence]) -> None:
         """Record `rows`, which the engine has finished."""
@@ -80,15 +87,6 @@ class RowMetrics:
         """Record `rows`, which were completed from a store or from identical rows."""
         self._completed.recalled += len(rows)
         self._add(rows, from_store=from_store, identical=identical)
-
-    def _constraint_totals(self) -> dict[str, float]:
-        costs = self._costs
-        return {
-            f"{self._node}/constraint_s": costs.seconds,
-            f"{self._node}/constrained_tokens": float(costs.tokens),
-            f"{self._node}/forced_tokens": float(costs.forced),
-            f"{self._node}/masks": float(costs.masks),
-        }
 
     def _add(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
         if not rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from operators.generation.completions import completion_text
 from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.requests import batch_row
 from pipeline.api.histogram import CacheUse
+from pipeline.api.numbers import Number
+from pipeline.api.protocols import Runtime
 
 
 class CompletionKeys:
@@ -57,9 +60,11 @@ class CompletionKeys:
         return digest.digest()
 
 
-HITS = ("found_resumed", "found_earlier")
-"""Counts of hits: made by an earlier attempt of this run, or for another row of it; made by an earlier run, of this job
-(before overwrite=true) or of another."""
+STORE = ("store", "store", "completions")
+"""Name, display name and unit of the cache."""
+HITS = {"found_resumed": "made by this run before", "found_earlier": "made by earlier runs"}
+"""Counts of hits, and whose they were: of an earlier attempt of this run, or of another row of it; of an earlier run of
+this job (before overwrite=true) or of another."""
 MISSES = {
     "missed_new": "new",
     "missed_settings": "no entry with these settings",
@@ -78,9 +83,12 @@ class LookupCounts:
         self._use = use
         self.counts = dict.fromkeys((*HITS, *MISSES), 0)
 
-    def totals(self, node: str) -> dict[str, float]:
-        """Return the counts as totals of the run."""
-        return {f"{node}/{key}": float(count) for key, count in self.counts.items()}
+    def register(self, runtime: Runtime) -> None:
+        """Register the counts as numbers of the node."""
+        for found, names in (("found", HITS), ("not found", MISSES)):
+            for name, why in names.items():
+                number = Number(f"{found}: {why}", "rows", "completion store")
+                runtime.number(name, number, partial(self.counts.__getitem__, name))
 
     @property
     def found(self) -> int:

@@ -19,13 +19,14 @@ from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
-from operators.generation.store_lookup import CompletionKeys, StoreLookup
+from operators.generation.store_lookup import STORE, CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import MemoryNeed, Runtime
 
 
@@ -194,7 +195,12 @@ def _make_engine(
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)
-    runtime.totals(lambda: engine.totals() | {"engines": 1.0, "engines_deterministic": float(kept)})
+    group = "engines"
+    for counts in engine.counts():
+        runtime.numbers(counts, group, of_run=True)
+    runtime.number("engines", Number("engines", "", group), lambda: 1, of_run=True)
+    exact = Number("engines whose results are the same to the bit however rows are batched", "", group)
+    runtime.number("engines_deterministic", exact, lambda: kept, of_run=True)
     runtime.status(engine.active_slots)
     return engine, closing
 
@@ -231,9 +237,9 @@ def store_lookup(
     if shared is None:
         return None
     keys = completion_keys(model, decode, settings)
-    use = runtime.cache("store")
+    use = runtime.cache(*STORE)
     lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id, use)
-    runtime.totals(lambda: lookup.totals(runtime.node))
+    lookup.register(runtime)
     return lookup
 
 

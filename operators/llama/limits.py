@@ -9,10 +9,12 @@ import functools
 import hashlib
 import logging
 import math
+import mmap
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +36,13 @@ _BUSY = "other work is using the cores; a run that begins without it measures wh
 _MOST_BYTES, _FILE_BYTES = 1 << 20, 100
 _ROOM_BYTES = 2 << 30
 """Free memory from which a measurement, which reads up to half of that, is no danger to the run."""
+_PRODUCTS = 1 << 20
+_ROUND_S, _LONG_ENOUGH_S = 0.03, 0.25
+"""The least time of a round, beside which starting and awaiting all threads is little; and of all rounds."""
+_LEAST_BYTES, _CACHES = 128 << 20, 4
+"""Of memory that is read: so much, or so many times the last cache, which could hold less."""
+_LAST_CACHE = 194
+"""sysconf's _SC_LEVEL3_CACHE_SIZE, for which Python has no name."""
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +91,7 @@ def peaks(threads: int) -> Peaks | None:
     half a second. None where that cannot be: without the library, on a busy machine, and with AMX, which multiplies
     more than any instruction that is measured."""
     native = library()
-    if native is None or has_amx() or not hasattr(native, "kernels_peak_bytes"):
+    if native is None or has_amx() or not hasattr(native, "kernels_products"):
         return None
     key = repr((machine()["cpu"], usable_cores(), threads, native.kernels_sources()))
     name, files = hashlib.sha256(key.encode()).hexdigest()[:16], FileCache(cache_folder() / "peaks", _MOST_BYTES)
@@ -112,13 +121,57 @@ def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
     if free_memory() < _ROOM_BYTES:
         raise _Disturbed("memory is too short to measure how fast it is read")
     began, used = time.perf_counter(), time.process_time()
-    found = []
-    for measure in (native.kernels_peak_products, native.kernels_peak_bytes):
-        measure.restype = ctypes.c_double
-        found.append(measure(threads))
+    found = peak_products(native, threads), peak_bytes(threads)
     if min(found) <= 0:
-        raise _Disturbed("it has no AVX2, or gives no memory to read")
+        raise _Disturbed("it has no AVX2")
     if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
         raise _Disturbed(_BUSY)
     file.write_text(f"{found[0]} {found[1]}\n", encoding="ascii")
     log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", found[0] / 1e9, found[1] / 1e9)
+
+
+def peak_products(native: ctypes.CDLL, threads: int) -> float:
+    """Return products of two bytes that are added to 32 bits, a second, by the best instruction of this CPU; 0 without
+    AVX2."""
+    native.kernels_products.restype, native.kernels_products.argtypes = ctypes.c_int64, (ctypes.c_int64,)
+    return _most_a_second(threads, lambda thread, times: native.kernels_products(times * _PRODUCTS))
+
+
+def peak_bytes(threads: int) -> float:
+    """Return bytes that all threads together read a second from memory that no cache can hold."""
+    most = min(max(_CACHES * os.sysconf(_LAST_CACHE), _LEAST_BYTES), _ROOM_BYTES // 2)
+    part = most // threads // mmap.PAGESIZE * mmap.PAGESIZE
+    find = ctypes.CDLL(None).memchr
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    with mmap.mmap(-1, part * threads, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        view = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(view)
+
+        def read(thread: int, times: int) -> int:
+            """Look for a byte that is not there. Other threads go on meanwhile."""
+            return sum(part for _ in range(times) if not find(start + thread * part, 2, part))
+
+        try:
+            ctypes.memset(start, 1, len(memory))  # what was never written to is one page of zeros
+            return _most_a_second(threads, read)
+        finally:
+            del view
+
+
+def _most_a_second(threads: int, work: Callable[[int, int], int]) -> float:
+    """Return the most that `work(thread, times)`, which says how much it did, does a second on all threads together, of
+    some rounds. A round has so many times that it takes _ROUND_S."""
+    most, times, began = 0.0, 1, time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        while not most or time.perf_counter() - began < _LONG_ENOUGH_S:
+            start = time.perf_counter()
+            done = sum(pool.map(work, range(threads), [times] * threads))
+            took_s = time.perf_counter() - start
+            if not done:
+                break
+            if took_s < _ROUND_S:
+                times *= 2
+            else:
+                most = max(most, done / took_s)
+    return most

@@ -6,13 +6,13 @@ In log-probabilities a token is its bytes in UTF-8, with U+FFFD for half a chara
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from operators.endpoint.api.vectors import encoded
 from operators.openai.requests import CHAT, EMBEDDINGS
 
 Row = dict[str, Any]
@@ -28,36 +28,34 @@ def digest_of(row: int, custom_id: str | None) -> str:
     return hashlib.blake2b(f"{row}|{custom_id}".encode(), digest_size=12).hexdigest()
 
 
-def line_of(first: Row, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a request in output.jsonl. `first`: a row of it."""
-    digest = digest_of(first["row"], first["custom_id"])
-    response = {"status_code": 200, "request_id": f"req_{digest}", "body": body}
-    return {"id": f"batch_req_{digest}", "custom_id": first["custom_id"], "response": response, "error": None}
+def line_of(
+    row: int, custom_id: str | None, body: Row | None = None, error: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the line of a request: of output.jsonl with the `body` of its response, of errors.jsonl with an error."""
+    digest = digest_of(row, custom_id)
+    response = None if body is None else {"status_code": 200, "request_id": f"req_{digest}", "body": body}
+    return {"id": f"batch_req_{digest}", "custom_id": custom_id, "response": response, "error": error}
 
 
-def body_of(rows: Sequence[Row], pieces: Pieces, digest: str, fingerprint: str) -> dict[str, Any]:
+def body_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, Any]:
     """Return the body of the response. `rows`: all of the request, in the order of their choices."""
-    url, model = rows[0]["url"], rows[0]["model"]
-    if url == EMBEDDINGS:
-        data = [
-            {"object": "embedding", "index": i, "embedding": _encoded(_embedding(row), row["encoding_format"])}
-            for i, row in enumerate(rows)
-        ]
-        return {"object": "list", "data": data, "model": model, "usage": usage(rows)}
-    is_chat = url == CHAT
-    choice = _chat_choice if is_chat else _completion_choice
+    first = rows[0]
+    if first["url"] == EMBEDDINGS:
+        data = [{"object": "embedding", "index": i, "embedding": _embedding(row)} for i, row in enumerate(rows)]
+        return {"object": "list", "data": data, "model": first["model"], "usage": _usage(rows)}
+    prefix, kind = ("chatcmpl", "chat.completion") if first["url"] == CHAT else ("cmpl", "text_completion")
     return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{digest}",
-        "object": "chat.completion" if is_chat else "text_completion",
+        "id": f"{prefix}-{digest_of(first['row'], first['custom_id'])}",
+        "object": kind,
         "created": 0,
-        "model": model,
-        "choices": [choice(row, i, pieces) for i, row in enumerate(rows)],
-        "usage": usage(rows),
+        "model": first["model"],
+        "choices": [_choice(row, i, pieces) for i, row in enumerate(rows)],
+        "usage": _usage(rows),
         "system_fingerprint": fingerprint,
     }
 
 
-def usage(rows: Sequence[Row]) -> dict[str, Any]:
+def _usage(rows: Sequence[Row]) -> dict[str, Any]:
     """Count tokens; those of a prompt once, however many choices it has."""
     prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
     if rows[0]["completion"] is None:
@@ -70,34 +68,25 @@ def usage(rows: Sequence[Row]) -> dict[str, Any]:
     return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
 
-def _chat_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
+def _choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
+    is_chat = row["url"] == CHAT
+    ended, logprobs = _REASONS[row["finish_reason"]], None
+    if row["logprobs"] is not None:
+        logprobs = _chat_scores(row, pieces) if is_chat else _completion_scores(row, pieces)
+    if not is_chat:
+        echoed = _prompt_text(row, pieces) if row["echo"] else ""
+        return {"index": index, "text": echoed + row["completion"], "logprobs": logprobs, "finish_reason": ended}
     message: Row = {"role": "assistant", "content": row["completion"], "refusal": None}
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]
-    ended = _REASONS[row["finish_reason"]]
     if row.get("tool_calls"):
         name = f"call_{digest_of(row['row'], row['custom_id'])}_{index}"
-        message["content"] = row["completion"] or None
-        message["tool_calls"] = [
+        calls = [
             {"id": f"{name}_{i}", "type": "function", "function": call} for i, call in enumerate(row["tool_calls"])
         ]
+        message |= {"content": row["completion"] or None, "tool_calls": calls}
         ended = "tool_calls" if ended == "stop" else ended
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": None if row["logprobs"] is None else _chat_scores(row, pieces),
-        "finish_reason": ended,
-    }
-
-
-def _completion_choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
-    echoed = _prompt_text(row, pieces) if row["echo"] else ""
-    return {
-        "index": index,
-        "text": echoed + row["completion"],
-        "logprobs": None if row["logprobs"] is None else _completion_scores(row, pieces),
-        "finish_reason": _REASONS[row["finish_reason"]],
-    }
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": ended}
 
 
 def _prompt_text(row: Row, pieces: Pieces) -> str:
@@ -106,22 +95,16 @@ def _prompt_text(row: Row, pieces: Pieces) -> str:
     return b"".join(pieces[token] for token in row["given_ids"]).decode("utf-8", "replace")
 
 
-def _embedding(row: Row) -> list[float]:
+def _embedding(row: Row) -> list[float] | str:
     """Return the embedding of a row, or the first `dimensions` numbers of it: with length 1 where the whole has it."""
     whole = np.array(row["embedding"], np.float64)
     first = whole[: row["dimensions"]]
     length = np.linalg.norm(first) if abs(np.linalg.norm(whole) - 1) < _ROUNDING else 1.0
-    given = first.size < whole.size and length > 0
-    return (first / length if given else first).astype(np.float32).tolist()  # type: ignore[no-any-return]
+    vector = (first / length if first.size < whole.size and length > 0 else first).astype(np.float32)
+    return encoded(vector) if row["encoding_format"] == "base64" else vector.tolist()
 
 
-def _encoded(vector: Sequence[float], encoding: str | None) -> list[float] | str:
-    if encoding == "base64":
-        return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
-    return list(vector)
-
-
-def _chat_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
+def _chat_scores(row: Row, pieces: Pieces) -> dict[str, Any]:
     """Return `logprobs` of a choice of /v1/chat/completions."""
     content = [
         {**_entry(token, logprob, pieces), "top_logprobs": [_entry(e["id"], e["logprob"], pieces) for e in top]}
@@ -130,7 +113,7 @@ def _chat_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
+def _completion_scores(row: Row, pieces: Pieces) -> dict[str, Any]:
     """Return `logprobs` of a choice of /v1/completions. The drawn token is added if it is not among the likeliest."""
     tokens, own, tops, offsets = [], [], [], []
     before = b""
@@ -143,7 +126,7 @@ def _completion_scores(row: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
 
 
-def _tokens(row: dict[str, Any], pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+def _tokens(row: Row, pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
     """Yield id, log-probability and likeliest tokens of each token in the text, without those of a stop string."""
     room = _end_of_text(row, pieces) if row["finish_reason"] == "stop_string" else None
     taken = 0
@@ -154,7 +137,7 @@ def _tokens(row: dict[str, Any], pieces: Pieces) -> Iterator[tuple[int, float, l
         yield token, logprob, top
 
 
-def _end_of_text(row: dict[str, Any], pieces: Pieces) -> int:
+def _end_of_text(row: Row, pieces: Pieces) -> int:
     """Return the number of bytes up to the stop string, those of the reasoning and its tags among them."""
     drawn = b"".join([pieces[token] for token in row["completion_ids"]])
     thought, said = (row.get("reasoning") or "").encode(), row["completion"].encode()

@@ -10,52 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.loading import inspect_model, template_of
+from operators.formats.lines import LINE, TEXT
 from operators.generation.seeds import SEED_BITS
-from operators.openai.faults import Code, Fault
-from operators.openai.requests import PARAMETERS, read_line, request_of
-from operators.openai.values import Columns, unsupported, whole
+from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
+from operators.openai.values import Code, Fault, unsupported, whole
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
 
-FIELDS = pa.schema(
-    [
-        ("custom_id", pa.string()),
-        ("url", pa.string()),
-        ("choices", pa.int32()),
-        ("sample", pa.int32()),
-        ("model", pa.string()),
-        ("messages", pa.string()),
-        ("tool_list", pa.string()),
-        ("tools", pa.string()),
-        ("template_kwargs", pa.string()),
-        ("prompt", pa.string()),
-        ("given_ids", pa.list_(pa.int32())),
-        ("max_tokens", pa.int64()),
-        ("min_tokens", pa.int64()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int64()),
-        ("min_p", pa.float64()),
-        ("repetition_penalty", pa.float64()),
-        ("frequency_penalty", pa.float64()),
-        ("presence_penalty", pa.float64()),
-        ("logit_bias", pa.list_(pa.struct([("token", pa.int64()), ("bias", pa.float64())]))),
-        ("stop", pa.list_(pa.string())),
-        ("logprobs", pa.int64()),
-        ("seed", pa.int64()),
-        ("json_schema", pa.string()),
-        ("echo", pa.bool_()),
-        ("encoding_format", pa.string()),
-        ("dimensions", pa.int64()),
-    ]
-)
-"""The parameters of a request, null where it has none. `tool_list`: its tools; `tools`: its choice among them.
-`choices`: the number of its rows. `sample`: the number of the completion among those of its text."""
 _DIGEST_BYTES = 16
 _MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
@@ -78,7 +43,7 @@ class ParseBatch(BaseOperator):
     """
 
     append = True
-    parameters = PARAMETERS
+    parameters: Parameters = PARAMETERS
     fields = FIELDS
 
     def __init__(self, model: ModelSettings, models: list[str] | None = None) -> None:
@@ -131,15 +96,15 @@ class ParseBatch(BaseOperator):
         columns, texts, samples = request_of(line, self._models, self.parameters)
         if "tool_list" in columns:
             self._check_tools(columns.get("tools", "auto"))
-        texts = self._texts(columns, texts)
+        asked = self._asked(columns, texts)
         if "dimensions" in columns and self._n_embd is not None:
             whole(1, self._n_embd)("dimensions", columns["dimensions"])
         given = columns.get("seed")
-        columns |= {"choices": len(texts) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
+        columns |= {"choices": len(asked) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []
-        for text, sample in itertools.product(texts, range(samples)):
+        for about, sample in itertools.product(asked, range(samples)):
             own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
-            rows.append({**columns, **self._text(text), **own})
+            rows.append({**columns, **about, **own})
         return rows
 
     def _check_tools(self, choice: str) -> None:
@@ -149,14 +114,10 @@ class ParseBatch(BaseOperator):
         if choice != "none" and self._model.tool_format is None and format_in(self._template) is None:
             raise unsupported("tools", "the chat template has no known format of calls; the job can name one")
 
-    def _texts(self, columns: Columns, texts: list[Any]) -> list[Any]:
-        """Return what each row of a request is about."""
-        return texts
-
-    def _text(self, text: Any) -> dict[str, Any]:
-        """Return the columns of one of the texts that a line asks about."""
-        ids = None if isinstance(text, str) else text
-        return {"prompt": "" if ids is not None else text, "given_ids": ids}
+    def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
+        """Return the columns of each text that a line asks about: a text, or its token ids."""
+        given = [("", text) if isinstance(text, list) else (text, None) for text in texts]
+        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in given]
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()

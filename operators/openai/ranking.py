@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from operators.openai.faults import Code, Fault
-from operators.openai.parse_batch import FIELDS, ParseBatch
-from operators.openai.requests import ALL
+from operators.openai.bodies import digest_of
+from operators.openai.parse_batch import ParseBatch
+from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
 from operators.openai.respond import Respond
-from operators.openai.values import Columns, Read, flag, invalid, kept, whole
+from operators.openai.values import Code, Fault, flag, invalid, some_text, whole
 from pipeline.api.records import LINEAGE, ROW
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
-_A_TEXT = kept(lambda value: isinstance(value, str) and value != "", "a text of at least one character")
 
 
-def documents(name: str, value: Any) -> Columns:
+def _documents(where: str, value: Any) -> list[str]:
     """Read texts, or objects with a `text`."""
-    texts = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise invalid(name, value, "a list of texts of at least one character, or of objects {text: ...}")
-    return {name: texts}
+    of = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    texts = [text for text in of if isinstance(text, str) and text]
+    if not texts or len(texts) < len(of):
+        raise invalid(where, value, "a list of texts of at least one character, or of objects {text: ...}")
+    return texts
 
 
-def texts(name: str, value: Any) -> Columns:
-    """Read a text or a list of texts."""
-    return {name: documents(name, [value] if isinstance(value, str) else value)[name]}
-
-
-RANKING: Mapping[str, Mapping[str, Read]] = {
-    RERANK: {**ALL, "query": _A_TEXT, "documents": documents, "top_n": whole(1), "return_documents": flag},
-    SCORE: {**ALL, "text_1": texts, "text_2": texts},
+_TEXTS = Parameter(lambda where, value: _documents(where, [value] if isinstance(value, str) else value))
+RANKING: Parameters = {
+    RERANK: {
+        **ALL,
+        "query": Parameter(some_text, TEXT),
+        "documents": Parameter(_documents, pa.list_(TEXT)),
+        "top_n": Parameter(whole(1), INT),
+        "return_documents": Parameter(flag, FLAG),
+    },
+    SCORE: {**ALL, "text_1": _TEXTS, "text_2": _TEXTS},
 }
-"""As `PARAMETERS` of requests.py."""
-_OWN = [
-    pa.field("query", pa.string()),
-    pa.field("documents", pa.list_(pa.string())),
-    pa.field("top_n", pa.int64()),
-    pa.field("return_documents", pa.bool_()),
-]
 
 
 class ParseRanking(ParseBatch):
@@ -51,51 +45,39 @@ class ParseRanking(ParseBatch):
     """
 
     parameters = RANKING
-    fields = pa.schema([*(FIELDS.field(name) for name in ("custom_id", "url", "choices", "sample", "model")), *_OWN])
+    fields = fields_of(*RANKING.values())
 
-    def _text(self, text: Any) -> dict[str, Any]:
-        return dict(zip(("query", "documents"), text, strict=True))
-
-    def _texts(self, columns: Columns, texts: list[Any]) -> list[tuple[str, list[str]]]:
+    def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
         if "query" in columns:
-            return [(columns["query"], columns["documents"])]
+            return [{}]
         first, second = columns.pop("text_1"), columns.pop("text_2")
         if len(first) == 1:
-            return [(first[0], second)]
+            return [{"query": first[0], "documents": second}]
         if len(first) != len(second):
             why = f"text_1 has {len(first)} texts and text_2 has {len(second)}; give one text_1, or as many of both"
             raise Fault(Code.INVALID_VALUE, why)
-        return [(query, [document]) for query, document in zip(first, second, strict=True)]
+        return [{"query": query, "documents": [document]} for query, document in zip(first, second, strict=True)]
 
 
 class RespondRanking(Respond):
     """Makes the response of each request of ParseRanking from what Rerank says, as Respond does."""
 
-    reads: Mapping[str, Any] = {
-        **{f.name: f.type for f in ParseRanking.fields},
+    reads = {field.name: field.type for field in (*ParseRanking.fields, LINEAGE, ROW)} | {
         "rerank_order": pa.list_(pa.int32()),
         "rerank_scores": pa.list_(pa.float64()),
         "rerank_tokens": pa.int32(),
-        LINEAGE.name: LINEAGE.type,
-        ROW.name: ROW.type,
     }
 
-    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, int]:
+    def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        first, digest = rows[0], digest_of(rows[0][ROW.name], rows[0]["custom_id"])
         total = sum(row["rerank_tokens"] for row in rows)
-        return {"prompt_tokens": total, "total_tokens": total}
-
-    def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:
-        first, usage = rows[0], self._usage(rows)
+        about = {"model": first["model"], "usage": {"prompt_tokens": total, "total_tokens": total}}
         ranked = [list(zip(row["rerank_order"], row["rerank_scores"], strict=True)) for row in rows]
         if first["url"] == RERANK:
-            shown = first["return_documents"] is not False
-            results = [
-                {"index": index, "relevance_score": score}
-                | ({"document": {"text": first["documents"][index]}} if shown else {})
-                for index, score in ranked[0][: first["top_n"]]
-            ]
-            return {"id": f"rerank-{digest}", "model": first["model"], "usage": usage, "results": results}
+            results = [{"index": index, "relevance_score": score} for index, score in ranked[0][: first["top_n"]]]
+            if first["return_documents"] is not False:
+                results = [each | {"document": {"text": first["documents"][each["index"]]}} for each in results]
+            return {"id": f"rerank-{digest}", **about, "results": results}
         scores = [score for row in ranked for _, score in sorted(row)]
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-        about = {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"]}
-        return {**about, "data": data, "usage": usage}
+        return {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"], "data": data} | about

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from operators.openai import values
-from operators.openai.faults import Code, Fault
-from operators.openai.values import Columns, Read, ignored, kept, number, refuse_unknown, refused, unsupported, whole
+from operators.openai.values import Code, Fault, Read, an_object, flag, ignored, kept, number, refused, text, whole
 from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
+Columns = dict[str, Any]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 REQUIRED = ("model", "messages", "prompt", "input", "query", "documents", "text_1", "text_2")
 """Parameters that a body must have, if its endpoint has them."""
@@ -27,101 +29,140 @@ _NEWER = "give tools and tool_choice, which have taken its place"
 _NO_THINKING = {"enable_thinking": False}
 _TEXT_ONLY = "the models are given text, and answer with text"
 _LEAVE_OUT = "leave it out"
-_SAY_IT = "say it in the messages"
 
-ALL: Mapping[str, Read] = {
-    "model": kept(lambda value: isinstance(value, str) and value != "", "a string"),
-    "user": ignored,
+TEXT, INT, REAL, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_BIAS = pa.list_(pa.struct([("token", INT), ("bias", REAL)]))
+
+
+class Parameter(NamedTuple):
+    """A parameter of a body.
+
+    Args:
+        read: checks a value that is not null, and returns what is kept of it.
+        type: of the column in which that is for the nodes behind; None: it is for `request_of`.
+        column: the name of its column, if not that of the parameter.
+    """
+
+    read: Read
+    type: pa.DataType | None = None
+    column: str | None = None
+
+
+Parameters = Mapping[str, Mapping[str, Parameter]]
+"""By endpoint and name. A null is as if the parameter was not there."""
+_IGNORED = Parameter(ignored)
+ALL = {"model": Parameter(values.some_text, TEXT), "user": _IGNORED}
+_CONVERSATION = {
+    "messages": Parameter(values.messages, TEXT),
+    "tools": Parameter(values.tools, TEXT, "tool_list"),
+    "tool_choice": Parameter(values.tool_choice, TEXT, "tools"),
+    "chat_template_kwargs": Parameter(an_object, TEXT, "template_kwargs"),
 }
-_GENERATE: Mapping[str, Read] = {
-    **ALL,
-    "max_tokens": whole(1),
-    "temperature": number(0, 2),
-    "top_p": values.top_p,
-    "n": whole(1, MAX_CHOICES),
-    "seed": whole(-(2**63), 2**63 - 1),
-    "stop": values.stop,
-    "frequency_penalty": number(-2, 2),
-    "presence_penalty": number(-2, 2),
-    "logit_bias": values.logit_bias,
-    "stream": refused(_LEAVE_OUT, False),
-    "stream_options": refused(_LEAVE_OUT),
-    # Sampling keys of this project, which are not in the API.
-    "top_k": whole(0),
-    "min_p": number(0, 0.999999),
-    "repetition_penalty": number(0.01, 100),
-    "min_tokens": whole(0),
+_GENERATE = {
+    "max_tokens": Parameter(whole(1), INT),
+    "min_tokens": Parameter(whole(0), INT),  # of this project and not of the API, as top_k, min_p, repetition_penalty
+    "temperature": Parameter(number(0, 2), REAL),
+    "top_p": Parameter(values.top_p, REAL),
+    "top_k": Parameter(whole(0), INT),
+    "min_p": Parameter(number(0, 0.999999), REAL),
+    "repetition_penalty": Parameter(number(0.01, 100), REAL),
+    "frequency_penalty": Parameter(number(-2, 2), REAL),
+    "presence_penalty": Parameter(number(-2, 2), REAL),
+    "logit_bias": Parameter(values.logit_bias, _BIAS),
+    "stop": Parameter(values.stop, pa.list_(TEXT)),
+    "logprobs": Parameter(whole(0, 5), INT),
+    "seed": Parameter(whole(-(2**63), 2**63 - 1), INT),
+    "n": Parameter(whole(1, MAX_CHOICES)),
+    "stream": Parameter(refused(_LEAVE_OUT, False)),
+    "stream_options": Parameter(refused(_LEAVE_OUT)),
 }
-PARAMETERS: Mapping[str, Mapping[str, Read]] = {
+PARAMETERS: Parameters = {
     CHAT: {
+        **ALL,
+        **_CONVERSATION,
         **_GENERATE,
-        "messages": values.messages,
-        "max_completion_tokens": whole(1),
-        "logprobs": values.flag,
-        "top_logprobs": whole(0, 20),
-        "response_format": values.response_format,
-        "tools": values.tools,
-        "tool_choice": values.tool_choice,
-        "parallel_tool_calls": refused("leave it out, and take the first of a message's tool_calls", True),
-        "functions": refused(_NEWER, []),
-        "function_call": refused(_NEWER, "none"),
-        "chat_template_kwargs": values.template_kwargs,
-        "modalities": refused(_TEXT_ONLY, ["text"]),
-        "audio": refused(_TEXT_ONLY),
-        "prediction": refused(_LEAVE_OUT),
-        "reasoning_effort": values.reasoning_effort,
-        "verbosity": refused(_SAY_IT),
-        "web_search_options": refused(_LEAVE_OUT),
-        "metadata": ignored,
-        "store": ignored,
-        "service_tier": ignored,
-        "safety_identifier": ignored,
-        "prompt_cache_key": ignored,
-        "prompt_cache_retention": ignored,
+        "max_completion_tokens": Parameter(whole(1)),
+        "logprobs": Parameter(flag, INT),
+        "top_logprobs": Parameter(whole(0, 20)),
+        "response_format": Parameter(values.response_format, TEXT, "json_schema"),
+        "parallel_tool_calls": Parameter(refused("leave it out, and take the first of a message's tool_calls", True)),
+        "functions": Parameter(refused(_NEWER, [])),
+        "function_call": Parameter(refused(_NEWER, "none")),
+        "modalities": Parameter(refused(_TEXT_ONLY, ["text"])),
+        "audio": Parameter(refused(_TEXT_ONLY)),
+        "prediction": Parameter(refused(_LEAVE_OUT)),
+        "reasoning_effort": Parameter(text),
+        "verbosity": Parameter(refused("say it in the messages")),
+        "web_search_options": Parameter(refused(_LEAVE_OUT)),
+        **dict.fromkeys(("metadata", "store", "service_tier", "safety_identifier"), _IGNORED),
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), _IGNORED),
     },
     COMPLETIONS: {
+        **ALL,
         **_GENERATE,
-        "prompt": values.texts_or_ids,
-        "logprobs": whole(0, 5),
-        "echo": values.flag,
-        "best_of": whole(1, MAX_CHOICES),
-        "suffix": refused("put all text into the prompt", ""),
+        "prompt": Parameter(values.texts_or_ids, column="texts"),
+        "echo": Parameter(flag, FLAG),
+        "best_of": Parameter(whole(1, MAX_CHOICES)),
+        "suffix": Parameter(refused("put all text into the prompt", "")),
     },
     EMBEDDINGS: {
         **ALL,
-        "input": values.embedding_input,
-        "encoding_format": kept(lambda value: value in ("float", "base64"), '"float" or "base64"'),
-        "dimensions": whole(1),
+        "input": Parameter(values.said_or_ids, column="texts"),
+        "encoding_format": Parameter(kept(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
+        "dimensions": Parameter(whole(1), INT),
     },
 }
-"""By endpoint and name, the reader of the value. A null is as if the parameter was not there."""
+_OF_A_TEXT = {"prompt": Parameter(ignored, TEXT), "given_ids": Parameter(ignored, pa.list_(pa.int32()))}
+"""The columns of one of the texts of a request, which stand before those that say how it is completed."""
+_OF_A_ROW = [("custom_id", TEXT), ("url", TEXT), ("choices", pa.int32()), ("sample", pa.int32())]
 
 
-def read_line(text: str) -> Mapping[str, Any]:
+def fields_of(*tables: Mapping[str, Parameter]) -> pa.Schema:
+    """Return the columns of requests: `choices`, the number of a request's rows, `sample`, the number of a completion
+    among those of its text, and the parameters of `tables`, null where a request has none."""
+    columns = {parameter.column or name: parameter.type for table in tables for name, parameter in table.items()}
+    return pa.schema([*_OF_A_ROW, *((name, kind) for name, kind in columns.items() if kind is not None)])
+
+
+FIELDS = fields_of(ALL, _CONVERSATION, _OF_A_TEXT, *PARAMETERS.values())
+"""`tool_list`: a request's tools; `tools`: its choice among them."""
+
+
+def read_line(line: str) -> Mapping[str, Any]:
     """Parse a line; raise Fault for one that is no JSON object, that cannot be written again, or without custom_id."""
+    found, why = None, "not a JSON object with custom_id, method, url and body"
     try:
-        found = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_number)
-        if text.count("[") + text.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
-            raise ValueError(f"it is nested more than {MAX_NESTING} deep")
-        if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
+        found = _parsed(line)
     except json.JSONDecodeError as error:
-        raise Fault(Code.INVALID_LINE, f"not JSON: {error.msg} at character {error.pos + 1}") from error
-    except UnicodeEncodeError as error:
-        raise Fault(Code.INVALID_LINE, "has half a character (an escape from \\ud800 to \\udfff alone)") from error
+        why = f"not JSON: {error.msg} at character {error.pos + 1}"
+    except UnicodeEncodeError:
+        why = "has half a character (an escape from \\ud800 to \\udfff alone)"
     except KeyError as error:
-        raise Fault(Code.INVALID_LINE, f"cannot be read: it has the key {error} twice in an object") from error
+        why = f"cannot be read: it has the key {error} twice in an object"
     except (ValueError, RecursionError) as error:
-        raise Fault(Code.INVALID_LINE, f"cannot be read: {error}") from error
+        why = f"cannot be read: {error}"
     if not isinstance(found, dict):
-        raise Fault(Code.INVALID_LINE, "not a JSON object with custom_id, method, url and body")
+        raise Fault(Code.INVALID_LINE, why)
     if not isinstance(found.get("custom_id"), str) or not found["custom_id"]:
         raise Fault(Code.INVALID_CUSTOM_ID, "custom_id must be a string of at least one character")
     return found
 
 
+def _parsed(line: str) -> Any:
+    found = json.loads(line, object_pairs_hook=unique_keys, parse_constant=_no_number)
+    if line.count("[") + line.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
+        raise ValueError(f"it is nested more than {MAX_NESTING} deep")
+    if "\\ud" in line.lower():
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def request_of(
-    line: Mapping[str, Any], models: Collection[str] | None, parameters: Mapping[str, Mapping[str, Read]] = PARAMETERS
+    line: Mapping[str, Any], models: Collection[str] | None, parameters: Parameters = PARAMETERS
 ) -> tuple[Columns, list[Any], int]:
     """Return the columns of a request, its prompts or inputs ([None] for a chat), and how many completions of each.
 
@@ -132,7 +173,7 @@ def request_of(
     Raises:
         Fault: it cannot be answered as it is.
     """
-    refuse_unknown("the line", line, ("custom_id", "method", "url", "body"), Code.INVALID_LINE)
+    values.refuse_unknown("the line", line, ("custom_id", "method", "url", "body"), Code.INVALID_LINE)
     method, url, body = line.get("method"), line.get("url"), line.get("body")
     if method != "POST":
         raise Fault(Code.INVALID_METHOD, f"method must be POST, not {json.dumps(method)}")
@@ -145,7 +186,7 @@ def request_of(
         raise Fault(Code.MODEL_NOT_FOUND, f"model is '{columns['model']}'; this job answers for {', '.join(models)}")
     texts, samples = columns.pop("texts", [None]), columns.pop("n", 1)
     if columns.pop("best_of", samples) != samples:
-        raise unsupported(f"best_of other than n, which is {samples},", "ask for n choices and pick one")
+        raise values.unsupported(f"best_of other than n, which is {samples},", "ask for n choices and pick one")
     if len(texts) * samples > MAX_TEXTS:
         raise Fault(Code.INVALID_VALUE, f"{len(texts)} texts, {samples} choices each: at most {MAX_TEXTS} in all")
     if url == CHAT:
@@ -153,11 +194,11 @@ def request_of(
     elif url == COMPLETIONS:
         columns.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
         if columns.get("echo") and "logprobs" in columns:
-            raise unsupported("echo beside logprobs", "ask for one of them; prompts are not scored")
+            raise values.unsupported("echo beside logprobs", "ask for one of them; prompts are not scored")
     return columns | {"custom_id": line["custom_id"], "url": url}, texts, samples
 
 
-def _read(body: Mapping[str, Any], url: str, parameters: Mapping[str, Mapping[str, Read]]) -> Columns:
+def _read(body: Mapping[str, Any], url: str, parameters: Parameters) -> Columns:
     known = parameters[url]
     columns: Columns = {}
     for name, value in body.items():
@@ -165,8 +206,8 @@ def _read(body: Mapping[str, Any], url: str, parameters: Mapping[str, Mapping[st
             elsewhere = [other for other in parameters if name in parameters[other]]
             hint = f"; {' and '.join(elsewhere)} has it" if elsewhere else ""
             raise Fault(Code.UNKNOWN_PARAMETER, f"{url} has no parameter '{name}'{hint}")
-        if value is not None:
-            columns |= known[name](name, value)
+        if value is not None and (found := known[name].read(name, value)) is not None:
+            columns[known[name].column or name] = found
     for name in REQUIRED:
         if name in known and body.get(name) is None:
             raise Fault(Code.MISSING_PARAMETER, f"{name} is missing")
@@ -188,7 +229,7 @@ def _resolve_chat(columns: Columns) -> None:
         columns["template_kwargs"] = json.dumps(kwargs, ensure_ascii=False)
     _check_choice(columns)
     if "json_schema" in columns and "stop" in columns:
-        raise unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
+        raise values.unsupported("stop beside a response_format other than text", "JSON ends where it is whole")
 
 
 def _check_choice(columns: Columns) -> None:
@@ -203,8 +244,4 @@ def _check_choice(columns: Columns) -> None:
         raise Fault(Code.INVALID_VALUE, f"tool_choice names '{choice}'; the tools are {', '.join(names)}")
     if also := [key for key in ("json_schema", "stop") if key in columns]:
         what = "stop" if also == ["stop"] else "a response_format other than text"
-        raise unsupported(f"{what} beside tool_choice={json.dumps(choice)}", "the call is all of the answer")
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+        raise values.unsupported(f"{what} beside tool_choice={json.dumps(choice)}", "the call is all of the answer")

@@ -9,29 +9,18 @@ from typing import Any
 import pyarrow as pa
 
 from operators.engine.backend.loading import identity, load_model
-from operators.openai.bodies import body_of, digest_of, line_of, usage
-from operators.openai.faults import Code, Fault
-from operators.openai.parse_batch import FIELDS
+from operators.openai.bodies import body_of, line_of
+from operators.openai.requests import FIELDS
+from operators.openai.values import Code, Fault
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
-_PARSED = (
-    "custom_id",
-    "url",
-    "choices",
-    "sample",
-    "model",
-    "prompt",
-    "given_ids",
-    "echo",
-    "encoding_format",
-    "dimensions",
-)
-_READ = {
-    **{name: FIELDS.field(name).type for name in _PARSED},
-    "prompt_ids": PROMPT_IDS.type,
+_PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo")
+_OF_VECTORS = ("encoding_format", "dimensions")
+_FIELDS = [*map(FIELDS.field, (*_PARSED, *_OF_VECTORS)), PROMPT_IDS, LINEAGE, ROW]
+_READ = {field.name: field.type for field in _FIELDS} | {
     "embedding": None,
     "completion": pa.string(),
     "completion_ids": PROMPT_IDS.type,
@@ -39,22 +28,13 @@ _READ = {
     "finish_reason": pa.string(),
     "logprobs": None,
     "top_logprobs": None,
-    LINEAGE.name: LINEAGE.type,
-    ROW.name: ROW.type,
 }
 """Columns that are read, and their types; None: any."""
 _OPTIONAL = ("reasoning", "reasoning_token_count", "tool_calls")
 """Columns that are read where the model reasons and calls tools."""
+_NAMES, _COUNTS = ("custom_id", "url", "model"), ("prompt_tokens", "completion_tokens")
 SCHEMA = pa.schema(
-    [
-        ("custom_id", pa.string()),
-        ("url", pa.string()),
-        ("model", pa.string()),
-        ("prompt_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-        ("output", pa.string()),
-        ROW,
-    ]
+    [*((name, pa.string()) for name in _NAMES), *((name, pa.int64()) for name in _COUNTS), ("output", pa.string()), ROW]
 )
 """`output`: the line of output.jsonl."""
 
@@ -117,17 +97,11 @@ class Respond(BaseOperator):
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])
-        first, tokens = rows[0], self._usage(rows)
-        line = line_of(first, self._body(rows, digest_of(first[ROW.name], first["custom_id"])))
-        return {
-            **{name: first[name] for name in ("custom_id", "url", "model", ROW.name)},
-            "prompt_tokens": tokens["prompt_tokens"],
-            "completion_tokens": tokens.get("completion_tokens", 0),
-            "output": json.dumps(line, ensure_ascii=False),
-        }
+        first, body = rows[0], self._body(rows)
+        line = line_of(first[ROW.name], first["custom_id"], body)
+        about = {name: first[name] for name in (*_NAMES, ROW.name)}
+        counts = {name: body["usage"].get(name, 0) for name in _COUNTS}
+        return about | counts | {"output": json.dumps(line, ensure_ascii=False)}
 
-    def _usage(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return usage(rows)
-
-    def _body(self, rows: list[dict[str, Any]], digest: str) -> dict[str, Any]:
-        return body_of(rows, self._pieces, digest, self._fingerprint)
+    def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return body_of(rows, self._pieces, self._fingerprint)

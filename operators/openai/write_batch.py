@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.openai.bodies import digest_of
-from operators.openai.faults import Code, parse_reason
+from operators.formats.lines import LINE, TEXT
+from operators.openai.bodies import line_of
+from operators.openai.values import Code, parse_reason
 from operators.settings import OutputSettings
 from operators.settings.checks import check
 from operators.sinks.write_rows import WriteRows
-from operators.sources.jsonl import LINE, TEXT
 from pipeline.api.records import require_column
 from pipeline.system.atomic_files import part_name, write_atomically
 
@@ -95,12 +95,7 @@ def _error_line(row: int, reject: Reject) -> dict[str, Any]:
     custom_id = given if isinstance(given, str) and given else None
     number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
     where = "" if number is None else f"line {number}: "
-    return {
-        "id": f"batch_req_{digest_of(row, custom_id)}",
-        "custom_id": custom_id,
-        "response": None,
-        "error": {"code": code.value, "message": where + message},
-    }
+    return line_of(row, custom_id, error={"code": code.value, "message": where + message})
 
 
 def _object(text: object) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.generation.journal import StoredCompletion
-from operators.generation.store_lookup import CompletionKeys, LookupCounts
+from operators.generation.store_lookup import STORE, CompletionKeys, LookupCounts
 from operators.generation.wiring import shared_store
 from operators.settings import StoreSettings
 from pipeline.api.protocols import Runtime
@@ -34,8 +34,8 @@ class StoredAnswers(LookupCounts):
         self._keys = CompletionKeys(*context)
         self._kind, self._runtime = kind, runtime
         if self._store is not None:
-            super().__init__(runtime.cache("store"))
-            runtime.totals(lambda: self.totals(runtime.node))
+            super().__init__(runtime.cache(*STORE))
+            self.register(runtime)
             digest, known = self._keys.settings(b""), self._store.settings
             self._missed = "missed_new" if digest in known or not known else "missed_settings"
             self._store.note_settings({digest})

@@ -36,6 +36,7 @@ from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import BITS, BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
@@ -184,14 +185,10 @@ class ReadsTexts(BaseOperator):
         runtime.when_stuck(model.abort)
         self._thread = engine_thread(runtime)
         self._calls, self._seconds = 0, 0.0
-        node = runtime.node
-        runtime.totals(
-            lambda: {
-                f"{node}/groups": float(self._calls),
-                f"{node}/read_s": self._seconds,
-                f"{node}/decoded_tokens": float(reader.decoded),
-            }
-        )
+        runtime.number("groups", Number("calls that read texts", "calls"), lambda: self._calls)
+        runtime.number("read_s", Number("calls that read texts", "s"), lambda: self._seconds)
+        tokens = Number("tokens computed by calls that read texts, common beginnings once", "tokens")
+        runtime.number("decoded_tokens", tokens, lambda: reader.decoded)
 
     def _new_reader(self, lent: ExitStack) -> DecoderReader | WholeTexts:
         """Lease contexts, to be given back by `lent`, and return what reads texts with them."""

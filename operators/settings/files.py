@@ -6,16 +6,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from operators.formats.registry import WRITTEN
 from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
 from pipeline.api.errors import ConfigError
 
 FINISH_REASONS = ("stop", "stop_string", "length")
-COMPRESSIONS = {
-    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
-    "jsonl": ("none", "gzip", "zstd"),
-    "arrow": ("none", "zstd", "lz4"),
-}
-"""Compressions by output format, the default first. Uncompressed Arrow files can be memory-mapped."""
 LEVELS = {"zstd": 22, "gzip": 9}
 """The highest level of the compressions that have levels."""
 
@@ -138,7 +133,7 @@ class OutputSettings:
 
     Args:
         format: parquet, jsonl or arrow (Arrow IPC files).
-        compression: what COMPRESSIONS has for the format; auto is the first of these.
+        compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
@@ -170,8 +165,8 @@ class OutputSettings:
         check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
         check(self.retries >= 0, "output.retries", self.retries, "it is 0 (none) or more")
         check_one_of("output.completion_text", self.completion_text, ("answer", "raw"))
-        check_one_of("output.format", self.format, COMPRESSIONS)
-        known = COMPRESSIONS[self.format]
+        check_one_of("output.format", self.format, WRITTEN)
+        known = WRITTEN[self.format].compressions
         self.compression = known[0] if self.compression == "auto" else self.compression
         allowed = f"with output.format={self.format} it is one of {', '.join(known)}"
         check(self.compression in known, "output.compression", self.compression, allowed)

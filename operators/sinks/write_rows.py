@@ -7,18 +7,20 @@ import json
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePath
+from typing import BinaryIO
 
 import pyarrow as pa
 
+from operators.formats.input_file import CODECS
+from operators.formats.registry import WRITTEN
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
-from operators.sinks.formats import FORMATS, format_of, refuse_unwritable, scan
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import ROW, Batch, Output, require_column
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
-from pipeline.system.result_files import shown_rows
+from pipeline.system.result_files import scan_folder, shown_rows
 
 PREVIEW_WIDTH = 300
 """Characters of a value to show in a preview."""
@@ -48,7 +50,9 @@ class WriteRows(BaseOperator):
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(f"directory={directory!r} cannot work: it is a folder in data/, for example 'rejected'")
         self._output = output
-        self._suffix, self._write = format_of(output)
+        self._format = WRITTEN[output.format]
+        packed = {codec: ending for ending, codec in CODECS.items()} if self._format.packed else {}
+        self._suffix = output.format + packed.get(output.compression, "")
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
@@ -66,7 +70,8 @@ class WriteRows(BaseOperator):
             if helpers.get(f.name, not f.name.endswith(PROMPT_LITERALS.name))
         ]
         self._schema = pa.schema(fields)
-        refuse_unwritable(self._schema, self._output)
+        for field in self._schema:
+            self._format.check(field)
         for name in self._output.preview_columns:
             require_column(self._schema, name)
 
@@ -108,14 +113,16 @@ class WriteRows(BaseOperator):
             data = data.take(pa.array([i for i in range(data.num_rows) if i not in without], pa.int64()))
         return pa.record_batch([data.column(n) for n in self._schema.names], schema=self._schema)
 
+    def _write(self, table: pa.Table, file: BinaryIO) -> None:
+        self._format.write(table, file, self._output.compression, self._output.compression_level)
+
     def _not_held(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return why a row cannot be written, by its index."""
-        found = FORMATS[self._output.format]
-        if found.most is None:
+        if (most := self._format.most) is None:
             return {}
         why = f"has a time that is too far for output={self._output.format}; write output=arrow, or take the column out"
         names = self._schema.names
-        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), found.most)}
+        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), most)}
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
         """Return the first rows, if `output.preview` asks for them."""
@@ -123,7 +130,7 @@ class WriteRows(BaseOperator):
             return
         names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
-        found = scan(directory / "data" / self._directory).head(self._output.preview).collect()
+        found = scan_folder(directory / "data" / self._directory).head(self._output.preview).collect()
         for row in shown_rows(found):
             for name in names:
                 yield f"{name:{width}}  {textwrap.shorten(_shown(row[name]), PREVIEW_WIDTH)}"

@@ -1,5 +1,1 @@
-"""Sources: ReadPrompts and one reader for each file format."""
-
-from operators.sources.read_prompts import ReadPrompts
-
-__all__ = ["ReadPrompts"]
+"""Sources: which files are read, and ReadPrompts, which reads them."""

@@ -13,25 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from operators.formats.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
+from operators.formats.lines import LINES
+from operators.formats.registry import ENDINGS, FORMATS
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
-from operators.sources.columnar import ArrowReader, ParquetReader
-from operators.sources.csv import CsvReader
-from operators.sources.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
-from operators.sources.jsonl import JsonlReader, LinesReader
 from operators.sources.remote import remote
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
 
-READERS = {reader.format: reader for reader in (ParquetReader, JsonlReader, CsvReader, ArrowReader, LinesReader)}
-"""The reader of each `data.format`. To add a format, write such a class and add it here."""
-EXTENSIONS = {extension: reader.format for reader in READERS.values() for extension in reader.extensions}
 URL = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)
 WEB = re.compile(r"https?://", re.IGNORECASE)
 """URLs in which `?` begins a query instead of matching a character."""
 ESCAPED = re.compile(r"\[[*?[]\]")
 ON_DISK = ("file://", "local://")
-HUB_FORMATS: Mapping[str, str] = {"parquet": "parquet", "json": "jsonl", "csv": "csv", "arrow": "arrow"}
-"""The name of a format in `datasets`, to its name in `data.format`."""
 NO_ROWS = re.compile(r"(README|LICENSE|LICENCE)|.*\.md$", re.IGNORECASE)
 """Names of files that lie beside data and that nobody takes for input."""
 REMEDIES = (
@@ -59,7 +53,7 @@ def find_files(data: DataSettings, warn: Callable[[str], None] = lambda sentence
             found. A folder, a link to nothing, a pipe that is named like a file of rows is an error, too.
         SourceError: a network does not answer.
     """
-    check_one_of("data.format", data.format, ("auto", *READERS))
+    check_one_of("data.format", data.format, ("auto", *FORMATS))
     if data.dataset is not None:
         paths, data = _files_of_dataset(data)
     else:
@@ -89,7 +83,7 @@ def _files_of(path: str, data: DataSettings, warn: Callable[[str], None]) -> lis
     except OSError as error:
         raise unreadable(error.filename or storage.shown(path), error) from error
     for file in found:
-        if file.codec and not READERS[file.format].packable:
+        if file.codec and not FORMATS[file.format].packed:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
     return found
 
@@ -99,15 +93,13 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     kind = storage.kind(path)
     if kind == FILE:
         file = InputFile(path, storage)
-        if wanted == "auto" and file.suffix not in EXTENSIONS:
+        if wanted == "auto" and file.suffix not in ENDINGS:
             like = file.looks_like()
-            remedy = "" if is_hopeless(like) else f": say what it is with data.format={', '.join(READERS)}"
-            raise InputError(
-                f"{file} has none of the extensions {', '.join(EXTENSIONS)}; it begins like {like}{remedy}"
-            )
-        return [replace(file, format=EXTENSIONS[file.suffix] if wanted == "auto" else wanted)]
+            remedy = "" if is_hopeless(like) else f": say what it is with data.format={', '.join(FORMATS)}"
+            raise InputError(f"{file} has none of the extensions {', '.join(ENDINGS)}; it begins like {like}{remedy}")
+        return [replace(file, format=ENDINGS[file.suffix] if wanted == "auto" else wanted)]
     if kind == DIRECTORY:
-        trusted = wanted == LinesReader.format
+        trusted = wanted == LINES.name
         found, where = storage.listing(path), f"the directory {shown}"
     elif kind is not None:
         raise InputError(f"data.path={shown} is {kind}; {REMEDIES}")
@@ -169,14 +161,14 @@ def _sorted_out(
             raise InputError(f"{file} is named like a file of rows and is {what}; {REMEDIES}")
         elif kind == DIRECTORY:
             others.append(f"{file.name}/")
-        elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in EXTENSIONS):
+        elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in ENDINGS):
             others.append(file.name)
     return files, others
 
 
 def _format(file: InputFile, wanted: str) -> str | None:
-    kind = EXTENSIONS.get(file.suffix)
-    if kind is None or wanted not in ("auto", kind) or (file.codec and not READERS[kind].packable):
+    kind = ENDINGS.get(file.suffix)
+    if kind is None or wanted not in ("auto", kind) or (file.codec and not FORMATS[kind].packed):
         return None
     return kind
 
@@ -187,8 +179,8 @@ def _in_order(paths: Iterable[str]) -> list[str]:
 
 
 def _endings(wanted: str) -> str:
-    known = [e for e, kind in EXTENSIONS.items() if wanted in ("auto", kind)]
-    packed = f" (or {', '.join(CODECS)} behind it)" if wanted == "auto" or READERS[wanted].packable else ""
+    known = [e for e, kind in ENDINGS.items() if wanted in ("auto", kind)]
+    packed = f" (or {', '.join(CODECS)} behind it)" if wanted == "auto" or FORMATS[wanted].packed else ""
     return ", ".join(known) + packed
 
 
@@ -228,12 +220,13 @@ def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:
         raise ConfigError(f"data.split={data.split} is no split of {data.dataset}; it has {', '.join(files) or 'none'}")
     paths = [str(path) for path in files[data.split]]
     kind = data.format
-    if kind == "auto" and any(InputFile(path).suffix not in EXTENSIONS for path in paths):
+    if kind == "auto" and any(InputFile(path).suffix not in ENDINGS for path in paths):
         found = type(builder).__module__.rpartition(".")[2]  # JSONL is often named .json there
-        if found not in HUB_FORMATS:
-            known = ", ".join(HUB_FORMATS)
+        named = {form.hub: form.name for form in FORMATS.values() if form.hub}
+        if found not in named:
+            known = ", ".join(named)
             raise InputError(f"{data.dataset} is made of files of the kind '{found}'; those read are {known}")
-        kind = HUB_FORMATS[found]
+        kind = named[found]
     return paths, replace(data, dataset=None, format=kind)
 
 

@@ -8,15 +8,17 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from operators.formats.input_file import EMPTY, HEAD_BYTES, InputFile, Stamp, is_hopeless, unreadable
+from operators.formats.lines import LINE, LINES, TEXT
+from operators.formats.reader import NoRowFitsError, Reader
+from operators.formats.text_file import TextReader
 from operators.prompts.template import Template
-from operators.rows.arrow_types import parse_schema
+from operators.rows.arrow_types import merge_types, parse_schema
 from operators.settings import DataSettings
 from operators.sources.files import some
-from operators.sources.input_file import EMPTY, HEAD_BYTES, InputFile, Stamp, is_hopeless, unreadable
-from operators.sources.jsonl import LINE, TEXT, LinesReader
-from operators.sources.reader import NoRowFitsError, Reader, common_schema
-from pipeline.api.errors import InputError
-from pipeline.api.records import ROW
+from pipeline.api.column_types import holds_nothing, without_null
+from pipeline.api.errors import ConfigError, InputError, SchemaError
+from pipeline.api.records import LINEAGE, ROW
 
 T = TypeVar("T")
 SAMPLE_ROWS = 10_000
@@ -51,10 +53,10 @@ def columns_of(
                 raise
             useless.append(error)
             continue
-        if schema.names or not reader.packable:
+        is_text = isinstance(reader, TextReader)
+        if schema.names or not is_text:
             found[reader] = schema
-        is_small = stamps[reader.file].size_bytes < HEAD_BYTES
-        if reader.packable and is_small and reader.file.is_blank():
+        if is_text and stamps[reader.file].size_bytes < HEAD_BYTES and reader.file.is_blank():
             blank.append(str(reader.file))
     if useless and not found:
         raise useless[0]
@@ -69,7 +71,7 @@ def columns_of(
 
 def assumed_columns(data: DataSettings) -> list[pa.Field]:
     """Return the columns of an input that has none, and no rows: those that `data` names, as text."""
-    if data.format == LinesReader.format:
+    if data.format == LINES.name:
         return [TEXT, LINE]
     prompt = frozenset({data.messages_column or data.prompt_column})
     if data.prompt_template is not None:
@@ -85,11 +87,11 @@ def asked(reader: Reader, ask: Callable[[], T]) -> T:
     except UNREADABLE as error:
         like = reader.file.looks_like()
         if like == EMPTY:
-            what = f"{reader.file} is empty, which no {reader.format} file is"
+            what = f"{reader.file} is empty, which no {reader.file.format} file is"
             raise InputError(f"{what}; make or fetch it again, or take it away") from error
         remedy = "" if is_hopeless(like) else ". If it is another format, write data.format="
         remedy = f"it begins like {like}{remedy}"
-        raise explained(reader.file, error, f"as {reader.format}", remedy) from error
+        raise explained(reader.file, error, f"as {reader.file.format}", remedy) from error
 
 
 def explained(file: InputFile, error: Exception, how: str, remedy: str) -> InputError:
@@ -97,3 +99,53 @@ def explained(file: InputFile, error: Exception, how: str, remedy: str) -> Input
     if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors have no errno
         return unreadable(file, error)
     return InputError(f"{file} cannot be read {how}: {error}; {remedy}")
+
+
+def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
+    """Return one schema for all files; a column without any value becomes a string column.
+
+    `rename`: how columns will be called later. Here they have the names of the files.
+
+    Raises:
+        SchemaError: a file differs; names the file and the column.
+        ConfigError: a column has a name that the pipeline needs for itself, two columns have one name, or `rename`
+            names one that is not there.
+    """
+    merged: dict[str, pa.DataType] = {}
+    for reader, schema in zip(readers, schemas, strict=True):
+        _check_names(schema, reader.file, rename)
+        found = {f.name: f.type for f in schema}
+        if merged and not reader.optional_columns and (odd := found.keys() ^ merged.keys()):
+            first = readers[0].file
+            has, lacks = (reader.file, first) if odd & found.keys() else (first, reader.file)
+            raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
+        for name, kind in found.items():
+            both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
+            if both is None and reader.texts and name not in reader.types:
+                both = pa.string()
+            if both is None:
+                raise SchemaError(
+                    f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
+                    " all files need the same types"
+                )
+            merged[name] = both
+    if unknown := sorted(rename.keys() - merged.keys()):
+        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
+    if nothing := [name for name, kind in merged.items() if holds_nothing(kind)]:
+        raise SchemaError(f"column '{nothing[0]}' has structs without fields, which Parquet cannot hold; leave it out")
+    return pa.schema([(name, without_null(kind)) for name, kind in merged.items()])
+
+
+def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
+    """Raise ConfigError for column names that are reserved or doubled once they are renamed."""
+    names = [rename.get(name, name) for name in schema.names]
+    for old, name in zip(schema.names, names, strict=True):
+        if name in (ROW.name, LINEAGE.name):
+            raise ConfigError(
+                f"{file} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
+                f" 'data.rename={{{old}: source_{name}}}'"
+            )
+        if schema.names.count(old) > 1:
+            raise ConfigError(f"{file} has two columns '{old}'; rename one in the file: data.rename takes both for one")
+        if names.count(name) > 1:
+            raise ConfigError(f"with data.rename {file} has two columns '{name}'; give one of them another name")

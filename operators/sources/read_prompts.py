@@ -9,16 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.formats.input_file import InputFile, Stamp
+from operators.formats.reader import Reader, RowBlock
+from operators.formats.registry import FORMATS
 from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
-from operators.sources.files import OR_EMPTY, READERS, find_files, some
+from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
-from operators.sources.input_file import InputFile, Stamp
-from operators.sources.reader import Reader, RowBlock
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Reject, Rejects
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
@@ -99,7 +100,7 @@ class ReadPrompts(BaseOperator):
             first = max(position, start)
             while first < stop:
                 last = min(stop, first + BATCH_ROWS, (first // self._chunk_rows + 1) * self._chunk_rows)
-                yield from self._items(reader.file, block, position, first, last)
+                yield from self._items(block, first, last)
                 self._rows_read = first = last
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
@@ -150,7 +151,7 @@ class ReadPrompts(BaseOperator):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        return [READERS[file.format](file, types, only=only, as_json=free, quote=data.quote) for file in files]
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
@@ -210,7 +211,7 @@ class ReadPrompts(BaseOperator):
         rows = 0
         for reader in self._readers:
             try:
-                for block in reader.blocks(self._columns, max(0, start - rows)):
+                for block in reader.blocks(self._columns, rows, start):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
@@ -219,15 +220,13 @@ class ReadPrompts(BaseOperator):
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
-    def _items(self, file: InputFile, block: RowBlock, position: int, first: int, last: int) -> Iterator[Item]:
-        """Yield rows [first, last) of the source, from the block that begins at `position`."""
+    def _items(self, block: RowBlock, first: int, last: int) -> Iterator[Item]:
+        """Yield rows [first, last) of the source."""
         chunk = first // self._chunk_rows
-        data, offsets, bad = block.part(first - position, last - position)
+        data, rows, bad = block.part(first, last)
         if bad:
-            rejects = (Reject(position + b.offset, b.reason, b.record, file=str(file), line=b.line) for b in bad)
-            yield Rejects(chunk, tuple(rejects))
-        if data is not None and len(offsets):
-            low, high = (bisect_left(block.unread, (at - position,)) for at in (first, last))
-            told = tuple((position + offset, self._said_of(key)) for offset, key in block.unread[low:high])
-            rows = pa.array(offsets + position)
-            yield Batch(chunk, pa.record_batch([*data.columns, rows], schema=self._schema), told=told)
+            yield Rejects(chunk, bad)
+        if data is not None and len(rows):
+            low, high = (bisect_left(block.unread, (row,)) for row in (first, last))
+            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high])
+            yield Batch(chunk, pa.record_batch([*data.columns, pa.array(rows)], schema=self._schema), told=told)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from operators.sources.input_file import BUFFER_BYTES, DIRECTORY, FILE, Stamp, Storage
+from operators.formats.input_file import BUFFER_BYTES, DIRECTORY, FILE, Stamp, Storage
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, install
 from pipeline.system.redaction import clean_url, has_password, without_redacted, without_secrets
 

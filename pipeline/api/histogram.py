@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BOUNDS_S = (
@@ -29,21 +28,12 @@ class Histogram:
         self._counts[place] += times
         self._sums[place] += times * seconds
 
-    @classmethod
-    def summed(cls, each: Iterable[Mapping[float, tuple[int, float]]]) -> Histogram:
-        """Return the sum of histograms, each given by its `buckets`."""
-        made = cls()
-        for buckets in each:
-            for bound, (count, total_s) in buckets.items():
-                place = bisect_left(BOUNDS_S, bound)
-                made._counts[place] += count
-                made._sums[place] += total_s
-        return made
-
-    def buckets(self) -> dict[float, tuple[int, float]]:
-        """Return count and sum in seconds of each bucket that is not empty, by its upper bound, ascending."""
-        each = zip(BOUNDS_S, self._counts, self._sums, strict=True)
-        return {bound: (count, total_s) for bound, count, total_s in each if count}
+    def read(self) -> dict[str, dict[str, float]]:
+        """Return `buckets` and `sums_s`: count and sum of each bucket that is not empty, by its upper bound as text,
+        ascending."""
+        counts, sums_s = list(self._counts), list(self._sums)
+        filled = [(str(bound), i) for i, bound in enumerate(BOUNDS_S) if counts[i]]
+        return {"buckets": {b: counts[i] for b, i in filled}, "sums_s": {b: sums_s[i] for b, i in filled}}
 
 
 @dataclass(slots=True)

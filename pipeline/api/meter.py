@@ -11,12 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from pipeline.api.histogram import CacheUse, Histogram
+from pipeline.api.numbers import Number
 
 Clock = Callable[[], float]
+Reading = dict[str, Any]
+"""The counters and clocks of a stage at one moment, as `added` takes them."""
 
 
 class StageState(StrEnum):
@@ -29,6 +33,18 @@ class StageState(StrEnum):
 
 CLOCKS = tuple(f"{state}_s" for state in StageState)
 """The three clocks of a stage as columns: `busy_s`, `starved_s`, `blocked_s`."""
+ROWS = ("rows_in", "rows_out", "expanded", "rejected")
+COUNTS = {
+    "rows_in": ("stage_rows_in_total", "Rows that a stage took from its inputs."),
+    "rows_out": ("stage_rows_out_total", "Rows that a stage passed on or wrote."),
+    "expanded": (None, "Rows that a stage made beyond one for one; below 0 where it merges rows."),
+    "rejected": ("stage_rows_rejected_total", "Rows that a stage took out."),
+    "batches": ("stage_batches_total", "Batches that a stage took in, or calls of the model."),
+    "tokens_in": ("prompt_tokens_total", "Prompt tokens of rows that drew their first token."),
+    "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
+}
+"""The counters of a stage: attributes of its meter, columns of metrics/stages.parquet and keys of status.json, with
+their name for Prometheus and what they are. With workers the driver counts ROWS, by answers, so each once."""
 
 
 class StageClock:
@@ -80,6 +96,11 @@ class StageClock:
             self._settle(self._state)
             seconds = dict(zip(CLOCKS, self._seconds.values(), strict=True))
             return {**seconds, "wall_s": sum(seconds.values())}
+
+    def set(self, seconds: Mapping[str, float]) -> None:
+        """Take the sums of clocks that run elsewhere; this one does not run itself."""
+        with self._lock:
+            self._seconds = {state: seconds[f"{state}_s"] for state in StageState}
 
     def _settle(self, state: StageState | None) -> None:
         now = self._clock()
@@ -144,30 +165,26 @@ class StageMeter:
         """Lookups by name of the cache."""
         self.times: dict[str, Histogram] = {}
         """Durations by what took them."""
+        self.declared: dict[str, Number] = {}
+        """What numbers are, by name; that of the run, once the stage is open."""
         self._chunks: dict[int, RowCounts] = {}
 
     def count(self, chunk: int, *, rows_in: int = 0, expanded: int = 0, rejected: int = 0, rows_out: int = 0) -> None:
         """Add rows of `chunk` to the totals and to the counts of that chunk."""
-        self.rows_in += rows_in
-        self.expanded += expanded
-        self.rejected += rejected
-        self.rows_out += rows_out
-        counts = self._of(chunk)
-        counts.rows_in += rows_in
-        counts.expanded += expanded
-        counts.rejected += rejected
-        counts.rows_out += rows_out
+        self.add(chunk, RowCounts(rows_in, expanded, rejected, rows_out))
+
+    def add(self, chunk: int, counts: RowCounts) -> None:
+        """Add `counts` of `chunk`, as `count` does, and what was told of its rows."""
+        self.rows_in += counts.rows_in
+        self.expanded += counts.expanded
+        self.rejected += counts.rejected
+        self.rows_out += counts.rows_out
+        self._chunks.setdefault(chunk, RowCounts()).add(counts)
 
     def tell(self, chunk: int, what: str, rows: int = 1) -> None:
         """Note what the user must know about `rows` of `chunk` that go on: the summary, run.log and the manifest have
         it, with the number of rows of all committed chunks. `what` takes few values in a run; 0: it is of no row."""
-        self._of(chunk).told[what] += rows
-
-    def _of(self, chunk: int) -> RowCounts:
-        counts = self._chunks.get(chunk)
-        if counts is None:
-            counts = self._chunks[chunk] = RowCounts()
-        return counts
+        self._chunks.setdefault(chunk, RowCounts()).told[what] += rows
 
     def take(self, chunk: int) -> RowCounts:
         """Return and forget the counts of `chunk`, which the stage has ended."""
@@ -175,32 +192,26 @@ class StageMeter:
 
     def counts(self) -> dict[str, int]:
         """Return all counters by column name of metrics/stages.parquet."""
-        names = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out")
-        return {**{name: getattr(self, name) for name in names}, "queue_rows": self.queue_rows()}
+        return {**{name: getattr(self, name) for name in COUNTS}, "queue_rows": self.queue_rows()}
+
+    def histogram(self, name: str, about: str) -> Histogram:
+        """Register durations, and return what counts them: in metrics/histograms.parquet, for Prometheus (as
+        NAME_seconds), and in the report. `about`: what takes so long, in a sentence."""
+        self.declared[name] = Number(about, "s")
+        made = self.times[name] = Histogram()
+        return made
 
     def by_worker(self) -> Iterator[tuple[str | None, dict[str, float]]]:
         """Yield the counts and clocks of each worker of a cluster that has the stage; (None, all of them) without."""
         yield None, {**self.counts(), **self.clock.seconds()}
 
-    def read(self) -> MeterReading:
-        """Return the counters and clocks as they are now."""
-        completed = None if self.completed is None else replace(self.completed)
-        caches = {name: replace(use) for name, use in list(self.caches.items())}
-        times = {name: histogram.buckets() for name, histogram in list(self.times.items())}
-        return MeterReading(
-            self.name, self.counts(), self.clock.seconds(), self.cost, self.queue_capacity, completed, caches, times
-        )
-
-
-@dataclass(frozen=True)
-class MeterReading:
-    """The counters and clocks of a stage at one moment, to be sent to another process; see StageMeter."""
-
-    name: str
-    counts: Mapping[str, int]
-    seconds: Mapping[str, float]
-    cost: float
-    queue_capacity: int
-    completed: Completed | None
-    caches: Mapping[str, CacheUse]
-    times: Mapping[str, Mapping[float, tuple[int, float]]]
+    def read(self) -> Reading:
+        """Return all that the stage has counted, as it is now."""
+        return {
+            "counts": {**self.counts(), **self.clock.seconds()},
+            "cost": self.cost,
+            "queue_capacity": self.queue_capacity,
+            "completed": {} if self.completed is None else asdict(self.completed),
+            "caches": {name: asdict(use) for name, use in list(self.caches.items())},
+            "histograms": {name: histogram.read() for name, histogram in list(self.times.items())},
+        }

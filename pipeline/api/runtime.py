@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,13 +18,17 @@ import pyarrow as pa
 
 from pipeline.api.histogram import CacheUse
 from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.numbers import Number, added
 from pipeline.api.user_code import or_else
 
 T = TypeVar("T")
 Closer = Callable[[T], None]
+_NAME = re.compile("[a-z][a-z0-9_]*")
 log = logging.getLogger(__name__)
 
 
+OF_WORKERS = "cluster/"
+"""Begins the names of totals on workers."""
 CHUNK = "chunk"
 """Column of metrics tables whose lines are about rows: the chunk of the row. With workers they come with the rows, each
 once."""
@@ -105,6 +110,8 @@ class RunContext:
         table: returns the metrics table of a name and schema.
         run_id: identifies the run; the same for all its attempts.
         services: in a worker of a cluster, the way to objects of the driver; else None.
+        totals: functions that return what was counted in this attempt, by name, with `NODE/` in front if of a node.
+        numbers: what these are, and histograms and caches, by name.
         stop_after_chunk, round_rows: set by the executor; see Runtime.stop_after_chunk and Runtime.round_of.
     """
 
@@ -119,16 +126,18 @@ class RunContext:
     cancelled: threading.Event = field(default_factory=threading.Event)
     parts: list[StageMeter] = field(default_factory=list)
     totals: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+    numbers: dict[str, Number] = field(default_factory=dict)
     statuses: list[Callable[[], str]] = field(default_factory=list)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
     patience_s: float = 0.0
     stop_after_chunk: Callable[[int], None] = lambda chunk: None
     round_rows: Callable[[], int | None] = lambda: None
 
-    def counted(self) -> list[dict[str, float]]:
-        """Return what each has registered as totals; one that raises counts nothing."""
+    def counted(self) -> dict[str, float]:
+        """Return the sums of all totals; one that raises counts nothing."""
         nothing: dict[str, float] = {}
-        return [or_else("totals of an operator are not counted", values, nothing) for values in list(self.totals)]
+        counts = "totals of an operator are not counted"
+        return added(*[or_else(counts, values, nothing) for values in list(self.totals)])
 
 
 @dataclass
@@ -152,6 +161,7 @@ class Runtime:
         self.services = self.context.services
         """In a worker of a cluster the way to objects that the run has once; a worker writes no files. Else None."""
         self.log = logging.getLogger(f"pipeline.node.{self.node}")
+        self.meter.declared = self.context.numbers
 
     @property
     def cancelled(self) -> bool:
@@ -169,6 +179,7 @@ class Runtime:
     def part(self, name: str) -> StageMeter:
         """Return a meter that appears as stage `node/name` in the metrics."""
         meter = StageMeter(f"{self.node}/{name}", self.context.clock)
+        meter.declared = self.context.numbers
         self.context.parts.append(meter)
         return meter
 
@@ -176,16 +187,34 @@ class Runtime:
         """Return the metrics table metrics/<name>.parquet, shared by all nodes that ask for it."""
         return self.context.table(name, schema)
 
-    def totals(self, values: Callable[[], dict[str, float]]) -> None:
-        """Register `values`, whose counts and seconds are added to the run's totals at its end."""
-        self.context.totals.append(values)
+    def number(self, name: str, number: Number, value: Callable[[], float], *, of_run: bool = False) -> None:
+        """Register a number, and `value`, which returns it: a count or seconds of this attempt, so far. It appears in
+        status.json and metrics/run.parquet as `NODE/NAME`, for Prometheus as NAME_total, and in the report.
 
-    def cache(self, name: str) -> CacheUse:
-        """Return the count of this node's lookups in the cache `name`. It appears in `status`, for Prometheus, and as
-        `NODE/<name>_queries` and `NODE/<name>_hits` in the run's totals."""
+        Args:
+            name: lower-case letters, digits and underscores.
+            of_run: it is not the node's alone: it is called `NAME` then, and all of that name are added up.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a number's name has a to z, 0 to 9 and _ alone, and begins with a letter: {name!r}")
+        key = name if of_run else f"{self.node}/{name}"
+        self.context.numbers[name] = number
+        self.context.totals.append(lambda: {key: float(value())})
+
+    def numbers(self, counts: Any, group: str = Number.group, *, of_run: bool = False) -> None:
+        """Register the fields of `counts`, a dataclass, that are `counted`, each as `number` does."""
+        for one in fields(counts):
+            if one.metadata:
+                number, value = Number(group=group, **one.metadata), partial(getattr, counts, one.name)
+                self.number(one.name, number, value, of_run=of_run)
+
+    def cache(self, name: str, about: str, unit: str) -> CacheUse:
+        """Return the count of this node's lookups in the cache `name`. It appears in `status`, the report, for
+        Prometheus, and as `NODE/NAME_queries` and `NODE/NAME_hits` in the run's totals."""
         use = self.meter.caches[name] = CacheUse()
-        node = self.node
-        self.totals(lambda: {f"{node}/{name}_queries": float(use.queries), f"{node}/{name}_hits": float(use.hits)})
+        self.context.numbers[name] = Number(about, unit)
+        for key in ("queries", "hits"):
+            self.number(f"{name}_{key}", Number(""), partial(getattr, use, key))
         return use
 
     def status(self, text: Callable[[], str]) -> None:

@@ -111,16 +111,12 @@ def _column(found: Agreement, both: int) -> list[str]:
 
 
 def _shares(found: Sequence[PairedShare]) -> list[str]:
-    shares = [(share(s.true_a, s.rows), share(s.true_b, s.rows)) for s in found]
-    rows = [
-        (s.column, f"{s.rows:,}", *both, f"{s.only_a:,}", f"{s.only_b:,}", _p_value(s.p))
-        for s, both in zip(found, shares, strict=True)
-    ]
+    rows = []
+    for s in found:
+        p = f"{s.p:.2g}" if s.p >= SMALLEST_P else f"<{SMALLEST_P}"
+        in_each = share(s.true_a, s.rows), share(s.true_b, s.rows)
+        rows.append((s.column, f"{s.rows:,}", *in_each, f"{s.only_a:,}", f"{s.only_b:,}", p))
     return _table(("true", "rows", "A", "B", "A only", "B only", "p"), rows)
-
-
-def _p_value(p: float) -> str:
-    return f"{p:.2g}" if p >= SMALLEST_P else f"<{SMALLEST_P}"
 
 
 def _means(found: Sequence[PairedMean]) -> list[str]:

@@ -5,7 +5,6 @@ Exit codes: 0 it is running or done, 4 it is neither (the same command resumes i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.numbers import added, number_of
 from pipeline.cli.commands import parser_of, usage_of
 from pipeline.monitor.display import left_text, queue_text, rows_text
 from pipeline.monitor.recorder import read_status
 from pipeline.monitor.snapshot import NodeView, Snapshot
-from pipeline.monitor.wording import CACHES, duration, share
+from pipeline.monitor.wording import duration, share
 from pipeline.run_dir.lock import Holder, holder
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import MANIFEST, STATUS, near_run
@@ -137,21 +137,18 @@ def _progress(s: Snapshot, values: Mapping[str, Any], alive: bool) -> list[str]:
     if tokens_in + tokens_out:
         rates = f" ({s.tokens_in_per_s:,.0f} and {s.tokens_out_per_s:,.0f} tokens/s lately)"
         lines.append(f"tokens    {tokens_in:,.0f} in, {tokens_out:,.0f} out{rates if alive else ''}")
-    lines += _hit_rates(values["caches"])
+    lines += _hit_rates(values)
     lines += [f"cached    {s.recalled:,} rows (from the store, or identical to another row)"] if s.recalled else []
     return lines
 
 
-def _hit_rates(caches: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
+def _hit_rates(values: Mapping[str, Any]) -> list[str]:
     """Return a line with the hit rates of all caches, over all nodes and attempts; none without a hit."""
-    sums: dict[str, Counter[str]] = {}
-    for uses in caches.values():
-        for cache, use in uses.items():
-            sums.setdefault(cache, Counter()).update(use)
-    rates = []
+    sums, rates = added(*values["caches"].values()), []
     for cache, use in sums.items():
-        name, unit = CACHES.get(cache, (cache, "lookups"))  # of an operator of the user's own
-        rates += [f"{name} {share(use['hits'], use['queries'])} of {use['queries']:,} {unit}"] if use["queries"] else []
+        known = number_of(values, cache)
+        hits = f"{known.about} {share(use['hits'], use['queries'])} of {use['queries']:,} {known.unit or 'lookups'}"
+        rates += [hits] if use["queries"] else []
     return [f"hits      {', '.join(rates)}"] if any(use["hits"] for use in sums.values()) else []
 
 

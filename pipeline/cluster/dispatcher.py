@@ -8,19 +8,30 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import RowCounts
+from pipeline.api.numbers import Number
 from pipeline.api.records import Batch, RejectKind
-from pipeline.api.runtime import RunContext
+from pipeline.api.runtime import OF_WORKERS, RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.members import NEWS_S, Event, Members
 from pipeline.cluster.pieces import WorkItem, WorkRequest, WorkResult, one_batch, to_ipc
 from pipeline.cluster.segments import Segment
 
+_NOW = {"workers_wanted": "Workers that the run asked for.", "workers_open": "Workers that are open now."}
+_COUNTS = {
+    "workers": "Workers that have begun, replacements among them.",
+    "workers_lost": "Workers that have ended before the run.",
+    "workers_stalled": "Workers that were ended since nothing moved in them.",
+    "pieces": "Pieces that were sent to workers.",
+    "pieces_redone": "Pieces that were sent again since their worker ended.",
+    "rows_given_up": "Rows that ended every worker that computed them.",
+}
+"""What is counted of workers, by name."""
 log = logging.getLogger(__name__)
 
 
@@ -51,13 +62,14 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._segments}
         self._wake: dict[str, Event] = {}
-        self._counts = Counter[str]()
         self._failure: PipelineError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="dispatcher")
 
     def start(self) -> None:
         """Begin to start all workers; returns at once."""
+        of_the_run = {name: Number(about, group="workers") for name, about in _COUNTS.items()}
+        self._context.numbers.update(of_the_run | {name: Number(about, group="") for name, about in _NOW.items()})
         self._context.totals.append(self._totals)
         self._context.statuses.append(self._status)
         self._members.start(self._assignments.join, self._left)
@@ -126,7 +138,7 @@ class Dispatcher:
         if not self._assignments.pieces_of(worker)[1:]:
             self._members.note_work(worker)
         task = WorkRequest(piece.number, piece.segment, piece.batch.chunk, to_ipc(piece.batch.data), piece.round_rows)
-        self._counts["pieces"] += 1
+        self._members.counts["pieces"] += 1
         self._members.call(worker, "compute", partial(self._answered, worker, piece), task)
 
     def _answered(self, worker: str, piece: WorkItem, answer: WorkResult) -> None:
@@ -156,12 +168,11 @@ class Dispatcher:
         rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in segment.nodes}
         counts[segment.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
-        self._counts["rows_given_up"] += piece.num_rows
+        self._members.counts["rows_given_up"] += piece.num_rows
         return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(segment.nodes[0], rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
-        counts = {**self._counts, "pieces_redone": self._assignments.redone}
-        return {**self._members.totals(), **{f"cluster/{key}": float(value) for key, value in counts.items()}}
+        return {**self._members.totals(), f"{OF_WORKERS}pieces_redone": float(self._assignments.redone)}
 
     def _status(self) -> str:
         redone = f", {self._assignments.redone} pieces redone" if self._assignments.redone else ""

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.runtime import RunContext
+from pipeline.api.numbers import added
+from pipeline.api.runtime import OF_WORKERS, RunContext
 from pipeline.cluster.identity import HOST, check_equal
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import TableRows, WorkerReport, from_ipc
@@ -77,8 +78,9 @@ class Members:
         self._identity: tuple[str, Mapping[str, str]] | None = None
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._given_up_in_a_row = 0
-        self._counts = Counter[str]()
-        self._lost_totals = Counter[str]()
+        self.counts = Counter[str]()
+        """Of workers and of their pieces."""
+        self._totals: dict[str, Mapping[str, float]] = {}
         self._said: set[tuple[str, str]] = set()
 
     def start(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
@@ -161,11 +163,9 @@ class Members:
 
     def totals(self) -> dict[str, float]:
         """Return what all workers have counted, and counts of the workers."""
-        found = Counter(self._lost_totals)
-        for member in list(self._members.values()):
-            found.update(member.totals)
-        counts = {**self._counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
-        return {**found, **{f"cluster/{key}": float(value) for key, value in counts.items()}}
+        counts = {**self.counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
+        found = added(*list(self._totals.values()))
+        return {**found, **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
 
     def _opened_count(self) -> int:
         return sum(member.opened for member in list(self._members.values()))
@@ -224,7 +224,7 @@ class Members:
             check_equal(*first, member.named(), identity, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
         member.place.never_opened, member.place.unfit = 0, False
-        self._counts["workers"] += 1
+        self.counts["workers"] += 1
         self._joined(member.name)
 
     def _lost(self, member: Member, why: str, host: str) -> None:
@@ -236,8 +236,7 @@ class Members:
         """
         del self._members[member.name]
         member.handle.kill()
-        self._lost_totals.update(member.totals)
-        self._counts["workers_lost"] += 1
+        self.counts["workers_lost"] += 1
         if host := member.host or host:
             why = f"on {host}: {why}"
         log.log(member.place.level, "worker %s has ended: %s", member.name, why)
@@ -249,7 +248,7 @@ class Members:
         """End a worker in which nothing moves, once it has said where its threads are."""
         if member.stalled_at is None:
             log.error("%s: nothing has moved in it for %g s; it is ended", member.named(), self._stall_s)
-            self._counts["workers_stalled"] += 1
+            self.counts["workers_stalled"] += 1
             member.stalled_at = now
             self._call(member, "stacks", partial(self._say_stacks, member))
         elif now - member.stalled_at > STACKS_S:
@@ -261,14 +260,16 @@ class Members:
 
     def _take_report(self, member: Member, report: WorkerReport) -> None:
         member.asking = False
-        member.totals = report.totals or member.totals
-        for reading in report.meters:
-            meter = self._meters.get(reading.name)
+        self._totals[member.name] = report.totals or self._totals.get(member.name, {})
+        self._context.numbers.update(report.numbers)
+        for name, reading in report.meters.items():
+            meter = self._meters.get(name)
             if meter is None:
-                meter = self._meters[reading.name] = RemoteMeter(reading.name)
+                meter = self._meters[name] = RemoteMeter(name)
                 self._context.parts.append(meter)
             meter.update(member.name, reading)
-        seen = [(r.name, r.counts["batches"], r.counts["tokens_in"], r.counts["tokens_out"]) for r in report.meters]
+        moving = ("batches", "tokens_in", "tokens_out")
+        seen = [(name, *(reading["counts"][key] for key in moving)) for name, reading in report.meters.items()]
         if seen and seen != member.seen:
             member.seen, member.moved_at = seen, self._context.clock()
         self.add_lines(member.name, report.tables)

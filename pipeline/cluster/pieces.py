@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pipeline.api.meter import MeterReading, RowCounts
+from pipeline.api.meter import Reading, RowCounts
+from pipeline.api.numbers import Number
 from pipeline.api.records import Batch, Reject, Rejects
 
 
@@ -71,14 +72,16 @@ class WorkerReport:
     """Counters and records of a worker, sent when it is asked for them.
 
     Args:
-        meters: of all its nodes and parts, since the worker began.
+        meters: of all its nodes and parts by name, since the worker began.
         totals: of the run, counted by this worker since it began.
+        numbers: what they are.
         tables: lines of metrics tables about no row, since the last report.
         log: level, logger and text of log records since the last report.
     """
 
-    meters: Sequence[MeterReading] = ()
+    meters: Mapping[str, Reading] = field(default_factory=dict)
     totals: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
     tables: Sequence[TableRows] = ()
     log: Sequence[tuple[int, str, str]] = ()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from pipeline.cluster.pool import Handle
 from pipeline.cluster.segment_runner import WorkerFailed
@@ -84,7 +84,6 @@ class Member:
     moved_at: float = 0.0
     stalled_at: float | None = None
     seen: object = None
-    totals: Mapping[str, float] = field(default_factory=dict)
 
     def named(self, host: str = "") -> str:
         """Return what messages call it; `host`: its machine, if that is not known yet."""

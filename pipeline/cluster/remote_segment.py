@@ -78,14 +78,7 @@ class RemoteSegment(BaseOperator):
         chunk = piece.batch.chunk
         self._waiting[chunk] -= piece.num_rows
         for meter in self.meters:
-            counts = answer.counts[meter.name]
-            meter.count(
-                chunk,
-                rows_in=counts.rows_in,
-                expanded=counts.expanded,
-                rejected=counts.rejected,
-                rows_out=counts.rows_out,
-            )
+            meter.add(chunk, answer.counts[meter.name])
         rows = from_ipc(answer.rows)
         rejected = 0
         for rejects in rejects_of(answer, chunk):

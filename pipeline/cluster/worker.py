@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.api.meter import MeterReading
+from pipeline.api.numbers import added
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import HOST, check_equal, program
 from pipeline.cluster.pieces import WorkerReport, WorkRequest, WorkResult
@@ -95,15 +95,12 @@ class Worker:
 
     def report(self) -> WorkerReport:
         """Return counters, new rows of metrics tables, and new log records."""
-        meters: list[MeterReading] = []
-        totals: dict[str, float] = {}
-        for segment in self._segments.values():
-            meters += [meter.read() for meter in segment.meters]
-            for counted in segment.context.counted():
-                for key, value in counted.items():
-                    totals[key] = totals.get(key, 0.0) + value
-        tables = [rows for segment in self._segments.values() for rows in segment.tables.take()]
-        return WorkerReport(meters, totals, tables, self._log.take() if self._log is not None else ())
+        segments = self._segments.values()
+        meters = {meter.name: meter.read() for segment in segments for meter in segment.meters}
+        totals = added(*(segment.context.counted() for segment in segments))
+        numbers = {name: number for segment in segments for name, number in segment.context.numbers.copy().items()}
+        tables = [rows for segment in segments for rows in segment.tables.take()]
+        return WorkerReport(meters, totals, numbers, tables, self._log.take() if self._log is not None else ())
 
     def stacks(self) -> str:
         """Return the stack of every thread of this process."""

@@ -1,57 +1,123 @@
-"""Check values of a job file against the type annotations of operators' arguments and of settings."""
+"""What annotations allow: of the arguments of operators and of the fields of settings.
+
+`allowed` alone knows the kinds of annotations; the check of a value, its conversion, the words of errors and the JSON
+schema of a job follow from what it returns.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import itertools
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pipeline.api.docstrings import arguments, as_written
 from pipeline.api.secret import IS_SECRET
 
-_UNIONS = (types.UnionType, typing.Union)
+Schema = dict[str, Any]
+INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{"}
+_SCALARS: Mapping[Any, tuple[str, str, tuple[type, ...]]] = {
+    int: ("a whole number", "integer", (int,)),
+    float: ("a number", "number", (int, float)),
+    str: ("a text", "string", (str,)),
+    bool: ("true or false", "boolean", (bool,)),
+    types.NoneType: ("null", "null", (types.NoneType,)),
+    None: ("null", "null", (types.NoneType,)),
+}
+"""Of each: its words, its JSON type, and the types of its values."""
 
 
-def fits(value: object, hint: object) -> bool:
-    """Return True if `value` matches the annotation `hint`, or if `hint` is of a kind that is not checked."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _UNIONS:
-        return any(fits(value, option) for option in inside)
-    if hint in (None, types.NoneType):
-        return value is None
-    if hint in (int, float):
-        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
-    if hint in (str, bool):
-        return isinstance(value, typing.cast("type[Any]", hint))
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return isinstance(value, hint)
-    kind = origin or hint
-    if kind in (dict, Mapping):
-        keys, values = inside or (Any, Any)
-        return isinstance(value, Mapping) and all(fits(k, keys) and fits(v, values) for k, v in value.items())
-    if kind in (list, tuple, Sequence, Iterable):
-        return isinstance(value, list | tuple) and all(
-            fits(v, h) for v, h in zip(value, _items(inside, value), strict=False)
+@dataclass(frozen=True)
+class Allowed:
+    """The values that an annotation allows.
+
+    Args:
+        words: a description for error messages.
+        fits: returns True for such a value.
+        schema: returns the JSON schema, which also takes an interpolation in place of a value.
+        settings: the dataclass that a mapping becomes; None: mappings stay as they are.
+        is_function: a text is the name of a function to import.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+    schema: Callable[[], Schema] = dict
+    settings: type[Any] | None = None
+    is_function: bool = False
+
+
+def allowed(hint: Any) -> Allowed:
+    """Return what the annotation `hint` allows: any value, if it is of a kind that is not checked."""
+    kind, inside = typing.get_origin(hint) or hint, typing.get_args(hint)
+    words = str(hint).replace("collections.abc.", "")
+    if kind in (types.UnionType, typing.Union):
+        options = [allowed(option) for option in inside]
+        return Allowed(
+            " or ".join(option.words for option in options),
+            lambda value: any(option.fits(value) for option in options),
+            lambda: any_of(option.schema() for option in options),
+            next((option.settings for option in options if option.settings), None),
+            any(option.is_function for option in options),
         )
-    return True
+    if scalar := _SCALARS.get(kind) if isinstance(kind, type | None) else None:
+        words, name, classes = scalar
+        return Allowed(
+            words,
+            lambda value: isinstance(value, classes) and (kind is bool or not isinstance(value, bool)),
+            lambda: {"type": name} if kind is str else _or_reference({"type": name}),
+        )
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        words = f"a mapping with keys of {', '.join(field.name for field in dataclasses.fields(kind))}"
+        return Allowed(words, lambda value: isinstance(value, kind), lambda: _or_reference(schema_of(kind)), kind)
+    if kind in (dict, Mapping):
+        keys, values = map(allowed, inside or (Any, Any))
+        return Allowed(
+            "a mapping" if inside else words,
+            lambda value: isinstance(value, Mapping) and all(keys.fits(k) and values.fits(v) for k, v in value.items()),
+            lambda: _or_reference({"type": "object", "additionalProperties": values.schema()}),
+        )
+    if kind in (list, tuple, Sequence, Iterable):
+        each = [allowed(part) for part in inside if part is not Ellipsis]
+        parts = itertools.repeat(each[0]) if len(each) == 1 else each
+        items = each[0].schema if len(each) == 1 else dict
+        return Allowed(
+            words,
+            lambda value: (
+                isinstance(value, list | tuple) and all(p.fits(v) for p, v in zip(parts, value, strict=False))
+            ),
+            lambda: _or_reference({"type": "array", "items": items()}),
+        )
+    return Allowed(words, lambda value: True, is_function=kind is Callable)
 
 
-def unquoted(value: object, hint: object) -> str:
+def hints_of(factory: Any, *, with_marks: bool = False) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, of a dataclass's fields or of a constructor's parameters.
+    `with_marks`: `Secret` too."""
+    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
+    annotated: Any = factory.__init__ if is_plain else factory
+    try:
+        return typing.get_type_hints(annotated, include_extras=with_marks)
+    except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker; no factory
+        return {}
+
+
+def unquoted(value: object, allows: Allowed) -> str:
     """Return the hint to add quotes, for the end of an error, if `value` would fit with its numbers and booleans as
     strings; else an empty text."""
     bare: list[object] = []
-    if fits(_as_texts(value, bare), hint) and bare:
-        return f"; {quoted(str(bare[0]), type(bare[0]).__name__)}"
-    return ""
+    return f"; {quoted(bare[0])}" if allows.fits(_as_texts(value, bare)) and bare else ""
 
 
-def quoted(value: str, kind: str) -> str:
-    """Return how to quote a number or a boolean that is meant as a string. `kind`: its Python type."""
-    if kind != "bool":
+def quoted(value: object) -> str:
+    """Return how to quote a number or a boolean that is meant as a string."""
+    if not isinstance(value, bool):
         return f'{value} is a number here, not a text; write "{value}", with the quotes'
-    words = '"yes", "on" or "true"' if value == "True" else '"no", "off" or "false"'
+    words = '"yes", "on" or "true"' if value else '"no", "off" or "false"'
     return f"{value} is a boolean here, not a text: YAML reads words like yes and no so; write {words}, with the quotes"
 
 
@@ -67,25 +133,35 @@ def _as_texts(value: object, bare: list[object]) -> object:
     return value
 
 
-def _items(inside: tuple[Any, ...], values: Sequence[object]) -> Sequence[Any]:
-    """Return the annotation of each of `values`, for a container with the arguments `inside`."""
-    if len(inside) == 1 or (len(inside) == 2 and inside[1] is Ellipsis):
-        return [inside[0]] * len(values)
-    return inside or [Any] * len(values)
+def schema_of(factory: Any) -> Schema:
+    """Return the schema of the arguments of an operator or of a dataclass of settings, of which a job names any, with
+    what the docstrings of the class and of those above it say of each."""
+    hints, values = hints_of(factory), dict[str, Schema]()
+    said = {name: text for each in reversed(factory.__mro__) for names, text in arguments(each) for name in names}
+    for argument, parameter in inspect.signature(factory).parameters.items():
+        name = as_written(argument)
+        values[name] = allowed(hints.get(argument, Any)).schema()
+        if name in said:
+            values[name] |= {"description": said[name]}
+        if dataclasses.is_dataclass(factory) and isinstance(parameter.default, str | int | float):
+            values[name] |= {"default": parameter.default}
+    return {"type": "object", "properties": values, "additionalProperties": False}
 
 
-def in_words(hint: object) -> str:
-    """Describe the values that `hint` accepts."""
-    if typing.get_origin(hint) in _UNIONS:
-        return " or ".join(in_words(option) for option in typing.get_args(hint))
-    if hint in (None, types.NoneType):
-        return "null"
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return f"a mapping with keys of {', '.join(f.name for f in dataclasses.fields(hint))}"
-    if typing.get_origin(hint) in (dict, Mapping):
-        return "a mapping"
-    named: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return named.get(hint) or str(hint).replace("collections.abc.", "")
+def any_of(options: Iterable[Schema]) -> Schema:
+    """Return the schema of a value that one of `options` allows."""
+    each: list[Schema] = []
+    for option in options:
+        inside = option["anyOf"] if option.keys() == {"anyOf"} else [option]
+        each += [one for one in inside if one not in each]
+    if {} in each:
+        return {}
+    return each[0] if len(each) == 1 else {"anyOf": each}
+
+
+def _or_reference(schema: Schema) -> Schema:
+    """Return the schema of a value in whose place a job may have an interpolation."""
+    return any_of([schema, INTERPOLATION])
 
 
 def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
@@ -103,13 +179,7 @@ def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
 
 def _secrets_of(factory: Any) -> Iterator[tuple[str, ...]]:
     """Yield the places of secrets below the arguments of `factory`."""
-    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
-    annotated: Any = factory.__init__ if is_plain else factory
-    try:
-        hints = typing.get_type_hints(annotated, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker; no factory
-        return
-    for name, hint in hints.items():
+    for name, hint in hints_of(factory, with_marks=True).items():
         yield from ((name, *place) for place in _secrets_in(hint))
 
 

@@ -7,8 +7,6 @@ import difflib
 import importlib
 import inspect
 import keyword
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from pipeline.api.errors import ConfigError, GraphError, did_you_mean
 from pipeline.api.protocols import BaseOperator, overrides
 from pipeline.api.removed import removed
 from pipeline.api.user_code import spelt, user_code
-from pipeline.config.annotations import fits, in_words, unquoted
+from pipeline.config.annotations import allowed, hints_of, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.target import with_target
@@ -60,7 +58,7 @@ def build_graph(settings: JobSettings) -> Graph:
 
 def load_object(target: str) -> Any:
     """Import the object `package.module.Name` or `package.module:Name`; raises ConfigError."""
-    module_name, name = _parts(target)
+    module_name, _, name = target.replace(":", ".").rpartition(".")
     if not module_name:
         ours = load_object("operators.catalog:targets")()
         meant = next((f"; did you mean {path}?" for path in ours if path.endswith(f".{name}")), "")
@@ -85,15 +83,14 @@ def load_object(target: str) -> Any:
 def convert(key: str, value: object, hint: object) -> Any:
     """Convert `value` to the type `hint`: a mapping to a dataclass, recursively, and a `module.name` to a function. Any
     other value is checked and returned as it is. Raises ConfigError, which names `key`, if it does not fit."""
-    if _takes_function(hint) and isinstance(value, str):
+    allows = allowed(hint)
+    if allows.is_function and isinstance(value, str):
         return _function(key, value)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    wanted = next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
-    if wanted is None or not isinstance(value, dict):
-        if not fits(value, hint):
-            raise ConfigError(f"{key} is {value!r}, and must be {in_words(hint)}{unquoted(value, hint)}")
+    if allows.settings is None or not isinstance(value, dict):
+        if not allows.fits(value):
+            raise ConfigError(f"{key} is {value!r}, and must be {allows.words}{unquoted(value, allows)}")
         return value
-    wanted = kind_of(wanted, value)
+    wanted = kind_of(allows.settings, value)
     names = [f.name for f in dataclasses.fields(wanted)]
     if unknown := [k for k in value if k not in names]:
         if gone := removed(f"{key.rpartition('.')[2]}.{unknown[0]}"):
@@ -148,7 +145,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
             f"'{target}' is no operator: it must inherit pipeline.api.protocols.BaseOperator and have plan, and"
             " process or run"
         )
-    functions = [v for k, v in arguments.items() if isinstance(v, str) and _takes_function(hints.get(k))]
+    functions = [v for k, v in arguments.items() if isinstance(v, str) and allowed(hints.get(k)).is_function]
     return operator, (target, *functions)
 
 
@@ -169,16 +166,6 @@ def _check_names(target: str, factory: Callable[..., object], arguments: Mapping
         raise ConfigError(f"{target}: {wrong}; it accepts: {accepted}") from error
 
 
-def _parts(target: str) -> tuple[str, str]:
-    module, _, name = target.replace(":", ".").rpartition(".")
-    return module, name
-
-
-def _takes_function(hint: object) -> bool:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return any(typing.get_origin(option) is Callable for option in options)
-
-
 def _function(key: str, target: str) -> object:
     try:
         found = load_object(target)
@@ -187,16 +174,6 @@ def _function(key: str, target: str) -> object:
     if not callable(found):
         raise ConfigError(f"{key}: '{target}' is a {type(found).__name__}, not a function")
     return found
-
-
-def hints_of(factory: Any) -> dict[str, Any]:
-    """Return the annotations of a function's parameters, of a dataclass's fields or of a constructor's parameters."""
-    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
-    annotated: Any = factory.__init__ if is_plain else factory
-    try:
-        return typing.get_type_hints(annotated)
-    except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker
-        return {}
 
 
 def _call(what: str, factory: Callable[..., object], arguments: Mapping[str, Any]) -> object:

@@ -172,7 +172,7 @@ def _of_model(key: str, default: Any, *, _root_: DictConfig) -> Any:
 def _text(self: StringNode, value: Any) -> str:
     """Refuse numbers and booleans as strings: OmegaConf would turn a `no` in YAML into the string 'False'."""
     if isinstance(value, bool | int | float) and not str(self._get_full_key(None)).startswith("hydra."):
-        raise ValidationError(f"{NO_TEXT} '$VALUE' ('$VALUE_TYPE')")
+        raise ValidationError(NO_TEXT)
     return _as_omegaconf_has_it(self, value)
 
 

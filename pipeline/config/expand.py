@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.config.annotations import fits
-from pipeline.config.build import TARGET, convert, hints_of, kind_of, load_object
+from pipeline.config.annotations import allowed, hints_of
+from pipeline.config.build import TARGET, convert, kind_of, load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
 
 STEP, EXPAND, KEY_OF = "operators.steps.step:Step", "operators.steps.expand:expand", "operators.steps.expand:key_of"
@@ -93,4 +93,4 @@ def _filled(node: object, settings: JobSettings) -> Any:
     if "chunk_rows" in missing and missing["chunk_rows"].default is inspect.Parameter.empty:
         named.append("chunk_rows")
     values = {key: getattr(settings, key) for key in named}
-    return replace(node, op=node.op | {key: v for key, v in values.items() if fits(v, hints.get(key, Any))})
+    return replace(node, op=node.op | {key: v for key, v in values.items() if allowed(hints.get(key, Any)).fits(v)})

@@ -12,19 +12,20 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.api.removed import removed
 from pipeline.config.annotations import quoted
-from pipeline.config.keys import FREE_FORM, SCHEMA, schemas, unknown_key
+from pipeline.config.keys import FREE_FORM, SCHEMA, key_of_class, unknown_key
 from pipeline.settings import GROUPS, NodeSettings
 from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import shown_argument
 
 PARSER = OverridesParser.create()
-NO_TEXT = "no text:"
-"""Prefix of the ValidationError that `pipeline.config.compose` raises."""
+NO_TEXT = "no text"
+"""The ValidationError that `pipeline.config.compose` raises for a number or a boolean in place of a text."""
 job_files: dict[str, Path] = {}
 """Paths of the registered jobs, by their names in Hydra's errors."""
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
@@ -44,54 +45,51 @@ _PART = re.compile(
 )
 """What has quotes in the value of an argument, and texts without: between brackets, commas and equals signs."""
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
-_NOISE = re.compile(r"\s+(full_key|object_type|reference_type)|To append|See http|Error merging|In '.*:$")
 
 
 def explain(error: BaseException) -> ConfigError:
     """Return an error with cause and remedy, and without secrets, for one of
     `pipeline.config.compose.COMPOSITION_ERRORS`."""
-    return ConfigError(hidden(str(_explained(error))))
-
-
-def _explained(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        return ConfigError(_unknown_option(error.missing_cfg_file, error.options))
-    if isinstance(error, OverrideParseException):
-        return ConfigError(_unreadable_argument(str(error.override)))
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    text = "\n".join(map(str, chain))
-    key = re.search(r"full_key: (\S+)", text)
-    where = re.match(r"In '([^']+)'", text)
-    place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
-    if key and re.search(r"^Key '.*' (is )?not in", text, re.MULTILINE):
-        return ConfigError(unknown_key(key[1]) + place)
-    if key and f"not a subclass of {NodeSettings.__name__}" in text:
-        return ConfigError(unknown_key(f"nodes.{key[1]}"))
-    if refused := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):
-        return ConfigError(refused[1])
-    if missing := re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE):
-        name = key[1] if key and key[1].endswith(missing[1]) else missing[1]
-        return ConfigError(f"{name} has no value; write {name}=... on the command line or in the job file")
+        told = _unknown_option(error.missing_cfg_file, error.options)
+    elif isinstance(error, OverrideParseException):
+        told = _unreadable_argument(str(error.override))
+    else:
+        where = re.match(r"In '([^']+)'", str(error))
+        place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
+        of_key: BaseException | None = error  # Hydra's errors are about one of OmegaConf's
+        while of_key is not None and not isinstance(of_key, OmegaConfBaseException):
+            of_key = of_key.__cause__ or of_key.__context__
+        told = (_of_hydra(str(error)) or type(error).__name__ if of_key is None else _of_key(of_key)) + place
+    return ConfigError(hidden(told))
+
+
+def _of_hydra(text: str) -> str:
+    """Return what is wrong with `defaults` or an argument."""
     if bare := re.search(r"Could not override '(?:job/)?(\w+)(?:@\S*)?'\. No match in the defaults list", text):
         groups = (*GROUPS, "flow")
         near = did_you_mean(bare[1], groups, "/") if bare[1] not in groups else ""
-        written = bare[1] if bare[1] in groups else "GROUP"
-        return ConfigError(f"in a job's defaults write `- override /{written}: OPTION`{near}{place}")
+        return f"in a job's defaults write `- override /{bare[1] if bare[1] in groups else 'GROUP'}: OPTION`{near}"
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):
         argument, (name, _, value) = shown_argument(several[1]), shown_argument(several[1]).partition("=")
         written = shlex.quote(f'{name}="{value.replace(chr(34), "")}"')
-        return ConfigError(
-            f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
-        )
+        return f"'{argument}' is ambiguous; for one text write {written}, for a list '{name}=[{value}]', for a sweep -m"
     if twice := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'", text):
-        return ConfigError(f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`")
-    says = [line for line in text.splitlines() if line and not _NOISE.match(line)]
-    about = key[1] if key else _group_of(text)
-    if about and says and (wants := _wrong_value(about, says[-1])):
-        return ConfigError(wants + place)
-    return ConfigError(f"{key[1]}: {says[-1]}{place}" if key and says else "\n".join(says) or type(error).__name__)
+        return f"in a job's defaults write `- override /{twice[1]}: {twice[2]}`"
+    return "\n".join(line for line in text.splitlines() if line)
+
+
+def _of_key(error: OmegaConfBaseException) -> str:
+    """Return what is wrong with a key or its value."""
+    key, says = str(error.full_key or ""), str(error).splitlines()[0]
+    if key and isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return unknown_key(key)
+    if refused := re.search(r"ConfigError raised while resolving interpolation: (.*)", says):
+        return refused[1]
+    if missing := re.search(r"missing mandatory value: (\S+)", says, re.IGNORECASE):
+        name = key if key.endswith(missing[1]) else missing[1]
+        return f"{name} has no value; write {name}=... on the command line or in the job file"
+    return _wrong_value(error, key, says) or (f"{key}: {says}" if key else says)
 
 
 def unreadable_yaml(error: Exception) -> str:
@@ -177,18 +175,19 @@ def _unreadable_argument(argument: str) -> str:
     return told + f"put quotes around special characters, and a \\ before quotes inside: '{key}=\"...\"'"
 
 
-def _wrong_value(key: str, says: str) -> str | None:
-    """Return the expected type of a setting if `says` is OmegaConf's message on a wrong type, else None."""
+def _wrong_value(error: OmegaConfBaseException, key: str, says: str) -> str | None:
+    """Return what a setting takes if `says`, the error's text, is that its value is of another type; else None."""
+    if says == NO_TEXT:
+        return f"{key}: {quoted(error.value)}"
     if "is not a ListConfig, list or tuple" in says:
         return f"{key} takes a list; write {key}=[...]"
-    if "is not a subclass of" in says:
+    if named := re.search(r"is not a subclass of (\w+)(?:\. value: (\w+)$)?", says):
+        if named[1] == NodeSettings.__name__ and not key.startswith("nodes."):
+            return unknown_key(f"nodes.{key}")
+        key = key or key_of_class(named[1])
         told = f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
-        option = re.search(r"value: (\w+)$", says)
-        if option and "." not in key:
-            told += f"; an option is chosen with `- override /{key}: {option[1]}` at the end of `defaults:`"
-        return told
-    if bare := re.match(rf"{NO_TEXT} '(.*)' \('(\w+)'\)", says):
-        return f"{key}: {quoted(bare[1], bare[2])}"
+        option = f"; an option is chosen with `- override /{key}: {named[2]}` at the end of `defaults:`"
+        return told + option if named[2] and key in GROUPS else told
     converted = re.match(r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)", says)
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"
@@ -205,10 +204,3 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
     return (
         f"there is no {group}={option}; {group} is one of {', '.join(names)}{did_you_mean(option, names, group + '=')}"
     )
-
-
-def _group_of(text: str) -> str | None:
-    """Return the config group whose dataclass OmegaConf's message names; None if it names none."""
-    named = re.search(r"not a subclass of (\w+)", text)
-    names = {cls.__name__: group for group, options in schemas().items() for cls in options.values()}
-    return names.get(named[1]) if named else None

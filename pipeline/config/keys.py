@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline import PROJECT
 from pipeline.api.errors import did_you_mean
 from pipeline.api.removed import removed
+from pipeline.config.annotations import hints_of
 from pipeline.config.build import load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
 
@@ -34,13 +35,20 @@ def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
     return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
 
 
-def known_keys() -> list[str]:
-    """Return all keys of settings, except those below `nodes`."""
+@cache
+def known_keys() -> Mapping[str, Any]:
+    """Return all keys of settings with their annotations, except those below `nodes`."""
     of_groups = (
-        key for group, options in schemas().items() for cls in options.values() for key in _keys_of(cls, f"{group}.")
+        pair for group, options in schemas().items() for cls in options.values() for pair in _keys_of(cls, f"{group}.")
     )
-    own = (key for key in _keys_of(JobSettings) if key not in (*GROUPS, "nodes", "steps"))
-    return list(dict.fromkeys([*of_groups, *own]))
+    own = ((key, hint) for key, hint in _keys_of(JobSettings) if key not in (*GROUPS, "nodes", "steps"))
+    return dict((*of_groups, *own))
+
+
+def key_of_class(name: str) -> str:
+    """Return the key whose settings are of the class `name`; empty if there is none."""
+    of_groups = ((group, cls) for group, options in schemas().items() for cls in options.values())
+    return next((key for key, hint in (*of_groups, *known_keys().items()) if getattr(hint, "__name__", "") == name), "")
 
 
 def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
@@ -98,10 +106,9 @@ def _unknown_in_graph(node: str, key: str) -> str:
     )
 
 
-def _keys_of(settings: type[Any], above: str = "") -> Iterator[str]:
-    """Yield the keys of a settings class and of the settings classes nested in it."""
-    hints = get_type_hints(settings)
-    for field in dataclasses.fields(settings):
-        yield f"{above}{field.name}"
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from _keys_of(hints[field.name], f"{above}{field.name}.")
+def _keys_of(settings: type[Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a settings class, and of the settings classes nested in it, with their annotations."""
+    for name, hint in hints_of(settings).items():
+        yield f"{above}{name}", hint
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _keys_of(hint, f"{above}{name}.")

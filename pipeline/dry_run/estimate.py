@@ -3,7 +3,6 @@ disk of the run, estimated on a sample of its input."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import resource
 import shutil
@@ -44,10 +43,8 @@ MACHINE = Range(0.8, 1.0, 1.25)
 """Time of a run, compared with what was measured on the sample: machines drift, and a run has more threads."""
 OUTSIDE_S = Range(0.05, 0.3, 1.0)
 """Seconds of a run before its first row and after its last: state, commits, metrics, manifest."""
-DRAWING_BYTES = Range(30e6, 45e6, 75e6)
-"""Memory for the report: the drawing library and its figures (measured: 41 to 46 MB)."""
-REPORT_BYTES = Range(60e3, 120e3, 300e3)
-"""Size of report.html with drawings and sample rows (measured: 100 to 120 kB)."""
+REPORT_BYTES = Range(25e3, 60e3, 200e3)
+"""Size of report.html with drawings and sample rows (measured: 43 to 67 kB)."""
 TARGET_NOTE = (
     "target.accepted_rows is set: how many rows it takes until so many are accepted is not known."
     " The estimate is for one round over the whole input"
@@ -93,12 +90,11 @@ def estimate(
     yield from tried.run()
     yield from _reject_lines(tried.nodes)
     yield from _prompt_lines(tried.nodes)
-    report_memory, report_file = report_costs(wanted=settings.report)
     rows = next(iter(tried.nodes.values())).rows
-    whole = _combined(rows, tried.nodes, report_file)
+    whole = _combined(rows, tried.nodes, REPORT_BYTES if settings.report else NOTHING)
     notes = [TARGET_NOTE] if settings.target.accepted_rows else []
     yield from (f"note: {note}" for note in [*notes, *whole.notes])
-    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes) + report_memory
+    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes)
     yield from estimate_lines(whole, memory, job.directory)
     return whole, memory
 
@@ -117,13 +113,6 @@ def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) 
         disk_bytes=sum(written, Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file),
         notes=[f"{name}: {note}" for name, forecast in forecasts.items() for note in forecast.notes],
     )
-
-
-def report_costs(*, wanted: bool) -> tuple[Range, Range]:
-    """Return bytes of memory and of disk for the report. `wanted`: the setting `report`."""
-    if not wanted:
-        return NOTHING, NOTHING
-    return DRAWING_BYTES if importlib.util.find_spec("matplotlib") else NOTHING, REPORT_BYTES
 
 
 def estimate_lines(found: Forecast, memory: Range, directory: Path) -> Iterator[str]:

@@ -14,45 +14,12 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.histogram import BOUNDS_S
-from pipeline.api.meter import CLOCKS
+from pipeline.api.meter import CLOCKS, COUNTS
+from pipeline.api.numbers import number_of
+from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus
 
 PREFIX = "llama_batch_"
-COUNTERS = {
-    "rows_in": ("stage_rows_in_total", "Rows that a stage took from its inputs."),
-    "rows_out": ("stage_rows_out_total", "Rows that a stage passed on or wrote."),
-    "rejected": ("stage_rows_rejected_total", "Rows that a stage took out."),
-    "batches": ("stage_batches_total", "Batches that a stage took in, or calls of the model."),
-    "tokens_in": ("prompt_tokens_total", "Prompt tokens of rows that drew their first token."),
-    "tokens_out": ("completion_tokens_total", "Completion tokens drawn."),
-}
-"""Metric name and help text by key of the counters in status.json."""
-CACHES = {
-    "queries": (
-        "cache_queries_total",
-        "Looked up in a cache: prompt tokens (prefix), or completions (the others).",
-    ),
-    "hits": ("cache_hits_total", "What of these was there."),
-}
-"""Metric name and help text by key of the caches in status.json."""
-WORKERS = {
-    "workers": "Workers that have begun in the last attempt, replacements among them.",
-    "workers_wanted": "Workers that the run asked for.",
-    "workers_open": "Workers that are open now.",
-    "workers_lost": "Workers that have ended before the run.",
-    "workers_stalled": "Workers that were ended since nothing moved in them.",
-    "pieces": "Pieces that were sent to workers.",
-    "pieces_redone": "Pieces that were sent again since their worker ended.",
-    "rows_given_up": "Rows that ended every worker that computed them.",
-}
-"""Help text by key of the counts of workers in status.json; the metric is called cluster_KEY."""
-HISTOGRAMS = {
-    "prefill_call": "Calls of the model that compute prompts.",
-    "decode_call": "Calls of the model that only decode.",
-    "token": "Decode steps, once for each row that drew a token in it.",
-    "first_token": "Time of completions from the slot to the first token.",
-}
-"""Help text by name of the histograms in status.json; the metric is called NAME_seconds."""
 Samples = list[tuple[str, dict[str, Any], float]]
 """Suffix of the name, labels and value of each sample of a metric family."""
 
@@ -72,29 +39,33 @@ def check_prometheus_file(path: str | None) -> None:
 
 def exposition(status: Mapping[str, Any]) -> str:
     """Return the text of the file. `status`: the values of status.json."""
-    lines = []
+    lines: dict[str, list[str]] = {}
     for name, kind, help_, samples in _families(status):
-        lines += [f"# HELP {PREFIX}{name} {help_}", f"# TYPE {PREFIX}{name} {kind}"] if samples else []
-        for suffix, labels, value in samples:
-            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
-            lines.append(f"{PREFIX}{name}{suffix}{{{shown}}} {float(value):.15g}")
-    return "".join(f"{line}\n" for line in lines)
+        if samples and name not in lines:  # an operator may register a name that is taken
+            lines[name] = [f"# HELP {PREFIX}{name} {_escaped(help_)}", f"# TYPE {PREFIX}{name} {kind}"]
+            for suffix, labels, value in samples:
+                shown = ",".join(f'{key}="{_escaped(str(text), quotes=True)}"' for key, text in labels.items())
+                lines[name].append(f"{PREFIX}{name}{suffix}{{{shown}}} {float(value):.15g}")
+    return "".join(f"{line}\n" for of_family in lines.values() for line in of_family)
 
 
 def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Samples]]:
     """Yield name, type, help and samples of each metric family."""
     job = {"job": status["job"]}
-    counters = status["counters"]
-    for key, (name, help_) in COUNTERS.items():
-        yield name, "counter", help_, [("", {**job, "node": node}, values[key]) for node, values in counters.items()]
-    for key, (name, help_) in CACHES.items():
+    counters, numbers = status["counters"], status.get("numbers", {})  # an earlier version kept none of these
+    for key, (metric, help_) in COUNTS.items():
+        if metric is not None:
+            each = [("", {**job, "node": node}, values[key]) for node, values in counters.items()]
+            yield metric, "counter", help_, each
+    looked_up = "Looked up in a cache: prompt tokens (prefix), or completions (the others)."
+    for key, help_ in (("queries", looked_up), ("hits", "What of these was there.")):
         uses = [(node, cache, use[key]) for node, caches in status["caches"].items() for cache, use in caches.items()]
         samples: Samples = [("", {**job, "node": node, "cache": cache}, value) for node, cache, value in uses]
-        yield name, "counter", help_, samples
-    for what, help_ in HISTOGRAMS.items():
+        yield f"cache_{key}_total", "counter", help_, samples
+    for what in dict.fromkeys(what for times in status["histograms"].values() for what in times):
         found = {node: times[what] for node, times in status["histograms"].items() if what in times}
         samples = [one for node, times in found.items() for one in _histogram({**job, "node": node}, times)]
-        yield f"{what}_seconds", "histogram", help_, samples
+        yield f"{what}_seconds", "histogram", number_of(status, what).about, samples
     seconds: Samples = [
         ("", {**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])
         for node, values in counters.items()
@@ -107,11 +78,18 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
     kinds = (("error", "errors"), ("filtered", "filtered"))
     rejects: Samples = [("", {**job, "kind": kind}, status[key]) for kind, key in kinds]
     yield "rows_rejected", "gauge", "Rows of the run that were rejected.", rejects
-    for key, help_ in WORKERS.items():
-        count = status.get("workers", {}).get(key)
-        yield f"cluster_{key}", "gauge", help_, [] if count is None else [("", job, count)]
+    for key, count in status.get("workers", {}).items():
+        samples = [("", job, count)] if key in numbers or not numbers else []
+        yield f"cluster_{key}", "gauge", number_of(status, key).about, samples
     for name, help_, value in _gauges(status):
         yield name, "gauge", help_, [] if value is None else [("", job, value)]
+    totals: dict[str, Samples] = {}
+    for key, value in status.get("totals", {}).items():
+        node, _, name = key.rpartition("/")
+        if name in numbers and not key.startswith(OF_WORKERS):
+            totals.setdefault(name, []).append(("", {**job, **({"node": node} if node else {})}, value))
+    for name, samples in totals.items():
+        yield f"{name}_total", "counter", number_of(status, name).about, samples
 
 
 def _histogram(labels: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], float]]:
@@ -138,5 +116,6 @@ def _gauges(status: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]
     yield "eta_seconds", "Seconds to the end, if that is known.", status["eta_s"] if running else None
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _escaped(text: str, *, quotes: bool = False) -> str:
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quotes else text

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -19,14 +18,15 @@ from typing import Any
 
 from pipeline.api.errors import ExitCode, StorageError
 from pipeline.api.meter import RowCounts
-from pipeline.api.runtime import RunContext
+from pipeline.api.numbers import added
+from pipeline.api.runtime import OF_WORKERS, RunContext
 from pipeline.config.build import CheckedJob
 from pipeline.dataflow.executor import Executor
 from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.summary import Outcome
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, HistogramRecorder, MetricsTables, StageRecorder
+from pipeline.run_dir.metrics_table import MeterRecorder, MetricsTables
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.system.atomic_files import write_atomically
@@ -34,8 +34,6 @@ from pipeline.system.known_secrets import hidden
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
-OF_WORKERS = "cluster/"
-"""Begins the names of totals on workers."""
 _KEYS = {"accounts", "counters", "caches", "histograms", "steps", *(field.name for field in fields(Snapshot))}
 log = logging.getLogger(__name__)
 
@@ -59,8 +57,7 @@ class Recorder:
         self._executor = executor
         self._observer = Observer(job.graph, executor, context.statuses, state.committed_rows, state.rejects())
         self._display = make_display(job.settings.progress)
-        self._stages = StageRecorder(tables.get("stages", STAGES_SCHEMA))
-        self._histograms = HistogramRecorder(tables)
+        self._recorder = MeterRecorder(tables)
         self._intervals_s = {
             "metrics": job.settings.metrics_interval_s,
             "flush": FLUSH_INTERVAL_S,
@@ -95,9 +92,9 @@ class Recorder:
         """Record and show whatever is due by its interval."""
         now = self._now_s()
         if self._is_due("metrics", now):
-            self._stages.record(now, self._executor.meters)
+            self._recorder.stages(now, self._executor.meters)
         if self._is_due("flush", now):
-            self._histograms.record(now, self._executor.meters)
+            self._recorder.histograms(now, self._executor.meters)
             for table in self._tables:
                 table.flush()
         snapshot = self._take(now, ending=self._context.cancelled.is_set())
@@ -112,8 +109,8 @@ class Recorder:
     def finish(self) -> Snapshot:
         """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""
         now = self._now_s()
-        self._stages.record(now, self._executor.meters)
-        self._histograms.record(now, self._executor.meters)
+        self._recorder.stages(now, self._executor.meters)
+        self._recorder.histograms(now, self._executor.meters)
         snapshot = self._take(now, ending=True)
         self._display.show(snapshot)
         with suppress(StorageError):  # of the last second; what cannot be written is told with the outcome
@@ -146,10 +143,8 @@ class Recorder:
             "committed_rows": state.committed_rows,
             **asdict(snapshot),
             "accounts": {name: asdict(counts) for name, counts in accounts.items()},
-            "counters": self._counters(),
-            "caches": self._caches(),
-            "histograms": self._durations(),
-            "workers": self._workers(),
+            **self._counted(),
+            "numbers": {name: asdict(number) for name, number in self._context.numbers.copy().items() if number.about},
         }
         # A line a key; Python's encoder indents without its C code, which takes five times as long.
         lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
@@ -173,46 +168,24 @@ class Recorder:
                 found[meter.name] = now
         return found
 
-    def _counters(self) -> dict[str, dict[str, float]]:
-        """Return counters and clocks by node or part. They continue from status.json of the attempt before, so they
-        never fall; the last second of a killed attempt is not counted. So do caches and histograms."""
-        counters_before = self._before.get("counters", {})
-        found = {name: dict(values) for name, values in counters_before.items()}
+    def _counted(self) -> dict[str, dict[str, Any]]:
+        """Return counters and clocks, caches and histograms by node or part, and the totals of the run. They continue
+        from status.json of the attempt before, so they never fall; the last second of a killed attempt is not
+        counted."""
+        found: dict[str, dict[str, Any]] = {"counters": {}, "caches": {}, "histograms": {}}
         for meter in self._executor.meters:
-            values = {**meter.counts(), **meter.clock.seconds()}
-            del values["queue_rows"]
-            before = counters_before.get(meter.name, {})
-            found[meter.name] = {key: round(before.get(key, 0) + value, 3) for key, value in values.items()}
-        return found
-
-    def _caches(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return queries and hits by node and cache."""
-        found = {node: dict(caches) for node, caches in self._before.get("caches", {}).items()}
-        for meter in self._executor.meters:
-            for cache, use in list(meter.caches.items()):
-                own = found.setdefault(meter.name, {})
-                before = own.get(cache, {})
-                own[cache] = {key: before.get(key, 0) + count for key, count in asdict(use).items()}
-        return found
-
-    def _durations(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return by node and by what took them: durations in each bucket that is not empty, by its upper bound in
-        seconds, and their sum."""
-        found = {node: dict(times) for node, times in self._before.get("histograms", {}).items()}
-        for meter in self._executor.meters:
-            for what, histogram in list(meter.times.items()):
-                own, filled = found.setdefault(meter.name, {}), histogram.buckets()
-                before = own.get(what, {"buckets": {}, "sum_s": 0.0})
-                counts = Counter(before["buckets"])
-                counts.update({str(bound): count for bound, (count, _) in filled.items()})
-                sum_s = before["sum_s"] + sum(sum_s for _, sum_s in filled.values())
-                own[what] = {"buckets": dict(counts), "sum_s": round(sum_s, 6)}
-        return found
-
-    def _workers(self) -> dict[str, float]:
-        """Return the counts of the workers of this attempt and of their pieces; none without a cluster."""
-        each = (pair for values in self._context.counted() for pair in values.items())
-        return {key.removeprefix(OF_WORKERS): value for key, value in each if key.startswith(OF_WORKERS)}
+            reading = meter.read()
+            found["counters"][meter.name] = {k: v for k, v in reading["counts"].items() if k != "queue_rows"}
+            found["caches"] |= {meter.name: reading["caches"]} if reading["caches"] else {}
+            times = {
+                what: {"buckets": times["buckets"], "sum_s": sum(times["sums_s"].values())}
+                for what, times in reading["histograms"].items()
+            }
+            found["histograms"] |= {meter.name: times} if times else {}
+        found["totals"] = self._context.counted()
+        workers = {k.removeprefix(OF_WORKERS): v for k, v in found["totals"].items() if k.startswith(OF_WORKERS)}
+        before = {kind: self._before.get(kind, {}) for kind in found}
+        return {**added(before, found), "workers": workers}
 
     def _now_s(self) -> float:
         """Return the seconds since the attempt began."""

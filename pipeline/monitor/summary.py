@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -57,18 +57,18 @@ class Outcome:
     attempt: int
     started_at: str
     directory: Path
-    rows: int
-    new_rows: int
-    uncommitted: int
-    data_rows: int
-    rejects: RejectCounts
-    new_rejects: RejectCounts
-    tokens_in: int
-    tokens_out: int
-    wall_s: float
-    totals: Mapping[str, float]
     max_error_rate: float
-    target: TargetProgress | None
+    rows: int = 0
+    new_rows: int = 0
+    uncommitted: int = 0
+    data_rows: int = 0
+    rejects: RejectCounts = field(default_factory=RejectCounts)
+    new_rejects: RejectCounts = field(default_factory=RejectCounts)
+    tokens_in: int = 0
+    tokens_out: int = 0
+    wall_s: float = 0.0
+    totals: Mapping[str, float] = field(default_factory=dict)
+    target: TargetProgress | None = None
     unwritten: tuple[Path, ...] = ()
     warnings: Sequence[Mapping[str, Any]] = ()
 
@@ -84,18 +84,7 @@ class Outcome:
             attempt=0,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             directory=settings.directory.absolute(),
-            rows=0,
-            new_rows=0,
-            uncommitted=0,
-            data_rows=0,
-            rejects=RejectCounts(),
-            new_rejects=RejectCounts(),
-            tokens_in=0,
-            tokens_out=0,
-            wall_s=0.0,
-            totals={},
             max_error_rate=settings.max_error_rate,
-            target=None,
         )
         return refused.failed(error)
 

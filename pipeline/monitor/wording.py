@@ -6,14 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 
-CACHES: Mapping[str, tuple[str, str]] = {
-    "prefix": ("prefix cache", "prompt tokens"),
-    "prompt_logits": ("logits of equal prompts", "completions"),
-    "drafts": ("drafts", "tokens"),
-    "store": ("store", "completions"),
-}
-"""Display name and unit of each cache."""
-
 
 def number(value: float) -> str:
     """Format a number with at least three digits and no needless decimals: `12,345`, `12.3`, `0.0123`."""
@@ -51,13 +43,6 @@ def duration(seconds: float) -> str:
 def seconds(value: float) -> str:
     """Format a duration: `2h03m`, `4m05s`, or `7.3 s` below a minute."""
     return duration(value) if value >= 60 else f"{value:.1f} s"
-
-
-def unit_of_time(longest_s: float) -> tuple[str, float]:
-    """Return a suitable unit for durations of up to `longest_s` seconds, and its length in seconds."""
-    if longest_s >= 3 * 3600:
-        return "h", 3600.0
-    return ("min", 60.0) if longest_s >= 600 else ("s", 1.0)
 
 
 def at_time(value: float) -> str:

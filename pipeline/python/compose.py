@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,46 +20,44 @@ from pipeline.settings import JobSettings
 
 
 def settings_from(
-    job: str | Path | Job,
-    settings: Mapping[str, Any],
-    rows: Any,
-    fallback: Callable[[str], str],
-    folder: Path,
-    results: Replacing | None = None,
+    job: str | Path | Job, given: Mapping[str, Any], fallback: Callable[[str], str], **values: Any
 ) -> JobSettings:
-    """Return the settings of a job, and write its rows into a file.
+    """Return the settings of a job.
 
     Args:
         job: its name, the path of its file, or a job that was built in Python.
-        settings: by key: `{"sampling.max_tokens": 8}` or `{"sampling": {"max_tokens": 8}}`. The value of a config group
+        given: by key: `{"sampling.max_tokens": 8}` or `{"sampling": {"max_tokens": 8}}`. The value of a config group
             may be the name of an option, and that of `model` the path of a GGUF file.
-        rows: the input, instead of the job's; see write_rows. None: the job's own.
-        fallback: makes a directory for the results of the job of this name, if neither `settings` nor the job name one.
-        folder: for the file of `rows`.
-        results: what a run replaces in `folder`, whose lock the caller holds; None for a temporary folder.
+        fallback: makes a directory for the results of the job of this name, if neither `given` nor the job name one.
+        values: more of them, by dotted key.
 
     Raises:
-        ConfigError: the job or a setting cannot work, or `rows` are none.
-        StorageError: `rows` cannot be written.
+        ConfigError: the job or a setting cannot work.
     """
-    options, given = options_and_values(settings)
-    values = {key: plain_value(value) for key, value in given.items()}
-    found = _composed(job, options, values)
-    if found.output_dir is None:
-        values["output_dir"] = fallback(found.name)
-    if rows is not None:
-        path = folder / INPUT
-        named = [name for node in found.nodes.values() for name in node.op.get("json_columns", ())]
-        keep = not found.overwrite and (path.parent / STATE_FILE).is_file()
-        write_rows(rows, path, results, keep=keep, as_json={*named, *getattr(found.data, "free_form", ())})
-        values |= {"data.path": str(path), "data.format": "parquet", "data.dataset": None}
-    return _composed(job, options, values)
+    if isinstance(job, Job):
+        with tempfile.TemporaryDirectory(prefix="job-") as folder:
+            path = Path(folder) / f"{job.name}.yaml"
+            path.write_text(job.to_yaml(), encoding="utf-8")
+            return settings_from(path, given, fallback, **values)
+    options, named = options_and_values(given)
+    more = {key: plain_value(value) for key, value in {**named, **values}.items()}
+    found = composed(find_job(str(job)), options, more)
+    return found if found.output_dir is not None else dataclasses.replace(found, output_dir=fallback(found.name))
 
 
-def _composed(job: str | Path | Job, options: Mapping[str, str], values: Mapping[str, Any]) -> JobSettings:
-    if not isinstance(job, Job):
-        return composed(find_job(str(job)), options, values)
-    with tempfile.TemporaryDirectory(prefix="job-") as folder:
-        path = Path(folder) / f"{job.name}.yaml"
-        path.write_text(job.to_yaml(), encoding="utf-8")
-        return composed(find_job(str(path)), options, values)
+def with_rows(
+    job: str | Path | Job,
+    given: Mapping[str, Any],
+    settings: JobSettings,
+    rows: Any,
+    folder: Path,
+    results: Replacing | None = None,
+) -> JobSettings:
+    """Write `rows` into a file in `folder`, as write_rows does, and return the settings of the job with them as its
+    input. `settings`: what settings_from has returned for `job` and `given`."""
+    path = folder / INPUT
+    named = [name for node in settings.nodes.values() for name in node.op.get("json_columns", ())]
+    keep = not settings.overwrite and (folder / STATE_FILE).is_file()
+    write_rows(rows, path, results, keep=keep, as_json={*named, *getattr(settings.data, "free_form", ())})
+    of_input = {"data.path": path, "data.format": "parquet", "data.dataset": None}
+    return settings_from(job, given, str, output_dir=settings.output_dir, **of_input)

@@ -20,10 +20,9 @@ from pipeline.cluster.segments import places
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.monitor.summary import Outcome
-from pipeline.python.compose import settings_from
+from pipeline.python.compose import settings_from, with_rows
 from pipeline.python.job import Job
 from pipeline.python.result import Result
-from pipeline.run_dir.replacing import Replacing
 from pipeline.runs.job import run_job
 from pipeline.settings import PLAN, JobSettings
 from pipeline.system.signals import staying
@@ -135,9 +134,8 @@ def run(
         raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
     seen: list[Outcome] = []
     with _one_at_a_time, staying(), _path_kept(), ExitStack() as quiet:
-        composed = settings_from(job, given, None, make, Path())
-        place = {**given, "output_dir": str(composed.directory)}
-        compose = partial(_with_rows, job, place, rows, composed.directory) if rows is not None else None
+        composed = settings_from(job, given, make)
+        compose = partial(with_rows, job, given, composed, rows, composed.directory) if rows is not None else None
         if composed.progress == QUIET:
             quiet.enter_context(silent())
         elif temporary:
@@ -149,12 +147,6 @@ def run(
     if seen and seen[-1].error is not None:
         raise seen[-1].error
     return Result(composed.directory.absolute(), ExitCode(code))
-
-
-def _with_rows(
-    job: str | Path | Job, given: Mapping[str, Any], rows: Any, directory: Path, results: Replacing
-) -> JobSettings:
-    return settings_from(job, given, rows, str, directory, results)
 
 
 def plan(
@@ -176,9 +168,7 @@ def plan(
         >>> print(str(plan("quickstart")).splitlines()[0])
         job quickstart: 7 nodes, chunks of 4096 rows, seed 0
     """
-    with _path_kept(), tempfile.TemporaryDirectory(prefix="plan-") as folder:
-        given = {**_given(settings, groups, directory), "dry_run": PLAN}
-        composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
+    with _dry_run(job, _given(settings, groups, directory), rows, PLAN) as composed:
         graph = build_graph(composed)
         return Plan(
             "\n".join(dry_run_lines(composed, graph, _models)),
@@ -207,9 +197,7 @@ def estimate(
         8
     """
     lines: list[str] = []
-    with _one_at_a_time, staying(), _path_kept(), tempfile.TemporaryDirectory(prefix="estimate-") as folder:
-        given = {**_given(settings, groups, directory), "dry_run": True}
-        composed = settings_from(job, given, rows, lambda name: f"{folder}/{name}", Path(folder))
+    with _one_at_a_time, staying(), _dry_run(job, _given(settings, groups, directory), rows, True) as composed:
         steps = dry_run_lines(composed, build_graph(composed), _models)
         try:
             while True:
@@ -219,6 +207,15 @@ def estimate(
         finally:
             _models.close_unused()
     return Estimate("\n".join(lines), *found)
+
+
+@contextmanager
+def _dry_run(job: str | Path | Job, given: dict[str, Any], rows: Any, mode: str | bool) -> Iterator[JobSettings]:
+    """Yield the settings of a dry run, whose files are in a temporary folder."""
+    with _path_kept(), tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
+        given = {**given, "dry_run": mode}
+        composed = settings_from(job, given, lambda name: f"{folder}/{name}")
+        yield composed if rows is None else with_rows(job, given, composed, rows, Path(folder))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Rows are joined, and their texts compared by hashes: without texts in memory, ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from pipeline.api.records import LINEAGE, ROW
-from pipeline.config.fingerprint import ABSENT, differences
+from pipeline.config.fingerprint import ABSENT, differences, flat
 from pipeline.monitor.wording import seconds, share
 from pipeline.results.figures import (
     STEP_PARTS,
     Figure,
     columns_named,
-    lengths,
+    counted,
+    quantile,
     run_figures,
     stage_times,
     step_sums,
@@ -118,9 +119,9 @@ def _known(run: Results) -> dict[str, Figure]:
         known[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
     for rows, where in run.tables():
         for column in token_columns(rows):
-            found = lengths(rows, column)
-            if found.rows:
-                text = f"{found.quantile(0.5):,} and {found.quantile(0.95):,}"
+            counts = counted(rows, column)
+            if len(counts):
+                text = f"{quantile(counts, column, 0.5):,} and {quantile(counts, column, 0.95):,}"
                 known[f"{column}{where}, median and p95"] = Figure(None, text)
     return known
 
@@ -145,7 +146,7 @@ def setting_differences(a: Results, b: Results) -> list[str]:
     A group that is passed to a node is listed once, by the key that users type: `runtime.slots`, not
     `nodes.generate.op.runtime.slots`.
     """
-    flat_a, flat_b = (dict(_flat("", run.config)) for run in (a, b))
+    flat_a, flat_b = _settings(a), _settings(b)
     pairs = {k: (flat_a.get(k, ABSENT), flat_b.get(k, ABSENT)) for k in flat_a | flat_b if k not in ABOUT_THE_RUN}
     changed = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
     shown = {key: pair for key, pair in changed.items() if changed.get(key.partition(".op.")[2]) != pair}
@@ -154,17 +155,13 @@ def setting_differences(a: Results, b: Results) -> list[str]:
 
 def content_differences(a: Results, b: Results) -> list[str]:
     """Return `key: a -> b` for the rest of the fingerprints: content of inputs and model, and user code."""
-    known = {key for run in (a, b) for key, _ in _flat("", run.config)}
+    known = _settings(a) | _settings(b)
     sides = [run.manifest.get("fingerprint", {}).get("keys", {}) for run in (a, b)]
     return differences(*({k: v for k, v in side.items() if k not in known} for side in sides))
 
 
-def _flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _flat(f"{key}.{name}" if key else str(name), inner)
-    else:
-        yield key, value
+def _settings(run: Results) -> dict[str, Any]:
+    return {key: value for group, inner in run.config.items() for key, value in flat(str(group), inner)}
 
 
 def joined(a: Results, b: Results, folder: str) -> Joined | None:

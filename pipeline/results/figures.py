@@ -6,15 +6,15 @@ Queries aggregate while they read, so memory does not grow with the run.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import TopologicalSorter
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from pipeline.api.numbers import added
 from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.reader import Results
 from pipeline.run_dir.state import RunStatus
@@ -30,9 +30,13 @@ ROW_COUNTS = {
     "filtered_rejects": "rows filtered out",
 }
 """Display name by key of the manifest's counts."""
-STEP_PARTS = ("form_s", "draft_s", "decode_s", "sample_s")
-UNFILLED = "unfilled_"
-"""Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
+STEP_PARTS = {
+    "form_s": ("filling the batch", "c3"),
+    "draft_s": ("drafting", "c4"),
+    "decode_s": ("in the model", "c1"),
+    "sample_s": ("choosing tokens", "c2"),
+}
+"""Name and colour of each part of a step, by its column of metrics/steps.parquet."""
 OF_A_MOMENT = ("attempt", "worker", "t_s", "interval_s", "node", "queue_rows")
 """Columns of metrics/stages.parquet that cannot be added up."""
 TOKEN_COUNTS = ("prompt_token_count", "completion_token_count", "token_count")
@@ -64,31 +68,7 @@ class Figure(NamedTuple):
     text: str
 
 
-class CacheFigures(NamedTuple):
-    """Lookups of `node` in a cache, and how many were hits: prompt tokens (prefix) or completions."""
-
-    node: str
-    cache: str
-    queries: int
-    hits: int
-
-
-class Lengths(NamedTuple):
-    """Distribution of lengths: `counts[i]` rows have the length `values[i]`. `values` ascend."""
-
-    values: Sequence[int]
-    counts: Sequence[int]
-
-    @property
-    def rows(self) -> int:
-        return sum(self.counts)
-
-    def quantile(self, share: float) -> int:
-        """Return the smallest length that at least `share` of the rows do not exceed. Needs at least one row."""
-        reached = accumulate(self.counts)
-        return next(v for v, n in zip(self.values, reached, strict=True) if n >= share * self.rows)
-
-
+@lru_cache(maxsize=2)
 def attempts(results: Results) -> list[AttemptFigures]:
     """Return all attempts that have left metrics, in order."""
     runs, stages = results.metrics("run"), results.metrics("stages")
@@ -146,27 +126,21 @@ def run_figures(results: Results) -> dict[str, Figure]:
         **tokens,
         **{f"{name} a second": n / took for name, n in tokens.items() if took and n},
         "slots in use": used,
-        "cost at servers": (cost := cost_at_servers(results)),
+        "cost at servers": (cost := run_totals(results).get("cost")),
         "attempts": len(found),
     }
     texts = {"running time": seconds(took), "slots in use": share(used or 0, 1), "cost at servers": f"{cost or 0:,.4f}"}
     return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
 
 
-def cost_at_servers(results: Results) -> float | None:
-    """Return what servers cost in the attempts that have ended, by `model.price_per_million`; None without prices."""
-    runs = results.metrics("run")
-    texts = [] if runs is None else runs.select("totals").collect()["totals"].to_list()
-    costs = [totals["cost"] for text in texts if "cost" in (totals := json.loads(text or "{}"))]
-    return sum(costs) if costs else None
-
-
-def run_totals(results: Results) -> Counter[str]:
-    """Return the totals of the run over all its attempts, by name."""
-    table, found = results.metrics("run"), Counter[str]()
-    for text in [] if table is None else table.select("totals").collect().to_series():
-        found.update(json.loads(text))
-    return found
+@lru_cache(maxsize=2)
+def run_totals(results: Results) -> Mapping[str, float]:
+    """Return the totals of the run over all its attempts, by name: metrics/run.parquet has those of attempts that have
+    ended, status.json those of versions that kept them there."""
+    table = results.metrics("run")
+    texts = [] if table is None else table.select("totals").collect()["totals"].to_list()
+    ended, kept = added(*map(json.loads, texts)), results.status.get("totals", {})
+    return {key: max(ended.get(key, 0.0), kept.get(key, 0.0)) for key in {**ended, **kept}}
 
 
 def stage_times(results: Results) -> list[dict[str, Any]]:
@@ -187,20 +161,10 @@ def stage_times(results: Results) -> list[dict[str, Any]]:
     return sorted(sums, key=place)
 
 
-def causes_of(steps: pl.LazyFrame) -> list[str]:
-    """Return the columns of `steps` that count empty slots."""
-    return [name for name in steps.collect_schema().names() if name.startswith(UNFILLED)]
-
-
 def slots_used(results: Results) -> float | None:
     """Return the share of slots in which rows decoded, over all decode steps; None if there were none."""
-    steps = results.metrics("steps")
-    if steps is None:
-        return None
-    decoding = steps.filter(pl.col("decode_tokens") > 0)
-    used, empty = pl.col("rows").sum(), pl.sum_horizontal(pl.col(causes_of(steps)).sum())
-    found = decoding.select(used=used, slots=used + empty).collect().row(0)
-    return found[0] / found[1] if found[1] else None
+    totals = run_totals(results)
+    return totals["slot_steps_used"] / totals["slot_steps"] if totals.get("slot_steps") else None
 
 
 def step_sums(results: Results) -> list[dict[str, Any]]:
@@ -210,43 +174,8 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
         return []
     tokens = (pl.col("prefill_tokens") + pl.col("decode_tokens")).cast(pl.Int64).sum()
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
-    found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(STEP_PARTS).sum())
+    found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(*STEP_PARTS).sum())
     return found.sort("prompts", descending=True).collect().to_dicts()
-
-
-def histogram_sums(results: Results) -> dict[tuple[str, float], int]:
-    """Return how many durations there were, over all nodes and attempts, by what took them and the upper bound of their
-    bucket in seconds."""
-    table = results.metrics("histograms")
-    if table is None:
-        return {}
-    found = table.group_by("what", "up_to_s").agg(pl.col("count").sum()).collect().rows()
-    return {(what, bound): count for what, bound, count in found}
-
-
-def cache_uses(results: Results) -> list[CacheFigures]:
-    """Return the use of each cache by each node that generates, over all attempts."""
-    table = results.metrics("rows")
-    if table is None:
-        return []
-    made = ~pl.col("from_store") & ~pl.col("identical")
-    sums = table.group_by("node").agg(
-        pl.col("prompt_tokens", "shared_tokens").filter(made).cast(pl.Int64).sum(),
-        made.sum().alias("made"),
-        pl.col("shared_logits").filter(made).sum(),
-        pl.col("drafted_tokens", "accepted_tokens").filter(made).cast(pl.Int64).sum(),
-        pl.len().alias("rows"),
-        pl.col("from_store").sum(),
-    )
-    found = []
-    for node, tokens, shared, generated, logits, drafted, accepted, rows, stored in sums.sort("node").collect().rows():
-        found += [
-            CacheFigures(node, "prefix", tokens, shared),
-            CacheFigures(node, "prompt_logits", generated, logits),
-            *([CacheFigures(node, "drafts", drafted, accepted)] if drafted else []),
-            CacheFigures(node, "store", rows, stored),
-        ]
-    return found
 
 
 def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:
@@ -260,12 +189,14 @@ def token_columns(rows: pl.LazyFrame) -> list[str]:
     return [column for column in columns_named(rows, TOKEN_COUNTS) if schema[column].is_integer()]
 
 
-def lengths(rows: pl.LazyFrame, column: str) -> Lengths:
-    """Return the distribution of a column of token counts."""
-    return Lengths(*counted(rows, column).sort(column).to_dict(as_series=False).values())
+def quantile(counts: pl.DataFrame, column: str, share: float) -> int:
+    """Return the smallest value of `column` that at least `share` of the rows do not exceed. `counts`: as `counted`
+    returns them, of one row at least."""
+    reached = counts.filter(pl.col("rows").cum_sum() >= share * pl.col("rows").sum())
+    return int(reached[column][0])
 
 
 def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Return the number of rows (`rows`) for each value of `column`, without nulls."""
+    """Return the number of rows (`rows`) for each value of `column`, without nulls, in ascending order."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
-    return grouped.collect(engine="streaming")
+    return grouped.sort(column).collect(engine="streaming")

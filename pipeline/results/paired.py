@@ -21,22 +21,15 @@ SEEDS = ("seed",)
 
 
 class PairedShare(NamedTuple):
-    """Boolean column of two runs, over the `rows` in which both have a value: how many are true in both, in A alone and
-    in B alone."""
+    """Boolean column of two runs, over the `rows` in which both have a value: how many are true in A, in B, in A alone
+    and in B alone."""
 
     column: str
     rows: int
-    both: int
+    true_a: int
+    true_b: int
     only_a: int
     only_b: int
-
-    @property
-    def true_a(self) -> int:
-        return self.both + self.only_a
-
-    @property
-    def true_b(self) -> int:
-        return self.both + self.only_b
 
     @property
     def p(self) -> float:
@@ -96,7 +89,7 @@ def paired(
     named = [expression.alias(str(i)) for i, expression in enumerate(wanted)]
     found = iter(pairs.select(named).collect(engine="streaming").row(0) if named else ())
     return (
-        [PairedShare(c, *islice(found, 4)) for c in booleans],
+        [PairedShare(c, *islice(found, 5)) for c in booleans],
         [PairedMean(c, *islice(found, 6)) for c in numbers],
     )
 
@@ -104,7 +97,8 @@ def paired(
 def _counts(column: str) -> list[pl.Expr]:
     """Return the fields of PairedShare behind `column`. False & null is False in Arrow and Polars, True & null null."""
     a, b = pl.col(f"a {column}"), pl.col(f"b {column}")
-    return [(a.is_not_null() & b.is_not_null()).sum(), (a & b).sum(), (a & ~b).sum(), (~a & b).sum()]
+    of_a, of_b = a & b.is_not_null(), b & a.is_not_null()
+    return [(a.is_not_null() & b.is_not_null()).sum(), of_a.sum(), of_b.sum(), (a & ~b).sum(), (~a & b).sum()]
 
 
 def _moments(column: str) -> list[pl.Expr]:

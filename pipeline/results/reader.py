@@ -5,7 +5,8 @@ Writes nothing, so a running run can be read too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,25 @@ from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest, read_manifest
-from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, near_run
+from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, STATUS, near_run
 from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.run_dir.state_reading import reading
 from pipeline.system.result_files import scan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """The committed results of a run. `config`: empty if config.yaml is missing or damaged. `missing`: committed files
     that do not exist. `accounts`: row counts by node; empty if there is no state.sqlite, as in a copy of the results.
-    """
+    `status`: the values of status.json; empty as `config` is."""
 
     directory: Path
     manifest: Mapping[str, Any]
     config: Mapping[str, Any]
     missing: Sequence[str] = ()
     accounts: Mapping[str, RowCounts] = field(default_factory=dict)
+    status: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def job(self) -> str:
@@ -99,12 +101,13 @@ def read_results(directory: Path) -> Results:
         remedy = near_run(directory) or "; give one like outputs/NAME"
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
-    return Results(directory, found, _config(directory), missing, accounts)
+    config, status = _values(directory / CONFIG, yaml.safe_load), _values(directory / STATUS, json.loads)
+    return Results(directory, found, config, missing, accounts, status)
 
 
-def _config(directory: Path) -> Mapping[str, Any]:
+def _values(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}

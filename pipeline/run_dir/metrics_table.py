@@ -29,7 +29,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.api.meter import CLOCKS, StageMeter
+from pipeline.api.meter import CLOCKS, COUNTS, StageMeter
 from pipeline.run_dir import metrics_files
 from pipeline.run_dir.names import METRICS, set_aside
 from pipeline.system.atomic_files import make_directory, replacing, sync_directory
@@ -41,7 +41,6 @@ ATTEMPT = pa.field("attempt", pa.int32())
 WORKER = pa.field("worker", pa.string())
 """The worker of a cluster that the row is about; null for the driver and in runs without one."""
 
-_COUNTS = ("rows_in", "rows_out", "expanded", "rejected", "batches", "tokens_in", "tokens_out", "queue_rows")
 HISTOGRAMS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
@@ -54,7 +53,7 @@ HISTOGRAMS_SCHEMA = pa.schema(
 )
 STAGES_SCHEMA = pa.schema(
     {"t_s": pa.float64(), "interval_s": pa.float64(), "node": pa.string()}
-    | dict.fromkeys(_COUNTS, pa.int64())
+    | dict.fromkeys((*COUNTS, "queue_rows"), pa.int64())
     | dict.fromkeys((*CLOCKS, "wall_s"), pa.float64())
 )
 _MEASURED = STAGES_SCHEMA.names[3:]
@@ -210,41 +209,41 @@ class MetricsTables:
             yield MetricsTable(self._directory, name, pa.schema([]), self._attempt)
 
 
-class HistogramRecorder:
-    """Turns the cumulative histograms of the meters into one row per bucket that grew."""
+class MeterRecorder:
+    """Turns the cumulative counters and histograms of the meters into rows of what they have gained."""
 
     def __init__(self, tables: MetricsTables) -> None:
         self._tables = tables
-        self._last: dict[tuple[str, str, float], tuple[int, float]] = {}
+        self._last: dict[tuple[str | None, ...], tuple[float, Mapping[str, float]]] = {}
 
-    def record(self, now_s: float, meters: list[StageMeter]) -> None:
-        """Append the increase of each bucket since the last call. `now_s`: seconds since the attempt began."""
-        for meter in meters:
-            for what, histogram in list(meter.times.items()):
-                for bound, (count, sum_s) in histogram.buckets().items():
-                    key = (meter.name, what, bound)
-                    count_before, sum_before = self._last.get(key, (0, 0.0))
-                    if (count, sum_s) != (count_before, sum_before):
-                        gained = (count - count_before, sum_s - sum_before)
-                        self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(now_s, *key, *gained)
-                        self._last[key] = (count, sum_s)
-
-
-class StageRecorder:
-    """Turns the cumulative counters of the meters into one row per stage and interval."""
-
-    def __init__(self, table: MetricsTable) -> None:
-        self._table = table
-        self._last: dict[tuple[str, str | None], tuple[float, Mapping[str, float]]] = {}
-
-    def record(self, now_s: float, meters: list[StageMeter]) -> None:
-        """Append the increase of each meter since the last call, of each worker if it is one of a cluster; a worker
-        that has not reported since gets no row. `now_s`: seconds since the attempt began."""
+    def stages(self, now_s: float, meters: list[StageMeter]) -> None:
+        """Append a row per stage to metrics/stages.parquet, of each worker if it is one of a cluster; a worker that has
+        not reported since gets no row. `now_s`: seconds since the attempt began."""
+        table = self._tables.get("stages", STAGES_SCHEMA)
         for meter in meters:
             for worker, total in meter.by_worker():
-                before_s, before = self._last.get((meter.name, worker), (0.0, {}))
-                if total == before:
-                    continue
-                gained = (total[key] - (0 if key == "queue_rows" else before.get(key, 0)) for key in _MEASURED)
-                self._table.append_of(worker, (now_s, now_s - before_s, meter.name, *gained))
-                self._last[meter.name, worker] = now_s, total
+                if (found := self._gained(now_s, total, meter.name, worker)) is not None:
+                    gained, since_s = found
+                    gained["queue_rows"] = total["queue_rows"]
+                    values = (gained[key] for key in _MEASURED)
+                    table.append_of(worker, (now_s, now_s - since_s, meter.name, *values))
+
+    def histograms(self, now_s: float, meters: list[StageMeter]) -> None:
+        """Append a row to metrics/histograms.parquet per bucket that grew."""
+        for meter in meters:
+            for what, found in meter.read()["histograms"].items():
+                for bound, count in found["buckets"].items():
+                    total = {"count": count, "sum_s": found["sums_s"][bound]}
+                    if (grown := self._gained(now_s, total, meter.name, what, bound)) is not None:
+                        row = (now_s, meter.name, what, float(bound), *grown[0].values())
+                        self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(*row)
+
+    def _gained(
+        self, now_s: float, total: Mapping[str, float], *key: str | None
+    ) -> tuple[dict[str, float], float] | None:
+        """Return what `key` has gained since it was asked for last, and when that was; None if that is nothing."""
+        before_s, before = self._last.get(key, (0.0, {}))
+        if total == before:
+            return None
+        self._last[key] = now_s, total
+        return {name: value - before.get(name, 0) for name, value in total.items()}, before_s

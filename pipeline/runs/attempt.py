@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Set
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -181,9 +180,6 @@ class Attempt:
     def _outcome(self, status: RunStatus, error: BaseException | None, snapshot: Snapshot, uncommitted: int) -> Outcome:
         state, limit = self._state, self._settings.max_error_rate
         rejects = state.rejects()
-        totals: Counter[str] = Counter()
-        for values in self._context.counted():
-            totals.update(values)
         whole = self._whole_reasons(rejects)
         outcome = Outcome(
             job=self._settings.name,
@@ -204,7 +200,7 @@ class Attempt:
             tokens_in=snapshot.tokens_in,
             tokens_out=snapshot.tokens_out,
             wall_s=snapshot.elapsed_s,
-            totals=totals,
+            totals=self._context.counted(),
             max_error_rate=limit,
             target=self._graph.target,
         )

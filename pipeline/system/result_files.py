@@ -46,6 +46,24 @@ def scan(files: list[Path]) -> pl.LazyFrame | None:
     return None if reader is None else reader(files)
 
 
+def scan_folder(folder: Path) -> pl.LazyFrame:
+    """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
+
+    Raises:
+        FileNotFoundError: there is no file in `folder`.
+    """
+    files = sorted(folder.glob("part-*"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no part-* file")
+    found = scan([file for file in files if not _is_empty(file)])
+    return pl.LazyFrame() if found is None else found
+
+
+def _is_empty(file: Path) -> bool:
+    with pa.input_stream(str(file), compression="detect") as stream:
+        return not stream.read(1)
+
+
 def shown_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of `frame` as `python_rows`: polars panics at times that Python cannot hold."""
     wide = pl.col(pl.Int128, pl.UInt128).cast(pl.String)  # whole numbers of JSON lines, which Arrow has not

@@ -15,7 +15,7 @@ from operators.settings.runtime import OptimiseSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
-from pipeline.results.report.time_spent import reuse
+from pipeline.results.report.time_spent import counted
 from tests.families.test_families import HERE, REFERENCES, differences, job
 from tests.operators.llama.test_decoding import COUNTS, complete
 from tests.sets import often
@@ -56,8 +56,8 @@ def test_a_common_prefix_is_computed_once(family, tmp_path):
     (totals,) = (json.loads(text) for text in pq.read_table(out / "metrics" / "run.parquet")["totals"].to_pylist())
     assert totals["snapshots_taken"] == sum(steps["snapshots_taken"].to_pylist()) >= 1
     assert totals["snapshots_used"] >= 39
-    (panel,) = reuse(read_results(out))
-    assert "snapshots of prefixes" in [table.columns[0] for table in panel.tables]
+    (panel,) = counted(read_results(out))
+    assert "snapshots of prefixes taken" in [row[1] for table in panel.tables for row in table.rows]
 
 
 def test_snapshots_are_in_the_plan_and_within_the_limit(tmp_path, capfd):

@@ -11,7 +11,7 @@ import pytest
 
 from operators.rows.content import WHOLE_UP_TO_BYTES
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError
 from pipeline.api.runtime import Resources
 from pipeline.runs.job import run_job

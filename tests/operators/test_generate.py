@@ -211,7 +211,7 @@ def test_finished_rows_are_found_again(tmp_path):
     first = flow(tmp_path / "a", prompts(30), generate(store=store)).run()
     again = flow(tmp_path / "b", prompts(40), generate(store=store))
     assert again.run()[:30] == first
-    totals = {k: v for values in again.context.totals for k, v in values().items()}
+    totals = again.context.counted()
     assert totals["generate/store_hits"] == 30
 
 
@@ -238,7 +238,7 @@ def test_logprobs_are_columns_when_asked_for_and_come_back_from_the_store(tmp_pa
             assert {e["id"]: e["logprob"] for e in top}.get(token, logprob) == logprob
     again = flow(tmp_path / "b", prompts(30), generate(sampling, store=store, completion_ids=True))
     assert again.run() == made
-    totals = {k: v for values in again.context.totals for k, v in values().items()}
+    totals = again.context.counted()
     assert totals["generate/store_hits"] == 30
 
     plain = flow(tmp_path / "c", prompts(30), generate({"temperature": 1.0}, store=store)).run()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd, Rejects
 from pipeline.dataflow.inbox import NodeInbox

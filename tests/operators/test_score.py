@@ -148,7 +148,7 @@ def test_without_a_generate_there_are_no_steps(tmp_path):
     run = flow(tmp_path, texts(20), scorer())
     run.run()
     assert "steps" not in [table.name for table in run.tables]
-    totals = {k: v for values in run.context.totals for k, v in values().items()}
+    totals = run.context.counted()
     assert 1 <= totals["score/groups"] <= 20
 
 
@@ -159,7 +159,7 @@ def test_common_beginnings_are_computed_once_unless_switched_off(tmp_path):
         runtime = {"max_sequence_tokens": 256, "optimise": OptimiseSettings(prefix_sharing=on)}
         run = flow(tmp_path / f"{on}", rows, scorer(runtime, given_column="before"), GIVEN, batch=16)
         logprobs = [row["logprobs"] for row in run.run()]
-        totals = {k: v for values in run.context.totals for k, v in values().items()}
+        totals = run.context.counted()
         assert next(m.tokens_in for m in run.executor.meters if m.name == "score") == sum(
             len(row["before"] + row["text"]) for row in rows
         )
@@ -195,5 +195,5 @@ def test_an_interrupted_run_leaves_after_the_texts_that_it_is_at(tmp_path):
     run = flow(tmp_path, texts(40), op)
     with pytest.raises(Interrupted):
         run.run()
-    totals = {k: v for values in run.context.totals for k, v in values().items()}
+    totals = run.context.counted()
     assert totals["score/groups"] == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
@@ -75,7 +76,8 @@ class Square(BaseOperator):
         return self.schema
 
     def open(self, runtime: Runtime) -> None:
-        runtime.totals(lambda: {"slot_steps": 8, "slot_steps_used": 6})
+        runtime.number("slot_steps", Number("slots"), lambda: 8, of_run=True)
+        runtime.number("slot_steps_used", Number("of these in use"), lambda: 6, of_run=True)
         runtime.status(lambda: "slots 3/4")
 
     def process(self, batch: Batch) -> Iterable[Output]:

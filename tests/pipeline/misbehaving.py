@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
 from pipeline.api.records import Batch, Output
 from tests.pipeline.job_ops import Numbers, Square
@@ -131,15 +132,15 @@ class Step(Square):
     def open(self, runtime: Runtime) -> None:
         at("open")
         runtime.status(self.text)
-        runtime.totals(self.counts)
+        runtime.number("counted", Number("what was counted"), self.count)
 
     def text(self) -> str:
         at("status")
         return ""
 
-    def counts(self) -> dict[str, float]:
+    def count(self) -> float:
         at("totals")
-        return {}
+        return 0.0
 
     def identity(self) -> Mapping[str, str]:
         at("identity")

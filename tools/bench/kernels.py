@@ -25,6 +25,7 @@ from llama_cpp import llama_cpp as binding
 
 from operators.llama import packed
 from operators.llama.library import initialise
+from operators.llama.limits import peak_bytes, peak_products
 
 TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "BF16", "F16")
 COLUMNS = (1, 4, 16, 64)
@@ -231,9 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     initialise()
     library, what = packed.state()
     print(what)
-    if library is not None and hasattr(library, "kernels_peak_products"):
-        library.kernels_peak_products.restype = library.kernels_peak_bytes.restype = ctypes.c_double
-        peaks = library.kernels_peak_products(options.threads), library.kernels_peak_bytes(options.threads)
+    if library is not None:
+        peaks = peak_products(library, options.threads), peak_bytes(options.threads)
         print(f"this machine at most: {peaks[0] / 1e9:.0f} GMAC/s in registers, {peaks[1] / 1e9:.1f} GB/s from memory")
     bench = Bench(options.threads)
     print(f"{'type':8}{'from':8}{'weights in':14}" + "".join(f"{n:>8}" for n in COLUMNS) + " columns, GMAC/s")

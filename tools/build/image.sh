@@ -20,7 +20,7 @@ cp -R tests/families/encoders "$work/source/tests/families"
 cd "$work/source"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work" .
 # Of the lock file, which has the tools of developers too, what the wheel and its extras need.
-extras=structured,json,dedup,datasets,endpoint,hub,ray,remote,report,s3
+extras=structured,json,dedup,datasets,endpoint,hub,ray,remote,s3
 sed -n 's/^\([a-z0-9.-]*==[^\\]*\).*/\1/p' requirements.lock >versions
 wheel=$(echo "$work"/*.whl)
 "$python" -m pip install --quiet --dry-run --report report --constraint versions "$wheel[$extras]"

@@ -13,13 +13,14 @@ from operators.endpoint.api.json_shape import (
     Failed,
     OfRow,
     Unusable,
+    answer_of,
     clean,
+    first_choice,
     listed,
     maybe_object,
     maybe_text,
     member,
     real,
-    refuse_error,
     text,
 )
 from operators.endpoint.api.usage import read_usage
@@ -29,22 +30,15 @@ __all__ = ["Answer", "AnsweredCall", "Likely", "Unusable", "from_json", "read_an
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
 _REASONS: Mapping[str, str] = {
-    "stop": STOP,
-    "tool_calls": STOP,
-    "function_call": STOP,
-    "eos": STOP,
-    "eos_token": STOP,
+    **dict.fromkeys(("stop", "tool_calls", "function_call", "eos", "eos_token"), STOP),
     "stop_sequence": STOP_STRING,
-    "length": LENGTH,
-    "max_tokens": LENGTH,
-    "model_length": LENGTH,
+    **dict.fromkeys(("length", "max_tokens", "model_length"), LENGTH),
 }
 """Finish reasons of servers; text-generation-inference and Mistral have their own words."""
 _FILTERED = "content_filter"
 _UNFINISHED: Mapping[str, str] = {
     "abort": "the server gave up the answer",
-    "error": "the server failed on the answer",
-    "network_error": "the server failed on the answer",
+    **dict.fromkeys(("error", "network_error"), "the server failed on the answer"),
 }
 LEAST_LOGPROB = -9999.0
 """What vLLM and OpenAI write for a log-probability of minus infinity."""
@@ -119,18 +113,12 @@ def read_answer(body: object, api: str) -> Answer:
         Failed: it is an error, it has no choice, or the server gave the answer up: the next may be one.
         Unusable: it is no such body, or the answer was cut by anything but its length.
     """
-    whole = member(body, "the answer")
-    refuse_error(whole)
-    if not (found := whole.get("choices", 0)) and found in (None, []):
-        raise Failed("the answer has no choices")
-    choices = listed(found or whole.get("choices"), "choices")
-    choice = member(choices[0], "choices[0]")
-    refuse_error(choice)
-    said = (
-        _message(member(choice.get("message"), "message"))
-        if api == CHAT
-        else {"text": text(choice.get("text"), "text")}
-    )
+    whole = answer_of(body)
+    choice = first_choice(whole)
+    if api == CHAT:
+        said = _message(member(choice.get("message"), "message"))
+    else:
+        said = {"text": text(choice.get("text"), "text")}
     reason, detail = _finish(choice)
     usage = read_usage(whole)
     if api == CHAT and _is_lost(choice["message"], said, reason) and usage["completion_tokens"]:
@@ -171,22 +159,17 @@ def _is_lost(message: Mapping[str, Any], said: Mapping[str, Any], reason: str) -
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    content, reasoning, refusal = _content(message.get("content"))
+    said = _content(message.get("content"))
     for key in _REASONING:
-        reasoning = reasoning or maybe_text(message.get(key), key)
-    calls = tuple(_calls(message))
-    return {
-        "text": content,
-        "reasoning": reasoning,
-        "refusal": refusal or maybe_text(message.get("refusal"), "refusal"),
-        "calls": calls,
-    }
+        said["reasoning"] = said["reasoning"] or maybe_text(message.get(key), key)
+    said["refusal"] = said["refusal"] or maybe_text(message.get("refusal"), "refusal")
+    return said | {"calls": tuple(_calls(message))}
 
 
-def _content(content: object) -> tuple[str, str | None, str | None]:
+def _content(content: object) -> dict[str, Any]:
     """Return the text of a content, and the reasoning and refusal among its parts."""
     if content is None or isinstance(content, str):
-        return clean(content or ""), None, None
+        return {"text": clean(content or ""), "reasoning": None, "refusal": None}
     said: dict[str, list[str]] = {"text": [], "thinking": [], "refusal": []}
     for part in listed(content, "content"):
         inner = member(part, "a part of content")
@@ -195,8 +178,8 @@ def _content(content: object) -> tuple[str, str | None, str | None]:
             raise Unusable(f"content has a part of the type {kind[:40]!r}")
         value = inner.get(kind)
         said[kind].append(_thought(value) if kind == "thinking" else text(value, f"a part of content, {kind}"))
-    joined = {kind: "".join(parts) for kind, parts in said.items()}
-    return joined["text"], joined["thinking"] or None, joined["refusal"] or None
+    whole, thought, refusal = map("".join, said.values())
+    return {"text": whole, "reasoning": thought or None, "refusal": refusal or None}
 
 
 def _thought(given: object) -> str:
@@ -258,11 +241,7 @@ def _likely(given: object) -> list[Likely]:
     else:
         entries = [member(one, "a likeliest token") for one in ([] if given is None else listed(given, "top_logprobs"))]
         pairs = [(text(one.get("token"), "a token"), one.get("logprob"), one.get("id")) for one in entries]
-    found = [
-        Likely(clean(token), _logprob(logprob), _id(token, given_id))
-        for token, logprob, given_id in pairs
-        if logprob is not None
-    ]
+    found = [Likely(clean(token), _logprob(given), _id(token, id)) for token, given, id in pairs if given is not None]
     return sorted(found, key=lambda one: -one.logprob)
 
 

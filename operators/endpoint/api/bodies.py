@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from operators.endpoint.api.dialects import APIS, CHAT, DIALECTS, NAMES
-from operators.endpoint.api.formats import (
-    check_structured,
-    constraint_of,
-    structured_body,
-    template_body,
-    tools_body,
-)
+from operators.endpoint.api.dialects import CHAT, DIALECTS
+from operators.endpoint.api.formats import check_structured, constraint_of, structured_body, template_body, tools_body
 from operators.endpoint.api.sampling_values import REMEDY, Unsent, is_greedy, sampling_body
 from operators.generation.tools import AUTO, CHOICE, NONE
 from operators.rows.json_schema import text_check
 from operators.settings import DataSettings, SamplingSettings
-from operators.settings.checks import check_one_of
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.sampling import misfits, plain_value
 from operators.settings.structured import parse_schema
 from pipeline.api.errors import ConfigError
@@ -30,22 +24,6 @@ _OF_CALLER = ("seed", "n")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
-class BodySettings(Protocol):
-    """What Bodies reads of the settings of an endpoint."""
-
-    @property
-    def name(self) -> str | None:
-        """The model's name on the server."""
-
-    @property
-    def api(self) -> str:
-        """One of APIS."""
-
-    @property
-    def extra_body(self) -> Mapping[str, Any] | None:
-        """Keys that every body has; null removes one."""
-
-
 class Bodies:
     """Makes the bodies of a node.
 
@@ -53,7 +31,7 @@ class Bodies:
         model: its name, API, and the keys that every body has.
         sampling: the job's values; the columns of `per_row` override them.
         data: says whether there are tools, and whether the last message is continued.
-        dialect: one of NAMES.
+        dialect: one of those of dialects.py.
         where: the node, for messages.
         template_kwargs: `model.template_kwargs`.
 
@@ -67,15 +45,13 @@ class Bodies:
 
     def __init__(
         self,
-        model: BodySettings,
+        model: EndpointSettings,
         sampling: SamplingSettings,
         data: DataSettings | None,
         dialect: str,
         where: str,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        check_one_of("model.dialect", dialect, NAMES)
-        check_one_of("model.api", model.api, APIS)
         self._model, self._dialect, self._api = model, dialect, model.api
         self._sampling = sampling
         self._extra = dict(model.extra_body or {})
@@ -123,10 +99,10 @@ class Bodies:
 
     def _check(self, data: DataSettings | None) -> None:
         """Raise Unsent for what no row could be sent with."""
-        if unsent := [name for name in self.columns if self._has_no_key(name)]:
-            raise Unsent(
-                f"sampling.per_row has '{unsent[0]}' and cannot be sent: {self._dialect} has no key for it; {REMEDY}"
-            )
+        for name in self.columns:
+            if name != CHOICE and not self.names(name) and DIALECTS[name][self._dialect].of(self._api) is None:
+                why = f"{self._dialect} has no key for it; {REMEDY}"
+                raise Unsent(f"sampling.per_row has '{name}' and cannot be sent: {why}")
         structured, choice = self._sampling.structured, self._sampling.tools
         check_structured(structured)
         if structured.kind == "json_schema_column":
@@ -140,9 +116,6 @@ class Bodies:
             of_any = {"type": "function", "function": {"name": choice}}
             tools_body(choice, [of_any], self._dialect, self._api)
         self._template({})
-
-    def _has_no_key(self, name: str) -> bool:
-        return name != CHOICE and not self.names(name) and DIALECTS[name][self._dialect].of(self._api) is None
 
     def names(self, setting: str) -> bool:
         """Return True if `model.extra_body` has the setting, or the key under which it is sent."""
@@ -183,13 +156,8 @@ class Bodies:
         return structured_body(*constraint, self._dialect, self._api)
 
     def _template(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return template_body(
-            {**self._kwargs, **kwargs},
-            is_continued=self._is_continued,
-            dialect=self._dialect,
-            api=self._api,
-            given=self._extra,
-        )
+        given = {**self._kwargs, **kwargs}
+        return template_body(given, self._dialect, self._api, self._extra, is_continued=self._is_continued)
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if self._api == CHAT:

@@ -7,9 +7,8 @@ llama-cpp-python (server/types.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from pipeline.api.errors import ConfigError
 
@@ -20,8 +19,7 @@ OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON = "openai", "vllm", "sglang
 NAMES = (OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """The keys of the body under which a server takes a setting, by API; None: it has no such key."""
 
     chat: str | None
@@ -32,44 +30,35 @@ class Key:
         return self.chat if api == CHAT else self.completions
 
 
-def _both(name: str | None) -> Key:
-    return Key(name, name)
-
-
 def _chat(name: str) -> Key:
     return Key(name, None)
 
 
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
-    made = (key if isinstance(key, Key) else _both(key) for key in keys)
-    return dict(zip(NAMES, made, strict=True))
+    """Return the keys of a setting by dialect; one alone is that of all."""
+    made = [key if isinstance(key, Key) else Key(key, key) for key in keys]
+    return dict(zip(NAMES, made * len(NAMES) if len(made) == 1 else made, strict=True))
 
 
 _FORMAT = _chat("response_format")
 _SCHEMA = Key("response_format", "json_schema")
 _MAX = Key("max_completion_tokens", "max_tokens")
-_TOP = Key("top_logprobs", "logprobs")
-_TOOLS = _chat("tool_choice")
 _KWARGS = _chat("chat_template_kwargs")
 _CONTINUE = _chat("continue_final_message")
 
 DIALECTS: Mapping[str, Mapping[str, Key]] = {
     # openai, vllm, sglang, llama_server, llama_cpp_python
-    "temperature": _row("temperature", "temperature", "temperature", "temperature", "temperature"),
+    "temperature": _row("temperature"),
     "top_k": _row(None, "top_k", "top_k", "top_k", "top_k"),
-    "top_p": _row("top_p", "top_p", "top_p", "top_p", "top_p"),
+    "top_p": _row("top_p"),
     "min_p": _row(None, "min_p", "min_p", "min_p", "min_p"),
     "typical_p": _row(None, None, None, "typical_p", None),
     "top_n_sigma": _row(None, None, None, "top_n_sigma", None),
     "dynatemp_range": _row(None, None, None, "dynatemp_range", None),
     "dynatemp_exponent": _row(None, None, None, "dynatemp_exponent", None),
     "repetition_penalty": _row(None, "repetition_penalty", "repetition_penalty", "repeat_penalty", "repeat_penalty"),
-    "presence_penalty": _row(
-        "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty", "presence_penalty"
-    ),
-    "frequency_penalty": _row(
-        "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty", "frequency_penalty"
-    ),
+    "presence_penalty": _row("presence_penalty"),
+    "frequency_penalty": _row("frequency_penalty"),
     "penalty_last_n": _row(None, None, None, "repeat_last_n", None),
     "dry_multiplier": _row(None, None, None, "dry_multiplier", None),
     "dry_base": _row(None, None, None, "dry_base", None),
@@ -82,38 +71,27 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "mirostat_tau": _row(None, None, None, "mirostat_tau", "mirostat_tau"),
     "mirostat_eta": _row(None, None, None, "mirostat_eta", "mirostat_eta"),
     "order": _row(None, None, None, "samplers", None),
-    "logit_bias": _row("logit_bias", "logit_bias", "logit_bias", "logit_bias", "logit_bias"),
+    "logit_bias": _row("logit_bias"),
     "bad_words": _row(None, "bad_words", None, None, None),
     "max_tokens": _row(_MAX, "max_tokens", "max_tokens", "max_tokens", "max_tokens"),
     "min_tokens": _row(None, "min_tokens", "min_tokens", None, "min_tokens"),
-    "stop": _row("stop", "stop", "stop", "stop", "stop"),
+    "stop": _row("stop"),
     "stop_token_ids": _row(None, "stop_token_ids", "stop_token_ids", None, None),
     "keep_stop": _row(None, "include_stop_str_in_output", "no_stop_trim", None, None),
     "ignore_eos": _row(None, "ignore_eos", "ignore_eos", "ignore_eos", None),
-    "logprobs": _row(_TOP, _TOP, _TOP, _TOP, _TOP),
-    "tools": _row(_TOOLS, _TOOLS, _TOOLS, _TOOLS, _TOOLS),
+    "logprobs": _row(Key("top_logprobs", "logprobs")),
+    "tools": _row(_chat("tool_choice")),
     "thinking_budget": _row(None, "thinking_token_budget", None, _chat("thinking_budget_tokens"), None),
     "structured.json_schema": _row(_FORMAT, "response_format", "response_format", _SCHEMA, _FORMAT),
     "structured.regex": _row(None, "structured_outputs", "regex", None, None),
     "structured.choices": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
     "structured.grammar": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
-    "seed": _row("seed", "seed", "seed", "seed", "seed"),
+    "seed": _row("seed"),
     "template_kwargs": _row(None, _KWARGS, _KWARGS, _KWARGS, None),
     "continue_final_message": _row(None, _CONTINUE, _CONTINUE, _CONTINUE, None),
 }
 """By setting and dialect the key of the body: the settings of `sampling`, the seed of a row, `model.template_kwargs`
-with those of a row, and `data.continue_final_message`."""
-
-NOTES: Mapping[str, str] = {
-    "n": "never sent: each completion is a request of its own, with a seed of its own",
-    "per_row": "names the columns that override settings of their row",
-    "structured.json_schema_column": "sent as `structured.json_schema`, row by row",
-    "structured.optional": "a row without a schema is sent without one",
-    "structured.whitespace": "the server writes JSON as it likes: anything but `natural` is refused",
-    "structured.after_reasoning": "the server decides: `false` is refused",
-    "structured.skip_forced": "about this engine's speed, nothing to a server",
-}
-"""Settings that are no key of a body, and what becomes of them."""
+with those of a row, and `data.continue_final_message`. docs/endpoints.md has the other settings of `sampling`."""
 
 NODES: Mapping[str, Mapping[str, str | None]] = {
     "Generate": dict.fromkeys(NAMES, "/chat/completions, /completions"),
@@ -150,41 +128,9 @@ def require_path(operator: str, dialect: str) -> str:
 
 def dialect_of(card: object) -> str | None:
     """Return the dialect that an answer of GET /v1/models tells, or one model of it; None if it tells none."""
-    if not isinstance(card, Mapping):
-        return None
-    models = card.get("data")
-    found = {_of_model(one) for one in models} if isinstance(models, list) else {_of_model(card)}
-    known = found - {None}
+    models = card.get("data") if isinstance(card, Mapping) else None
+    owners = [
+        one.get("owned_by") for one in (models if isinstance(models, list) else [card]) if isinstance(one, Mapping)
+    ]
+    known = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
     return known.pop() if len(known) == 1 else None
-
-
-def _of_model(model: Any) -> str | None:
-    if not isinstance(model, Mapping):
-        return None
-    owner = model.get("owned_by")
-    return _OWNERS.get(owner) if isinstance(owner, str) else None
-
-
-def markdown() -> str:
-    """Render NODES, DIALECTS and NOTES as a table for docs/endpoints.md."""
-    nodes = _table("operator", {name: [f"`{p}`" if p else "" for p in paths.values()] for name, paths in NODES.items()})
-    settings = {f"`{name}`": [_cell(keys[dialect]) for dialect in NAMES] for name, keys in DIALECTS.items()}
-    notes = "\n".join(f"| `{name}` | {note} |" for name, note in NOTES.items())
-    return f"{nodes}\n\n{_table('setting', settings)}\n\n| setting | what becomes of it |\n|---|---|\n{notes}\n"
-
-
-def _table(what: str, rows: Mapping[str, Sequence[str]]) -> str:
-    lines = [[what, *NAMES], ["---"] * (len(NAMES) + 1), *([name, *cells] for name, cells in rows.items())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(key: Key) -> str:
-    if key.chat == key.completions:
-        return "" if key.chat is None else f"`{key.chat}`"
-    return ", ".join(_parts(key))
-
-
-def _parts(key: Key) -> Iterator[str]:
-    for api in APIS:
-        if (name := key.of(api)) is not None:
-            yield f"`{name}` ({api})"

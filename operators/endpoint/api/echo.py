@@ -5,17 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from operators.endpoint.api.json_shape import (
-    Failed,
-    OfRow,
-    Unusable,
-    listed,
-    maybe_object,
-    member,
-    real,
-    refuse_error,
-    text,
-)
+from operators.endpoint.api.json_shape import OfRow, Unusable, answer_of, first_choice, listed, maybe_object, real, text
 from operators.endpoint.api.usage import read_usage
 from pipeline.api.errors import ConfigError
 
@@ -33,19 +23,12 @@ def read_echo(body: object, given: str, scored: str) -> tuple[list[float], bool]
         Unusable: it is no such body, or its tokens are not those of the prompt.
         ConfigError: the server does not give what is asked for.
     """
-    whole = member(body, "the answer")
-    refuse_error(whole)
-    choices = listed(whole.get("choices"), "choices")
-    if not choices:
-        raise Failed("the answer has no choices")
-    found = maybe_object(member(choices[0], "choices[0]").get("logprobs"), "logprobs")
+    whole = answer_of(body)
+    found = maybe_object(first_choice(whole).get("logprobs"), "logprobs")
     if found.get("token_logprobs") is None:
         raise ConfigError("the server gives no log-probabilities of a prompt (echo, logprobs), so it cannot score")
     tokens = [text(token, "a token") for token in listed(found.get("tokens"), "tokens")]
-    logprobs, tops = (
-        listed(found["token_logprobs"], "token_logprobs"),
-        listed(found.get("top_logprobs"), "top_logprobs"),
-    )
+    logprobs, tops = (listed(found.get(name), name) for name in ("token_logprobs", "top_logprobs"))
     if not len(tokens) == len(logprobs) == len(tops):
         raise Unusable(
             f"logprobs has {len(tokens)} tokens, {len(logprobs)} numbers, {len(tops)} lists of likeliest ones"

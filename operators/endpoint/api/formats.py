@@ -16,7 +16,10 @@ from operators.settings.structured import StructuredSettings, read_schema
 _KEY = "sampling.structured"
 _GRAMMAR_FILES = (".lark", ".gbnf")
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
-_ESCAPES: Mapping[str, str] = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPES = str.maketrans(
+    {chr(code): f"\\x{code:02x}" for code in range(32)}
+    | {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+)
 NAME = "answer"
 """The name of a schema, which the API asks for."""
 
@@ -42,13 +45,10 @@ def constraint_of(settings: StructuredSettings) -> tuple[str, Any] | None:
 
 def check_structured(settings: StructuredSettings) -> None:
     """Raise Unsent for values of `settings` that no server can be told."""
-    if settings.kind is None:
-        return
-    if settings.whitespace != "natural":
-        raise Unsent(
-            f"{_KEY}.whitespace={settings.whitespace} cannot be sent: servers write JSON as they like; leave it out"
-        )
-    if not settings.after_reasoning:
+    if settings.kind is not None and settings.whitespace != "natural":
+        why = "servers write JSON as they like; leave it out"
+        raise Unsent(f"{_KEY}.whitespace={settings.whitespace} cannot be sent: {why}")
+    if settings.kind is not None and not settings.after_reasoning:
         raise Unsent(f"{_KEY}.after_reasoning=false cannot be sent: the server decides it; leave it out")
 
 
@@ -85,11 +85,7 @@ def _schema(schema: Any, key: str, dialect: str) -> Any:
 
 def gbnf_of(choices: Sequence[str]) -> str:
     """Return a grammar in GBNF whose texts are `choices`."""
-    return "root ::= " + " | ".join(f'"{"".join(map(_escaped, choice))}"' for choice in choices)
-
-
-def _escaped(char: str) -> str:
-    return _ESCAPES.get(char) or (char if char >= " " else f"\\x{ord(char):02x}")
+    return "root ::= " + " | ".join(f'"{choice.translate(_ESCAPES)}"' for choice in choices)
 
 
 def tools_body(choice: str | None, tools: Sequence[Mapping[str, Any]], dialect: str, api: str) -> dict[str, Any]:
@@ -119,24 +115,23 @@ def tools_body(choice: str | None, tools: Sequence[Mapping[str, Any]], dialect: 
 
 
 def template_body(
-    kwargs: Mapping[str, Any], *, is_continued: bool, dialect: str, api: str, given: Collection[str] = ()
+    kwargs: Mapping[str, Any], dialect: str, api: str, given: Collection[str], *, is_continued: bool
 ) -> dict[str, Any]:
     """Return the keys of a body for the arguments of the chat template, and for continuing the last message.
 
     Raises:
         Unsent: the server has no key for them.
     """
-    body: dict[str, Any] = {}
+    wanted: dict[str, tuple[str, Any]] = {}
     if kwargs and "chat_template_kwargs" not in given:
-        if (key := DIALECTS["template_kwargs"][dialect].of(api)) is None:
-            raise Unsent(f"model.template_kwargs={dict(kwargs)!r} cannot be sent: {_no_template(dialect, api)}")
-        body[key] = dict(kwargs)
+        wanted["template_kwargs"] = (f"model.template_kwargs={dict(kwargs)!r}", dict(kwargs))
     if is_continued and "continue_final_message" not in given:
-        if (key := DIALECTS["continue_final_message"][dialect].of(api)) is None:
-            raise Unsent(f"data.continue_final_message=true cannot be sent: {_no_template(dialect, api)}")
-        body |= {key: True} | ({} if dialect == SGLANG else {"add_generation_prompt": False})
-    return body
-
-
-def _no_template(dialect: str, api: str) -> str:
-    return f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"
+        wanted["continue_final_message"] = ("data.continue_final_message=true", True)
+    body: dict[str, Any] = {}
+    for name, (shown, value) in wanted.items():
+        if (key := DIALECTS[name][dialect].of(api)) is None:
+            why = f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"
+            raise Unsent(f"{shown} cannot be sent: {why}")
+        body[key] = value
+    no_prompt = "continue_final_message" in wanted and dialect != SGLANG
+    return body | ({"add_generation_prompt": False} if no_prompt else {})

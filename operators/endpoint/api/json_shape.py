@@ -15,7 +15,7 @@ _SHOWN = 300
 
 
 class Unusable(Exception):
-    """A body cannot be used. The message says why."""
+    """A request has no answer that can be used, now or later. The message says why."""
 
     is_of_row = False
     """Whether the server has read the row and works, so that only this row is at fault."""
@@ -82,6 +82,22 @@ def real(found: object, what: str) -> float:
     if type(found) is float and math.isfinite(found) and abs(found) <= _LARGEST:
         return found
     raise Unusable(f"{what} is {shown(found)}, no number that float32 holds")
+
+
+def answer_of(body: object) -> Mapping[str, Any]:
+    """Return the body of an answer, an object; raise Failed with the server's own message if it is an error."""
+    whole = member(body, "the answer")
+    refuse_error(whole)
+    return whole
+
+
+def first_choice(whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first choice of an answer; raise Failed if there is none, or it is an error."""
+    if "choices" in whole and whole["choices"] in (None, []):
+        raise Failed("the answer has no choices")
+    choice = member(listed(whole.get("choices"), "choices")[0], "choices[0]")
+    refuse_error(choice)
+    return choice
 
 
 def refuse_error(body: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ its defaults are off, and its reasoning models refuse the keys, so they are left
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operators.endpoint.api.dialects import (
@@ -148,10 +148,9 @@ def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
 
 
 def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
-    where = f"{dialect} has no key for it"
+    where, remedy = f"{dialect} has no key for it", REMEDY
     if DIALECTS[name][dialect].chat is not None:
         where = f"{dialect} has a key for it in model.api=chat alone, not in {api}"
-    remedy = REMEDY
     if name == "penalty_last_n":
         own = _LAST_N[dialect]
         where += ", and looks back on " + ("the whole row" if own is None else f"{own} tokens")
@@ -161,69 +160,43 @@ def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
 
 
 def _written(name: str, value: Any, key: str, dialect: str, api: str) -> dict[str, Any]:
-    write = _WRITERS.get(name)
-    return {key: value} if write is None else write(value, key, dialect, api)
+    """Return the keys for a value as the server takes it. Raises Unsent for a value that it does not take."""
+    match name:
+        case "penalty_last_n" | "dry_penalty_last_n":
+            return {key: -1 if value is None else value}
+        case "order":
+            return {key: [_SAMPLERS.get(step, step) for step in value]}
+        case "dry_sequence_breakers" if not value:
+            raise Unsent(f"sampling.{name}=[] cannot be sent: {dialect} takes one at least")
+        case "stop" if dialect == OPENAI and len(value) > _MOST_STOPS:
+            raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {_MOST_STOPS} strings at most")
+        case "bad_words" if odd := [word for word in value if not isinstance(word, str)]:
+            raise Unsent(f"sampling.bad_words has {odd[0]!r} and cannot be sent: {dialect} takes strings alone")
+        case "logprobs":
+            if dialect == OPENAI and value > (most := _MOST_LOGPROBS[api]):
+                raise Unsent(f"sampling.logprobs={value} cannot be sent: {dialect} gives {most} at most ({api})")
+            count = (
+                max(value, 1) if dialect == LLAMA_SERVER else value
+            )  # at 0 it gives none, not even of the drawn token
+            return {"logprobs": True, key: count} if api == CHAT else {key: count}
+        case "logit_bias":
+            return _logit_bias(value, key, dialect)
+    return {key: value}
 
 
-def _last_n(value: int | None, key: str, dialect: str, api: str) -> dict[str, Any]:
-    return {key: -1 if value is None else value}
-
-
-def _order(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
-    return {key: [_SAMPLERS.get(step, step) for step in value]}
-
-
-def _breakers(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
-    if not value:
-        raise Unsent(f"sampling.dry_sequence_breakers=[] cannot be sent: {dialect} takes one at least")
-    return {key: list(value)}
-
-
-def _stop(value: Sequence[str], key: str, dialect: str, api: str) -> dict[str, Any]:
-    if dialect == OPENAI and len(value) > _MOST_STOPS:
-        raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {_MOST_STOPS} strings at most")
-    return {key: list(value)}
-
-
-def _bad_words(value: Sequence[Any], key: str, dialect: str, api: str) -> dict[str, Any]:
-    if odd := [word for word in value if not isinstance(word, str)]:
-        raise Unsent(f"sampling.bad_words has {odd[0]!r} and cannot be sent: {dialect} takes strings alone")
-    return {key: list(value)}
-
-
-def _logprobs(value: int, key: str, dialect: str, api: str) -> dict[str, Any]:
-    if dialect == OPENAI and value > _MOST_LOGPROBS[api]:
-        raise Unsent(f"sampling.logprobs={value} cannot be sent: {dialect} gives {_MOST_LOGPROBS[api]} at most ({api})")
-    most = max(value, 1) if dialect == LLAMA_SERVER else value  # at 0 it gives none, not even of the drawn token
-    return {"logprobs": True, key: most} if api == CHAT else {key: most}
-
-
-def _logit_bias(value: Mapping[int | str, float], key: str, dialect: str, api: str) -> dict[str, Any]:
+def _logit_bias(value: Mapping[int | str, float], key: str, dialect: str) -> dict[str, Any]:
     if dialect == LLAMA_SERVER:  # in pairs a text of digits stays a text
         return {key: [[token, False if bias == -math.inf else bias] for token, bias in value.items()]}
     texts = [token for token in value if isinstance(token, str)]
-    if texts and dialect != LLAMA_CPP_PYTHON:
-        raise Unsent(
-            f"sampling.logit_bias has the text {texts[0]!r} and cannot be sent: {dialect} takes token ids alone"
-        )
-    if texts and len(texts) < len(value):
-        raise Unsent(f"sampling.logit_bias cannot be sent: {dialect} takes token ids or texts, not both at once")
     bounded = {str(token): -_MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
-    if beyond := [bias for bias in bounded.values() if abs(bias) > _MOST_BIAS and dialect in (OPENAI, VLLM)]:
-        raise Unsent(
-            f"sampling.logit_bias has {beyond[0]!r} and cannot be sent: {dialect} takes -100 (a ban, as -.inf) to 100"
-        )
+    beyond = [bias for bias in bounded.values() if abs(bias) > _MOST_BIAS and dialect in (OPENAI, VLLM)]
+    refused = None
+    if texts and dialect != LLAMA_CPP_PYTHON:
+        refused = f"has the text {texts[0]!r} and cannot be sent: {dialect} takes token ids alone"
+    elif texts and len(texts) < len(value):
+        refused = f"cannot be sent: {dialect} takes token ids or texts, not both at once"
+    elif beyond:
+        refused = f"has {beyond[0]!r} and cannot be sent: {dialect} takes -100 (a ban, as -.inf) to 100"
+    if refused is not None:
+        raise Unsent(f"sampling.logit_bias {refused}")
     return {key: bounded} | ({"logit_bias_type": "tokens"} if texts else {})
-
-
-_WRITERS: Mapping[str, Callable[[Any, str, str, str], dict[str, Any]]] = {
-    "penalty_last_n": _last_n,
-    "dry_penalty_last_n": _last_n,
-    "dry_sequence_breakers": _breakers,
-    "order": _order,
-    "stop": _stop,
-    "bad_words": _bad_words,
-    "logprobs": _logprobs,
-    "logit_bias": _logit_bias,
-}
-"""Keys whose value is not sent as it stands."""

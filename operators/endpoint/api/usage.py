@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from operators.endpoint.api.json_shape import shown
 from operators.rows.json_values import noun
 
-COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-"""Numbers of tokens in an Answer."""
+_OF_PROMPT, _OF_COMPLETION = "usage.prompt_tokens_details", "usage.completion_tokens_details"
+_PLACES: Mapping[str, Sequence[str]] = {
+    "prompt_tokens": ["usage.prompt_tokens", "usage.total_tokens"],  # rerankers of Jina say the total alone
+    "completion_tokens": ["usage.completion_tokens"],
+    # DeepSeek has the second, an older llama-server the third; SGLang has the second of the next
+    "cached_tokens": [f"{_OF_PROMPT}.cached_tokens", "usage.prompt_cache_hit_tokens", "timings.cache_n"],
+    "reasoning_tokens": [f"{_OF_COMPLETION}.reasoning_tokens", "usage.reasoning_tokens"],
+}
+"""By the names that Answer has for them, where answers say numbers of tokens."""
 MOST_TOKENS = 2**31 - 1
 """Counts are kept in int32."""
 
@@ -17,8 +24,7 @@ MOST_TOKENS = 2**31 - 1
 def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
     """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say,
     or what it says is no number of tokens: an answer is good and paid for, whatever is counted."""
-    given = _given_counts(body)
-    return {name: _count(given.get(name)) for name in COUNTS}
+    return {name: _count(value) for name, value in _given_counts(body)}
 
 
 def odd_usage(body: object) -> str | None:
@@ -27,8 +33,8 @@ def odd_usage(body: object) -> str | None:
         return None
     if not isinstance(body.get("usage"), dict | None):
         return f"that usage is {noun(body['usage'])}, not an object"
-    odd = {name: value for name, value in _given_counts(body).items() if _count(value) is None}
-    return next((f"that {name} is {shown(value)}, no number of tokens" for name, value in odd.items()), None)
+    odd = ((name, value) for name, value in _given_counts(body) if value is not None and _count(value) is None)
+    return next((f"that {name} is {shown(value)}, no number of tokens" for name, value in odd), None)
 
 
 def _count(found: object) -> int | None:
@@ -38,24 +44,14 @@ def _count(found: object) -> int | None:
     return int(found)  # type: ignore[call-overload,no-any-return]
 
 
-def _given_counts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an answer says of the tokens it used, by the names that Answer has for them, where it says that."""
-    usage = _maybe(body.get("usage"))
-    prompt, completion = _maybe(usage.get("prompt_tokens_details")), _maybe(usage.get("completion_tokens_details"))
-    places: Mapping[str, list[object]] = {
-        # rerankers of Jina say the total alone
-        "prompt_tokens": [usage.get("prompt_tokens"), usage.get("total_tokens")],
-        "completion_tokens": [usage.get("completion_tokens")],
-        "cached_tokens": [
-            prompt.get("cached_tokens"),
-            usage.get("prompt_cache_hit_tokens"),  # DeepSeek
-            _maybe(body.get("timings")).get("cache_n"),  # llama-server, older
-        ],
-        "reasoning_tokens": [completion.get("reasoning_tokens"), usage.get("reasoning_tokens")],  # SGLang the second
-    }
-    found = {name: [value for value in values if value is not None] for name, values in places.items()}
-    return {name: values[0] for name, values in found.items() if values}
+def _given_counts(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an answer says of the tokens it used, null where it says nothing."""
+    for name, places in _PLACES.items():
+        found = (_at(body, place.split(".")) for place in places)
+        yield name, next((value for value in found if value is not None), None)
 
 
-def _maybe(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _at(found: object, keys: Sequence[str]) -> object:
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from operators.endpoint.api.json_shape import Unusable, listed, member, real, refuse_error
+from operators.endpoint.api.json_shape import Unusable, answer_of, listed, member, real
 
 __all__ = ["read_scores", "read_vectors"]
 
@@ -24,8 +24,7 @@ def read_vectors(body: object, n: int) -> list[list[float]]:
     Raises:
         Unusable: it is no such body, or the vectors are not n of one length.
     """
-    whole = member(body, "the answer")
-    refuse_error(whole)
+    whole = answer_of(body)
     vectors = _by_index(listed(whole.get("data"), "data"), n, "embeddings", lambda one: _vector(one.get("embedding")))
     lengths = {len(vector) for vector in vectors}
     if len(lengths) > 1 or 0 in lengths:
@@ -41,8 +40,7 @@ def read_scores(body: object, n: int) -> list[float]:
     """
     if isinstance(body, list):  # text-embeddings-inference
         return _by_index(body, n, "scores", _score)
-    whole = member(body, "the answer")
-    refuse_error(whole)
+    whole = answer_of(body)
     key = "data" if whole.get("results") is None and "data" in whole else "results"
     return _by_index(listed(whole.get(key), key), n, "scores", _score)
 
@@ -64,6 +62,11 @@ def _by_index(entries: list[Any], n: int, what: str, read: Callable[[Any], T]) -
 def _score(entry: Any) -> float:
     value = next((entry[key] for key in _SCORES if key in entry), None)
     return real(value, "a score")
+
+
+def encoded(vector: np.ndarray) -> str:
+    """Return a vector as servers write one: base64 of little-endian float32."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _vector(given: object) -> list[float]:

@@ -12,7 +12,7 @@ from operators.endpoint.api.usage import odd_usage
 from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable
 from operators.endpoint.connection.request import Request
 from operators.endpoint.connection.routes import Route, Routes
-from operators.endpoint.connection.verdict import Again, Refused, judge, quoted
+from operators.endpoint.connection.verdict import Again, judge, quoted
 from operators.settings.endpoint import EndpointSettings
 
 
@@ -37,8 +37,7 @@ class Attempts:
 
         Raises:
             Again: it may be sent again.
-            Refused: each URL refuses it.
-            Unusable: the answer of each URL cannot be used.
+            Unusable: each URL refuses it, or its answer cannot be used.
         """
         route = await self._routes.enter(request.failed_at)
         request.tries += 1
@@ -50,7 +49,7 @@ class Attempts:
             request.failed_at.add(route)
             self._note_failure(failed, route)
             raise
-        except (Refused, Unusable) as refused:
+        except Unusable as refused:
             request.failed_at.add(route)
             request.refused_by.add(route)
             self._routes.failed(route, takes_none=False)
@@ -92,13 +91,13 @@ class Attempts:
 
     def _compare(self, body: Any) -> None:
         """Tell once if an answer is of another model than was asked for, and once if it counts tokens in an odd way."""
-        told = body.get("model") if isinstance(body, dict) else None
+        told, odd = body.get("model") if isinstance(body, dict) else None, odd_usage(body)
+        found = {}
         if self.model is not None and told != self.model and isinstance(told, str) and told:
-            self._tell("model", f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?")
-        if "usage" not in self._told and (odd := odd_usage(body)) is not None:
-            self._tell("usage", f"the server says {odd}; such counts are null in the results")
-
-    def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            self._log.warning(text)
+            found["model"] = f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?"
+        if odd is not None:
+            found["usage"] = f"the server says {odd}; such counts are null in the results"
+        for kind, text in found.items():
+            if kind not in self._told:
+                self._told.add(kind)
+                self._log.warning(text)

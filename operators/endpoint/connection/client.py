@@ -1,7 +1,7 @@
 """Endpoint: sends the requests of all nodes to the servers of a model, from a thread with an event loop of its own.
 
 A request that fails on its own account is sent again `model.retries` times, to another URL where there is one, and is
-given up then: its row is a reject, unless nothing is answered after it (refusals.py). What is the fault of the server
+given up then: its row is a reject, unless nothing is answered after it (patience.py). What is the fault of the server
 (nobody answers, too many requests) does not count: the run waits, and ends after `model.patience_s` without a single
 answer.
 """
@@ -15,20 +15,19 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import count
 from logging import Logger
 from typing import Any, TypeVar
 
 from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.connection.attempts import Attempts
-from operators.endpoint.connection.concurrency import Adaptive, Fixed, RateLimit
+from operators.endpoint.connection.concurrency import RateLimit, limit_of
 from operators.endpoint.connection.http import Http, require_client
-from operators.endpoint.connection.patience import Patience
-from operators.endpoint.connection.refusals import PASSES_S, GivenUp, Refusals
+from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
 from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.retrying import retrying
 from operators.endpoint.connection.routes import Routes
-from operators.endpoint.connection.verdict import Again, EndpointError, Refused, without
-from operators.settings.endpoint import AUTO, EndpointSettings
+from operators.endpoint.connection.verdict import Again, EndpointError, clean, without
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
 
 T = TypeVar("T")
@@ -54,8 +53,8 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls, partial(_limit, settings))
-        self._refusals = Refusals(settings.refusals_in_a_row, min(PASSES_S, settings.patience_s))
+        self._routes = Routes(settings.urls, partial(limit_of, settings))
+        self._refusals = Refusals(settings)
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
         self._waiting: deque[Request] = deque()
@@ -73,7 +72,7 @@ class Endpoint:
     def submit(self, requests: Sequence[Request]) -> None:
         """Send `requests`, in their order as far as their number in flight and the limits allow. `done` of each is
         called in the endpoint's thread, also for those that fail."""
-        self._loop.call_soon_threadsafe(self._take, requests)
+        self._loop.call_soon_threadsafe(self._send, requests)
 
     def ask(self, request: Request, is_stopped: Callable[[], bool]) -> Any:
         """Send one request, wait, and return its result.
@@ -106,6 +105,11 @@ class Endpoint:
         if self._failure is None:
             is_known = isinstance(error, PipelineError)
             self._failure = error if is_known else EndpointError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+
+    @property
+    def _stops(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._failure is not None or self._leaving
 
     @property
     def active(self) -> int:
@@ -159,14 +163,11 @@ class Endpoint:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _take(self, requests: Sequence[Request]) -> None:
+    def _send(self, requests: Sequence[Request] = ()) -> None:
+        """Begin as many requests as may be in flight; those of `requests` come last."""
         self._waiting.extend(requests)
-        self._send()
-
-    def _send(self) -> None:
-        """Begin as many requests as may be in flight."""
         while self._waiting and len(self._tasks) < self._routes.limit:
-            if self._failure is not None or self._leaving:
+            if self._stops:
                 self._finish(self._waiting.popleft(), STOPPED)
                 continue
             if self._refusals.is_wall:
@@ -195,7 +196,7 @@ class Endpoint:
 
     def _settle(self) -> None:
         """Decide on the requests that were given up, where none is under way."""
-        if self._refusals.is_wall and self._failure is None and not self._leaving:
+        if self._refusals.is_wall and not self._stops:
             wait_s = self._refusals.next_try_s()
             if wait_s is not None:
                 self._patience.say(self._refusals.last_error)
@@ -227,31 +228,29 @@ class Endpoint:
 
     async def _serve(self, request: Request) -> None:
         """Send `request` until it is answered or given up."""
-        hidden = self._hidden(request)
+        hidden = [*request.secrets(), *self._settings.secrets()]
         error: str | None = None
         given_up: GivenUp | None = None
         is_believed = request.optional or request.is_group
         try:
-            rule = self._patience.rule(request, hidden, lambda: self._failure is not None or self._leaving)
-            await retrying(lambda: self._attempt(request), rule)
-        except (Refused, Unusable) as refused:
+            await self._tried(request, hidden)
+        except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
             if refused.is_of_row:
                 is_believed = True
                 self._believe(self._refusals.answered())
         except Again as failed:
             tries = f"{failed.reason}, in {request.tries} {'try' if request.tries == 1 else 'tries'}"
-            given_up = GivenUp(request, without(tries, hidden), _clean(failed.ends, hidden), failed.ends is None)
+            given_up = GivenUp(request, without(tries, hidden), clean(failed.ends, hidden), failed.ends is None)
         except asyncio.CancelledError:
             error = STOPPED
         except Exception as failure:
             if not isinstance(failure, PipelineError):
                 self._log.debug("a request failed", exc_info=True)
-            self.fail(_clean(failure, hidden))
+            self.fail(clean(failure, hidden))
             error = str(self._failure)
         if given_up is not None:
-            stops = self._failure is not None or self._leaving
-            if not (is_believed or stops) and self._refusals.add(given_up):
+            if not (is_believed or self._stops) and self._refusals.add(given_up):
                 return
             error = given_up.error
         self._finish(request, error)
@@ -267,28 +266,21 @@ class Endpoint:
             else:
                 self._finish(request, each.error)
 
-    def _hidden(self, request: Request) -> list[str]:
-        """Return the texts that no message about `request` may quote."""
-        return [*request.secrets(), *self._settings.secrets()]
-
-    async def _attempt(self, request: Request) -> None:
-        """Send `request` once, and set its result."""
-        route = await self.attempts.make(request)
+    async def _tried(self, request: Request, hidden: list[str]) -> None:
+        """Send `request` until it is answered, and set its result. Raises what its last try has raised."""
+        self._patience.begin(request)
+        for number in count():
+            try:
+                route = await self.attempts.make(request)
+                break
+            except Again as failed:
+                if self._stops:
+                    raise
+                wait_s = pause_s(number, failed, self._patience.left_s(request, failed, hidden))
+            await asyncio.sleep(wait_s)
         used, made = request.tokens_of(request.result)
         self._pace.correct(request.tokens, used)
         route.limit.answered(time.perf_counter() - request.sent_s, made)
         self._patience.answered()
         if not request.optional:
             self._believe(self._refusals.answered())
-
-
-def _limit(settings: EndpointSettings) -> Adaptive | Fixed:
-    many = settings.concurrency
-    return Adaptive(longest_s=settings.timeout_s) if many == AUTO else Fixed(many)
-
-
-def _clean(failure: Any, hidden: list[str]) -> Any:
-    """Return an error without what no message may quote."""
-    if failure is not None:
-        failure.args = (without(str(failure), hidden), *failure.args[1:])
-    return failure

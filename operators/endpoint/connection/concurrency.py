@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from operators.settings.endpoint import AUTO, EndpointSettings
+
 Clock = Callable[[], float]
 """Seconds since any moment, which never go back."""
 FIRST = 4
@@ -19,12 +21,10 @@ WINDOW_S = 0.5
 """The least time over which throughput is measured."""
 GAIN = 0.06
 """A limit that has doubled pays if throughput has risen by this share. Less is noise in windows of some 16 answers."""
-REST = 30
-"""Windows before the next try where the last did not pay: rows and servers change."""
 IN_USE = 0.5
 """Where fewer than this share of the limit were in flight, rows were missing, and a window says nothing."""
 REMEMBER_S = 60.0
-"""How long a limit that was refused stays out of reach."""
+"""How long a limit that was refused, or did not pay, stays out of reach: rows and servers change."""
 MINUTE_S = 60.0
 BURST_S = 3.0
 """What a pace may send ahead of an even flow."""
@@ -46,46 +46,43 @@ class Fixed:
 
 
 class Adaptive:
-    """Finds the number of requests in flight as TCP does, in windows of `limit` answers or a multiple.
+    """Finds the number of requests in flight by additive increase and multiplicative decrease (Chiu and Jain 1989,
+    Analysis of the Increase and Decrease Algorithms), in windows of `limit` answers or a multiple.
 
-    Slow start (Jacobson 1988, Congestion Avoidance and Control): the limit doubles after each window. A refusal halves
-    it, once a round trip, and above that it rises by one a window: additive increase, multiplicative decrease (Chiu and
-    Jain 1989, Analysis of the Increase and Decrease Algorithms). For REMEMBER_S it stays below what was refused, since
-    a refusal costs a round trip, and limits of servers do not change by the second. It rises only while rows fill it,
-    and while requests would take less than half of `longest_s`, their timeout.
+    A refusal halves the limit, once a round trip; what was refused is out of reach for REMEMBER_S, since a refusal
+    costs a round trip, and limits of servers do not change by the second. Up to the first halving the limit doubles, as
+    in TCP's slow start, and above that it rises by one. It rises only while rows fill it, and while requests would take
+    less than half of `longest_s`, their timeout.
 
     A server with a queue refuses nothing: llama-server with 4 slots would be given hundreds of requests, which wait
-    until they time out. So there is one rule more: a limit that has doubled and brings less than GAIN more throughput
-    (completion tokens, or answers where there are none) goes back, and doubles again after REST windows at the
-    earliest. That leaves up to some four times the slots in flight. Latencies would say the same only for rows of one
-    length.
+    until they time out. So a limit that has doubled and brings less than GAIN more throughput (completion tokens, or
+    answers where there are none) counts as refused, and goes back. That leaves up to some four times the slots in
+    flight. Latencies would say the same only for rows of one length.
     """
 
     def __init__(self, most: int = 1024, longest_s: float = 600.0, clock: Clock = time.monotonic) -> None:
         self.limit = min(FIRST, most)
         self._most, self._longest_s, self._clock = most, longest_s, clock
         self._threshold = most
-        """The end of slow start."""
-        self._base_limit, self._base_rate, self._rest = 0, 0.0, 0
-        """A limit that paid, its throughput, and the windows that it stays."""
-        self._refused_limit, self._refused_s = most, -math.inf
-        self._is_away = False
-        """Nothing that was sent since the last refusal was answered."""
+        """Where doubling ends."""
+        self._paid_limit, self._paid_rate = 0, 0.0
+        """The last limit that paid, and its throughput."""
+        self._ceiling, self._ceiling_until = most, -math.inf
+        self._refused_s = -math.inf
         self._round_trip_s = WINDOW_S
-        self._began_s: float | None = None
-        self._answers, self._tokens, self._seconds = 0, 0, 0.0
-        """Those of the window, which began at `_began_s`."""
+        self._begin(clock())
+
+    def _begin(self, now: float) -> None:
+        """Begin a window."""
+        self._began_s, self._answers, self._tokens, self._seconds = now, 0, 0, 0.0
 
     def answered(self, seconds: float, tokens: int) -> None:
         """Count an answer that took `seconds` and has so many completion tokens."""
-        now, seconds = self._clock(), max(seconds, SHORTEST_S)
+        now = self._clock()
         if now - seconds < self._refused_s:  # sent before the limit was halved
             return
-        self._is_away = False
-        if self._began_s is None:
-            self._begin(now - seconds)
         self._answers, self._tokens, self._seconds = self._answers + 1, self._tokens + tokens, self._seconds + seconds
-        took_s = now - (self._began_s or 0.0)
+        took_s = now - self._began_s
         if self._answers % self.limit == 0 and took_s >= WINDOW_S:  # what was sent together comes back together
             self._round_trip_s = self._seconds / self._answers
             if self._seconds / took_s >= IN_USE * self.limit:
@@ -97,32 +94,30 @@ class Adaptive:
         now = self._clock()
         if now - self._refused_s < self._round_trip_s:
             return
-        if not self._is_away:  # else it says nothing of the limit
-            self._refused_limit, self._threshold = self.limit, max(1, self.limit // 2)
+        is_away = not self._answers and self._began_s == self._refused_s  # nothing was answered since the last refusal
+        if not is_away:  # else it says nothing of the limit
+            self._threshold = max(1, self.limit // 2)
+            self._ceiling, self._ceiling_until = self.limit - 1, now + REMEMBER_S
         self.limit = max(1, self.limit // 2)
-        self._refused_s, self._is_away = now, True
-        self._base_limit, self._base_rate, self._rest = 0, 0.0, 0
-        self._began_s = None
-
-    def _begin(self, now: float) -> None:
-        self._began_s, self._answers, self._tokens, self._seconds = now, 0, 0, 0.0
+        self._refused_s = now
+        self._paid_limit, self._paid_rate = 0, 0.0
+        self._begin(now)
 
     def _judge(self, now: float, rate: float) -> None:
         """Set the limit after a window with the throughput `rate`."""
-        if self._rest:
-            self._rest -= 1
-            self._base_rate += (rate - self._base_rate) / 4
-            return
-        if self.limit >= 2 * self._base_limit:
-            if rate < self._base_rate * (1 + GAIN):
-                self.limit, self._rest = self._base_limit, REST
+        if self.limit >= 2 * self._paid_limit:
+            if rate < self._paid_rate * (1 + GAIN):
+                self.limit = self._ceiling = self._paid_limit
+                self._ceiling_until = now + REMEMBER_S
                 return
-            self._base_limit, self._base_rate = self.limit, rate
+            self._paid_limit, self._paid_rate = self.limit, rate
         level = min(2 * self.limit, max(self._threshold, self.limit + 1), self._most)
-        if now - self._refused_s < REMEMBER_S:
-            level = min(level, self._refused_limit - 1)
+        if now < self._ceiling_until:
+            level = min(level, self._ceiling)
         if level > self.limit and self._round_trip_s * level / self.limit <= self._longest_s / 2:
             self.limit = level
+        elif self.limit == self._paid_limit:  # rows change
+            self._paid_rate += (rate - self._paid_rate) / 4
 
 
 class _Budget:
@@ -186,3 +181,9 @@ class RateLimit:
         """Give back what was booked too much for a request, or book the rest."""
         if self._tokens:
             self._tokens.book(self._clock(), used - estimated)
+
+
+def limit_of(settings: EndpointSettings) -> Adaptive | Fixed:
+    """Return the limit of requests in flight to one URL."""
+    many = settings.concurrency
+    return Adaptive(longest_s=settings.timeout_s) if many == AUTO else Fixed(many)

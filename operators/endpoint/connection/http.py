@@ -28,13 +28,11 @@ _CERTIFICATE = (
     "if it is yours, name the file of its authority in the environment variable SSL_CERT_FILE, or model.url of a proxy"
     " that has a valid one"
 )
-_NO_TLS = "it may speak http:// there, and model.url has https://"
-_SPEAKS_NO_TLS = (
-    "WRONG_VERSION_NUMBER",
-    "RECORD_LAYER_FAILURE",
-    "UNSUPPORTED_PROTOCOL",
-    "TLSV1_ALERT_PROTOCOL_VERSION",
+_NO_TLS = dict.fromkeys(
+    ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"),
+    "it may speak http:// there, and model.url has https://",
 )
+"""By the reason of an error of TLS the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +93,9 @@ class Http:
     def __init__(self, settings: EndpointSettings) -> None:
         import aiohttp
 
-        self._aiohttp = aiohttp
-        self._timeout_s = settings.timeout_s
-        self._query = settings.query
-        key = settings.key()
+        self._aiohttp, self._timeout_s, self._query = aiohttp, settings.timeout_s, settings.query
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        headers |= {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers |= {} if (key := settings.key()) is None else {"Authorization": f"Bearer {key}"}
         self._proxies = {url: _through(proxy_of(url), url) for url in settings.urls}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30),
@@ -120,17 +115,17 @@ class Http:
             Unreachable: there is nobody to ask; with `ends` where the certificate is not valid or TLS is not spoken.
         """
         http = self._aiohttp
-        method = "GET" if body is None else "POST"
         by = next(proxy for base, proxy in self._proxies.items() if url.startswith(base)) | {"params": self._query}
+        if body is not None:
+            by["data"] = http.BytesPayload(body, content_type="application/json")
         try:
-            data = None if body is None else http.BytesPayload(body, content_type="application/json")
-            async with self._session.request(method, url, data=data, allow_redirects=False, **by) as response:
-                content = await self._read(response, where)
-                return Reply(response.status, response.headers, content)
+            method = "GET" if body is None else "POST"
+            async with self._session.request(method, url, allow_redirects=False, **by) as response:
+                return Reply(response.status, response.headers, await self._read(response, where))
         except http.ClientConnectorCertificateError as error:
             raise Unreachable(f"{where} has a certificate that is not valid ({_brief(error)})", _CERTIFICATE) from None
         except http.ClientConnectorSSLError as error:
-            remedy = _NO_TLS if getattr(error.os_error, "reason", None) in _SPEAKS_NO_TLS else None
+            remedy = _NO_TLS.get(getattr(error.os_error, "reason", ""))
             raise Unreachable(f"{where} cannot be reached ({_brief(error)})", remedy) from None
         except http.ClientConnectorDNSError as error:
             raise Unreachable(f"the host of {where} is not known ({_brief(error)})") from None
@@ -151,14 +146,13 @@ class Http:
 
     async def _read(self, response: aiohttp.ClientResponse, where: str) -> bytes:
         """Return the body, decompressed, of `_MOST_BYTES` at most, whatever the server says of its length."""
-        pieces, size = [], 0
+        body = bytearray()
         async for piece in response.content.iter_chunked(_PIECE_BYTES):
-            pieces.append(piece)
-            size += len(piece)
-            if size > _MOST_BYTES:
+            body += piece
+            if len(body) > _MOST_BYTES:
                 response.close()
                 raise Again(f"{where} answers with more than {_MOST_BYTES >> 20} MiB")
-        return b"".join(pieces)
+        return bytes(body)
 
 
 def _through(proxy: str | None, url: str) -> dict[str, Any]:

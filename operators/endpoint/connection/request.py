@@ -49,6 +49,8 @@ class Request:
     is_extra: bool = False
     """It has had its tries, and one more."""
     failing_since: float = 0.0
+    answers_before: int = 0
+    """Answers to any request, when this one began to be sent, or failed last while others were answered."""
     failed_at: set[Route] = field(default_factory=set)
     refused_by: set[Route] = field(default_factory=set)
     """URLs that failed on it, and those of them that have refused it for good."""

@@ -49,17 +49,10 @@ class Routes:
     Args:
         urls: of servers with the same model.
         limit: makes the limit of each.
-        clock: seconds.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        limit: Callable[[], Adaptive | Fixed],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, urls: Sequence[str], limit: Callable[[], Adaptive | Fixed]) -> None:
         self.all = [Route(url, limit()) for url in urls]
-        self._clock = clock
         self._changed = asyncio.Event()
 
     @property
@@ -71,7 +64,7 @@ class Routes:
     @property
     def held_s(self) -> float:
         """Seconds for which every URL asked not to be sent anything."""
-        return max(0.0, min(route.held_until for route in self.all) - self._clock())
+        return max(0.0, min(route.held_until for route in self.all) - time.monotonic())
 
     @property
     def are_shut(self) -> bool:
@@ -86,7 +79,7 @@ class Routes:
         Args:
             avoided: URLs to take only if there is no other.
         """
-        now = self._clock()
+        now = time.monotonic()
         free = [route for route in self.all if route.held_until <= now]
         found = [route for route in free if route.until <= now and not (route.failures and route.active)]
         if not found:
@@ -124,7 +117,7 @@ class Routes:
         Args:
             hold_s: how long it asks to be left alone.
         """
-        now = self._clock()
+        now = time.monotonic()
         route.held_until = max(route.held_until, now + hold_s)
         route.takes_none = takes_none
         if route.until <= now:

@@ -8,8 +8,10 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urljoin
 
+from operators.endpoint.api.json_shape import OfRow, Unusable
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.system.redaction import shown_url
 
@@ -68,22 +70,6 @@ class Again(Exception):
         super().__init__(reason)
         self.reason, self.after_s, self.of_server, self.busy, self.ends = reason, after_s, of_server, busy, ends
 
-    def asks_longer_than(self, seconds: float) -> bool:
-        """Return whether the server asks for a longer wait than `seconds`."""
-        return self.after_s is not None and self.after_s > seconds
-
-
-class Refused(Exception):
-    """The server takes the request of this row never; the message says why.
-
-    Args:
-        is_of_row: the server has read the row, so it works.
-    """
-
-    def __init__(self, reason: str, *, is_of_row: bool = False):
-        super().__init__(reason)
-        self.is_of_row = is_of_row
-
 
 def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url: str) -> None:
     """Raise what a response means; return if it has an answer.
@@ -94,7 +80,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
 
     Raises:
         Again: the same request may be answered later, or by another server.
-        Refused: not for this row.
+        Unusable: the server takes the request of this row never; OfRow if it has read the row, so that it works.
     """
     if 200 <= status < 300 and status not in LATER:
         return
@@ -102,15 +88,14 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, where: str, url:
         said = f"{where} redirects to {_place(headers.get('Location', ''), url)}, which is not followed"
         raise Again(said, of_server=True, ends=ConfigError(f"{said}; name the server itself with model.url"))
     said = f"{where} says {status}: {message_of(body)}"
-    if status == 402 or (status == 429 and b"insufficient_quota" in body):
-        raise Again(said, of_server=True, ends=EndpointError(f"{said}; {_ENDS[402]}"))
-    if status == 407:
-        raise Again(said, of_server=True, ends=ConfigError(f"{said}; {_ENDS[407]}"))
+    kind = 402 if status == 429 and b"insufficient_quota" in body else status
+    if kind in _ENDS:
+        remedy = f"{said}; {_ENDS[kind]}"
+        ends = EndpointError(remedy) if kind == 402 else ConfigError(remedy)
+        raise Again(said, of_server=kind in (402, 407), ends=ends)
     if status in LATER:
         raise Again(said, retry_after(headers), of_server=status in BUSY, busy=status in (429, 498, 503, 529))
-    if status in _ENDS:
-        raise Again(said, ends=ConfigError(f"{said}; {_ENDS[status]}"))
-    raise Refused(said, is_of_row=_OF_ROW.search(said) is not None)
+    raise OfRow(said) if _OF_ROW.search(said) else Unusable(said)
 
 
 def message_of(body: bytes) -> str:
@@ -175,6 +160,13 @@ def without(text: str, secrets: list[str]) -> str:
                     at = text.find(form[:40])
                     text = text if at < 0 else f"{text[:at]}(left out)"
     return text
+
+
+def clean(failure: Any, hidden: list[str]) -> Any:
+    """Return an error without what no message may quote."""
+    if failure is not None:
+        failure.args = (without(str(failure), hidden), *failure.args[1:])
+    return failure
 
 
 def _seconds(date: str) -> float | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pipeline.api.numbers import counted
+
 
 class Peaks(NamedTuple):
     """What a machine does in a second at most, with the threads of an engine: multiplications of 8-bit numbers, and
@@ -56,6 +58,18 @@ class ModelWork:
 
 
 @dataclass
+class CallSums:
+    """What the calls of an engine came to."""
+
+    work_s: float = counted("calls of the model whose work is known", "s")
+    work_limit_s: float = counted("least that the machine needs for calls whose work is known", "s")
+    work_macs: float = counted("multiplications of calls whose work is known")
+    work_macs_s: float = counted("least that the machine needs for these multiplications alone", "s")
+    work_bytes: float = counted("read from memory by calls whose work is known", "bytes")
+    work_bytes_s: float = counted("least that the machine needs to read these bytes alone", "s")
+
+
+@dataclass
 class MachineLimit:
     """Adds up the calls of an engine: what they had to do, how long they took, and the least that the machine needs: of
     each call the larger of its multiplications by their peak and its bytes by theirs.
@@ -67,9 +81,7 @@ class MachineLimit:
     peaks: Peaks
     work: ModelWork
     value_bytes: float
-    _sums: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("s", "limit_s", "macs", "macs_s", "bytes", "bytes_s"), 0.0)
-    )
+    sums: CallSums = field(default_factory=CallSums)
 
     def add(self, spans: Iterable[tuple[int, int]], outputs: int, seconds: float) -> None:
         """Add a call. `spans`: tokens of each row, and the tokens in its KV cache afterwards; `outputs`: tokens whose
@@ -82,9 +94,10 @@ class MachineLimit:
         macs = self.work.macs_of(tokens, outputs, seen)
         n_bytes = self.work.bytes_of(tokens, outputs, cells, self.value_bytes)
         times = macs / self.peaks.macs, n_bytes / self.peaks.bytes
-        for key, value in zip(self._sums, (seconds, max(times), macs, times[0], n_bytes, times[1]), strict=True):
-            self._sums[key] += value
-
-    def totals(self) -> dict[str, float]:
-        """Return the sums as totals of a run (docs/metrics.md)."""
-        return {f"work_{key}": value for key, value in self._sums.items()}
+        sums = self.sums
+        sums.work_s += seconds
+        sums.work_limit_s += max(times)
+        sums.work_macs += macs
+        sums.work_macs_s += times[0]
+        sums.work_bytes += n_bytes
+        sums.work_bytes_s += times[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import Any
 
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
@@ -69,12 +70,15 @@ class Engine:
         pool = self.worker.scheduler.slots
         return f"slots {len(pool)}/{pool.size}"
 
+    def counts(self) -> list[Any]:
+        """Return the dataclasses of its counts and seconds, for `Runtime.numbers`."""
+        worker, limit = self.worker, self.worker.log.limit
+        of_calls = [] if limit is None else [limit.sums]
+        return [worker.log.totals, worker.scheduler.counts, *worker.strategy.own_counts(), *of_calls]
+
     def totals(self) -> dict[str, float]:
-        """Return its counts and seconds."""
-        worker = self.worker
-        limit = worker.log.limit
-        counts = asdict(worker.log.totals) | asdict(worker.scheduler.counts) | dict(worker.strategy.totals())
-        return {key: float(count) for key, count in counts.items()} | ({} if limit is None else limit.totals())
+        """Return its counts and seconds by name."""
+        return {name: value for counts in self.counts() for name, value in asdict(counts).items()}
 
 
 class Client(NodeQueue):

@@ -16,6 +16,7 @@ from operators.engine.scheduler.slots import Counts
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Clock, StageMeter, StageState
+from pipeline.api.numbers import counted
 from pipeline.api.protocols import Table
 
 _CHANGES = ("shared_tokens", "moves", "snapshots_taken", "snapshots_used", "snapshots_evicted")
@@ -38,18 +39,18 @@ STEPS_SCHEMA = pa.schema(
 
 @dataclass
 class StepTotals:
-    """Totals over the steps of an engine; `slot_steps` counts the slots of every decode step."""
+    """Totals over the steps of an engine."""
 
-    steps: float = 0.0
-    slot_steps: float = 0.0
-    slot_steps_used: float = 0.0
-    form_s: float = 0.0
-    draft_s: float = 0.0
-    decode_s: float = 0.0
-    sample_s: float = 0.0
-    prefill_tokens: float = 0.0
-    drafted_tokens: float = 0.0
-    accepted_tokens: float = 0.0
+    steps: float = counted("steps of engines", "steps")
+    slot_steps: float = counted("slots of all decode steps", "slots")
+    slot_steps_used: float = counted("slots of all decode steps in which rows decoded", "slots")
+    form_s: float = counted("choosing rows and filling batches", "s")
+    draft_s: float = counted("making drafts", "s")
+    decode_s: float = counted("calls of the model", "s")
+    sample_s: float = counted("drawing tokens", "s")
+    prefill_tokens: float = counted("tokens of prompts that the model computed", "tokens")
+    drafted_tokens: float = counted("drafts in calls of the model", "tokens")
+    accepted_tokens: float = counted("drafts in calls of the model that were drawn, too", "tokens")
 
 
 class Timer:
@@ -115,10 +116,11 @@ class StepLog:
         phases = ("form", "draft", "fill", "decode", "sample")
         self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
         self._before = _changes(Counts())
-        self._prefill_calls, self._decode_calls, self._tokens = Histogram(), Histogram(), Histogram()
-        meters[0].times.update(prefill_call=self._prefill_calls, decode_call=self._decode_calls)
+        self._prefill_calls = meters[0].histogram("prefill_call", "Calls of the model that compute prompts.")
+        self._decode_calls = meters[0].histogram("decode_call", "Calls of the model that only decode.")
+        self._tokens = Histogram()
         if shape.step_tokens == 1 and not shape.draft:  # others draw no token in a step, or several
-            meters[0].times["token"] = self._tokens
+            self._tokens = meters[0].histogram("token", "Decode steps, once for each row that drew a token in it.")
 
     def timed(self, phase: str) -> Timer:
         """Time a phase of a step: form, draft, fill, decode or sample. The meter of decode is busy in draft and decode,

@@ -9,29 +9,24 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.api.numbers import counted
+
 
 @dataclass
 class Costs:
-    """Costs of a row's constraint.
+    """Costs of a row's constraint."""
 
-    Args:
-        tokens: tokens that it has seen.
-        forced: those of them that were not drawn because there was no other.
-        masks: times that all tokens that fit were listed, because the one that was drawn did not.
-        seconds: time spent in it.
-    """
-
-    tokens: int = 0
-    forced: int = 0
-    masks: int = 0
-    seconds: float = 0.0
+    constrained_tokens: int = counted("tokens that constraints have seen", "tokens")
+    forced_tokens: int = counted("tokens that were not drawn: constraints allowed no other", "tokens")
+    masks: int = counted("tokens drawn anew among all that fit: the first did not", "tokens")
+    constraint_s: float = counted("spent in constraints", "s")
 
     def add(self, other: Costs) -> None:
         """Add the costs of another row."""
-        self.tokens += other.tokens
-        self.forced += other.forced
+        self.constrained_tokens += other.constrained_tokens
+        self.forced_tokens += other.forced_tokens
         self.masks += other.masks
-        self.seconds += other.seconds
+        self.constraint_s += other.constraint_s
 
 
 class Matcher(Protocol):

@@ -8,28 +8,21 @@ from dataclasses import dataclass
 from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
+from pipeline.api.numbers import counted
 
 
 @dataclass
 class Counts:
     """Counts since the engine began."""
 
-    shared_tokens: int = 0
-    """Prompt tokens taken from another slot instead of computed."""
-    copies: int = 0
-    """Rows copied between slots to share a prefix."""
-    moves: int = 0
-    """Rows moved to close a hole."""
-    snapshots_taken: int = 0
-    """Snapshots taken of prefixes; only of recurrent and hybrid models."""
-    snapshots_used: int = 0
-    """Sequences that began from a snapshot."""
-    snapshots_evicted: int = 0
-    """Snapshots dropped to make room for others, or because they could not be restored."""
-    preempted: int = 0
-    """Sequences that lost their slot, to compute their tokens again."""
-    failed_calls: int = 0
-    """Calls that the backend refused; their rows were computed in smaller ones."""
+    shared_tokens: int = counted("prompt tokens from the prefix cache", "tokens")
+    copies: int = counted("rows copied between slots to share a prefix", "rows")
+    moves: int = counted("rows moved to close a hole between slots", "rows")
+    snapshots_taken: int = counted("snapshots of prefixes taken", "snapshots")
+    snapshots_used: int = counted("rows that began from a snapshot of a prefix", "rows")
+    snapshots_evicted: int = counted("snapshots of prefixes dropped for others or as unusable", "snapshots")
+    preempted: int = counted("rows that lost their slot and computed their tokens again", "rows")
+    failed_calls: int = counted("calls that the backend refused; rows were computed in smaller ones", "calls")
 
 
 class SlotPool:

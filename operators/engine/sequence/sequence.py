@@ -231,7 +231,7 @@ class Sequence:
                 self.error = no_token(self)
                 return True
             self.append(token)
-            matcher.costs.forced += 1
+            matcher.costs.forced_tokens += 1
             if self.finish_reason is not None or self.error is not None:
                 return True
         if forced:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 from operators.engine.backend.interface import Decoder, Logits, Model, max_sequence_tokens
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
@@ -94,6 +94,6 @@ class Strategy(ABC):
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         """Sample from the logits of `batch`, which was filled last and computed, and update its sequences."""
 
-    def totals(self) -> Mapping[str, float]:
-        """Return its own counts, beyond those of the engine."""
-        return {}
+    def own_counts(self) -> Iterable[Any]:
+        """Return the dataclasses of its counts beyond those of the engine, for `Runtime.numbers`."""
+        return ()

@@ -6,6 +6,7 @@
 namespace {
 struct Lanes {
     static constexpr int COUNT = 16;
+    static constexpr bool PAIRS = true;
     using Bytes = __m512i;
     using Floats = __m512;
     using Small = __m128i;  // 16 bytes
@@ -37,6 +38,7 @@ struct Lanes {
     static Floats from_small(Small x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
     static Floats from_signed(const int8_t * from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(small(from))); }
     static Floats from_integer(const int32_t * from) { return _mm512_cvtepi32_ps(_mm512_set1_epi32(*from)); }
+    static Bytes all(const int32_t * from) { return _mm512_set1_epi32(*from); }
     static Floats all(const float * from) { return _mm512_set1_ps(*from); }
     static Floats zero() { return _mm512_setzero_ps(); }
     static Floats multiply(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
@@ -47,6 +49,9 @@ struct Lanes {
     static void add_fours(__m512i & sum, Bytes weights, const int32_t * inputs) {
         asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*inputs));
     }
+    template <int SHIFT> static Bytes start(int minus_sum) { return _mm512_slli_epi32(_mm512_set1_epi32(minus_sum), SHIFT); }
+    static Bytes add_fours(Bytes sum, Bytes weights, Bytes inputs) { return _mm512_dpbusd_epi32(sum, weights, inputs); }
+    static Floats floats(Bytes sums) { return _mm512_cvtepi32_ps(sums); }
     template <int MOST, int SHIFT, int FROM, int TO>
     static Floats dot(const Bytes * weights, const int32_t * inputs, const int32_t * minus_sum) {
         auto sum = SHIFT < 0 ? _mm512_setzero_si512() : _mm512_slli_epi32(_mm512_set1_epi32(*minus_sum), SHIFT & 31);

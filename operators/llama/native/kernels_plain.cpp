@@ -7,6 +7,7 @@
 namespace {
 struct Lanes {
     static constexpr int COUNT = 1;
+    static constexpr bool PAIRS = false;
     struct Bytes { uint8_t at[4]; };
     using Floats = float;
     using Small = uint8_t;

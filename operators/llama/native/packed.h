@@ -55,8 +55,8 @@ struct PackedQ6_K {
     uint8_t values[8][4][VECTOR];
 };
 
-// Computes `columns` (1 to 16) columns of one group: outputs[c][0..15] = group's rows times inputs[c].
-using Tile = void (*)(const void * group, const Block * const * inputs, int blocks, float * const * outputs, int columns);
+// Computes columns of `count` groups that lie one after another: outputs[c][0..16 * count - 1] = their rows times inputs[c].
+using Tile = void (*)(const void * groups, int count, const Block * const * inputs, int blocks, float * const * outputs, int columns);
 
 // A type of weights: how many values a packed struct has of each row, its bytes, and the kernel for it.
 enum Type { Q8_0, Q4_0, IQ4_NL, MXFP4, Q4_K, Q5_K, Q6_K, TYPES };

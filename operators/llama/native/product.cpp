@@ -89,7 +89,8 @@ bool Product::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
     llama.barrier(params->threadpool);
 
     const int64_t groups = weights->ne[1] / ROWS, a_row = weights->ne[0] / UNIT;
-    const int64_t in_chunk = std::max<int64_t>(1, std::min(MOST_GROUPS, groups / (CHUNKS_A_THREAD * params->nth)));
+    const int64_t balanced = std::min(MOST_GROUPS, groups / (CHUNKS_A_THREAD * params->nth)) / 2 * 2;  // pairs are faster
+    const int64_t in_chunk = std::max<int64_t>(balanced, groups < 2 * params->nth ? 1 : 2);
     const int64_t chunks = (groups + in_chunk - 1) / in_chunk;
     const size_t group_bytes = weights->ne[0] / format.values * format.packed_bytes;
     const Tile tile = kernels->tiles[format.type];

@@ -8,7 +8,7 @@
 // Operations of graphs that this thread had computed since it asked, whose outputs may depend on other rows.
 extern thread_local int others;
 
-constexpr int MOST_COLUMNS = 16;  // that a kernel takes at once
+constexpr int MOST_COLUMNS = 96;  // that a kernel is given at once
 
 // Multiplies groups `first` to `last` of a matrix with `rows` rows, whose blocks and outputs `at` tells.
 template <class At>
@@ -16,12 +16,9 @@ void multiply(Tile tile, const char * groups, size_t group_bytes, int64_t first,
     for (int64_t row = 0; row < rows; row += MOST_COLUMNS) {
         const int columns = (int) std::min<int64_t>(MOST_COLUMNS, rows - row);
         const Block * inputs[MOST_COLUMNS];
-        float * outputs[MOST_COLUMNS], * here[MOST_COLUMNS];
-        for (int c = 0; c < columns; c++) at(row + c, inputs[c], outputs[c]);
-        for (int64_t group = first; group < last; group++) {
-            for (int c = 0; c < columns; c++) here[c] = outputs[c] + group * ROWS;
-            tile(groups + group * group_bytes, inputs, blocks, here, columns);
-        }
+        float * outputs[MOST_COLUMNS];
+        for (int c = 0; c < columns; c++) at(row + c, inputs[c], outputs[c]), outputs[c] += first * ROWS;
+        tile(groups + first * group_bytes, (int) (last - first), inputs, blocks, outputs, columns);
     }
 }
 

@@ -17,6 +17,7 @@ constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -
 template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
     using Packed = P;
     static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF;
+    static constexpr bool IS_OPEN = false;
     const Packed & packed;
     const int part;  // of the rows of the group, so many as a vector has
     const char * const ahead;  // the weights that will be needed soon
@@ -46,6 +47,7 @@ template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
 };
 
 struct FormatQ8_0 : Stored<PackedQ8_0, 1, 255, 7> {
+    static constexpr bool IS_OPEN = true;
     void open(int, Lanes::Bytes * out) const {
         for (int i = 0; i < 8; i++) out[i] = bytes(packed.values[i]);
     }
@@ -154,32 +156,85 @@ inline void add(const FormatQ6_K & f, int u, int at, const Block * const * input
 constexpr int AHEAD = 8 * 544;  // bytes of weights that are fetched before they are needed
 
 template <class Format, int COLUMNS>
-void tile(const void * group, const Block * const * inputs, int blocks, float * const * outputs) {
-    const auto * packed = (const typename Format::Packed *) group;
+void tile(const typename Format::Packed * group, const Block * const * inputs, int blocks, float * const * outputs, int row) {
     for (int part = 0; part < ROWS / Lanes::COUNT; part++) {
         Lanes::Floats totals[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) totals[c] = Lanes::zero();
         for (int at = 0; at < blocks; at++) {
             const int u = at % Format::UNITS;
-            const char * ahead = (const char *) group + at * (sizeof(*packed) / Format::UNITS) + AHEAD;
-            const Format format{packed[at / Format::UNITS], part, ahead};
+            const char * ahead = (const char *) group + at * (sizeof(*group) / Format::UNITS) + AHEAD;
+            const Format format{group[at / Format::UNITS], part, ahead};
             add<COLUMNS>(format, u, at, inputs, totals);
         }
-        for (int c = 0; c < COLUMNS; c++) Lanes::store(outputs[c] + part * Lanes::COUNT, totals[c]);
+        for (int c = 0; c < COLUMNS; c++) Lanes::store(outputs[c] + row + part * Lanes::COUNT, totals[c]);
+    }
+}
+
+constexpr int LINES = 4;  // that a pair fetches ahead, each unit
+
+// Two groups at once, whose products share each activation that is loaded: loads are what `tile` waits for in prompts. For formats
+// that need not be opened, and sets of instructions with registers for it. It fetches `ahead` into the second cache.
+template <class Format, int COLUMNS, class L = Lanes>
+void pair(const typename Format::Packed * group, const Block * const * inputs, int blocks, float * const * outputs, int row,
+          const char * ahead) {
+    typename L::Floats totals[2][COLUMNS];
+    for (auto & of_group : totals) for (auto & total : of_group) total = L::zero();
+    for (int at = 0; at < blocks; at++) {
+        const Format first{group[at], 0, nullptr}, second{group[blocks + at], 0, nullptr};
+        typename L::Bytes sums[2][COLUMNS];
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; c++) sums[0][c] = sums[1][c] = L::template start<Format::SHIFT>(inputs[c][at].minus_sum);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            const auto values = first.bytes(first.packed.values[i]), others = second.bytes(second.packed.values[i]);
+            if (i < LINES) asm volatile("prefetcht1 %0" : : "m"(ahead[64 * (at * LINES + i)]));
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; c++) {
+                const auto four = L::all(fours(inputs[c][at]) + i);
+                sums[0][c] = L::add_fours(sums[0][c], values, four), sums[1][c] = L::add_fours(sums[1][c], others, four);
+            }
+        }
+        const auto scale = first.scale(0), other = second.scale(0);
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; c++) {
+            const auto theirs = L::all(&inputs[c][at].scale);
+            totals[0][c] = L::add_product(L::floats(sums[0][c]), L::multiply(scale, theirs), totals[0][c]);
+            totals[1][c] = L::add_product(L::floats(sums[1][c]), L::multiply(other, theirs), totals[1][c]);
+        }
+    }
+    for (int c = 0; c < COLUMNS; c++) {
+        L::store(outputs[c] + row, totals[0][c]), L::store(outputs[c] + row + ROWS, totals[1][c]);
     }
 }
 
 // Takes as many columns at once as there is a kernel for.
 template <class Format>
-void columns_of(const void * group, const Block * const * inputs, int blocks, float * const * outputs, int columns) {
-    while (columns > 0) {
-        int taken = 1;
-#define TAKE(n) if (columns >= n) { tile<Format, n>(group, inputs, blocks, outputs); taken = n; }
-        if constexpr (Lanes::COUNT == 1) tile<Format, 1>(group, inputs, blocks, outputs);
-        else TAKE(16) else TAKE(12) else TAKE(8) else TAKE(6) else TAKE(4) else TAKE(3) else TAKE(2) else TAKE(1)
-#undef TAKE
-        inputs += taken, outputs += taken, columns -= taken;
+void columns_of(const void * groups, int count, const Block * const * inputs, int blocks, float * const * outputs, int columns) {
+    const auto * group = (const typename Format::Packed *) groups;
+    const int in_group = blocks / Format::UNITS;
+    int paired = 0, taken;
+#define TAKE(n, KERNEL) if (columns - c >= n) kernel = KERNEL<Format, n>, taken = n;
+    if constexpr (Lanes::PAIRS && Format::IS_OPEN) {
+        for (; columns > 16 && paired + 2 <= count; paired += 2) {  // up to 16 wait for memory, which tiles read faster
+            const char * ahead = (const char *) (group + (paired + 2) * in_group);
+            for (int c = 0; c < columns; c += taken, ahead += 64 * LINES * blocks) {
+                auto * kernel = pair<Format, 1>;
+                taken = 1;
+                TAKE(6, pair) else TAKE(4, pair) else TAKE(2, pair)
+                kernel(group + paired * in_group, inputs + c, blocks, outputs + c, paired * ROWS, ahead);
+            }
+        }
     }
+    for (int c = 0; c < columns && paired < count; c += taken) {
+        auto * kernel = tile<Format, 1>;
+        taken = 1;
+        if constexpr (Lanes::COUNT > 1) {
+            TAKE(16, tile) else TAKE(12, tile) else TAKE(8, tile) else TAKE(6, tile) else TAKE(4, tile) else TAKE(3, tile)
+            else TAKE(2, tile)
+        }
+        for (int i = paired; i < count; i++) kernel(group + i * in_group, inputs + c, blocks, outputs + c, i * ROWS);
+    }
+#undef TAKE
 }
 
 // Rounds to the nearest, ties to even, in blocks of 32; a block of less than 1e-30 is zero. In loops that compilers make

@@ -1,160 +1,94 @@
-"""Draw charts as inline SVG with matplotlib. Only this module imports it, when a chart is drawn.
-
-Drawings use placeholder colours that are replaced by CSS variables, so one file fits light and dark mode. Text stays
-text, in the font of the page.
-"""
+"""Draw charts as inline SVG, in colours of page.css, so that one file fits light and dark mode, and in its font."""
 
 from __future__ import annotations
 
-import io
-import logging
-import re
-import warnings
+import math
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, pairwise
 
 from pipeline.monitor.wording import at_time, number
-from pipeline.results.report.panel import Bars, Chart, OverTime, ReportHistogram
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from pipeline.results.report.panel import Chart
 
 WIDTH, HEIGHT = 350, 200
 """Size of a drawing in CSS pixels: narrow enough for a phone, where its text would shrink otherwise."""
-BAR_HEIGHT = 38
-LONGEST_LABEL = 40
-
-# Placeholders for the variables of page.css: any colours that nothing else has.
-ROLES = {"ink": "#000001", "muted": "#000002", "grid": "#000003"} | {f"c{n}": f"#0000{n + 16:02x}" for n in range(1, 8)}
-STYLE: dict[str, Any] = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.edgecolor": ROLES["muted"],
-    "axes.labelcolor": ROLES["muted"],
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.labelsize": 12,
-    "grid.color": ROLES["grid"],
-    "grid.linewidth": 1,
-    "xtick.color": ROLES["muted"],
-    "ytick.color": ROLES["muted"],
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "text.color": ROLES["ink"],
-    "text.parse_math": False,  # a node may be called anything
-    "font.sans-serif": ["DejaVu Sans"],  # only to measure: page.css gives it the font of the page
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",  # names inside the file are the same for the same drawing
-    "figure.dpi": 72,
-    "savefig.dpi": 72,
-}
-_NAME = re.compile(r'((?:\bid=")|(?:href="#)|(?:url\(#))')
+RIGHT, TOP, BOTTOM = 14, 8, 38
+"""Room for the labels around it; on the left there is as much as they need."""
+LETTER = 7.0
+"""Width of a digit."""
+MOST_TICKS = 4
+TIMES_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
+"""Round steps of running time."""
+Point = tuple[float, float]
 
 
 def draw(chart: Chart, name: str) -> str:
-    """Return `chart` as an <svg> element that fills the available width. `name`: unique on the page.
+    """Return `chart` as an <svg> element that fills the available width. `name`: unique on the page."""
+    first, last = chart.edges[0], chart.edges[-1]
+    stacks = [[value or 0.0 for value in values] for values in zip(*(s.values for s in chart.series), strict=True)]
+    top = 100.0 if chart.unit == "%" else max((sum if chart.filled else max)(stack) for stack in stacks) or 1.0
 
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of caches for fonts
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    levels = [(tick, number(tick)) for tick in _ticks(0.0, top, _round_step(top))]
+    left = 12 + LETTER * max(len(label) for _, label in levels)
 
-    height = 34 + BAR_HEIGHT * len(chart.labels) if isinstance(chart, Bars) else HEIGHT
-    text = io.StringIO()
-    with mpl.rc_context(), warnings.catch_warnings():
-        # Text is drawn by the browser, which has the letters that matplotlib's font lacks.
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        mpl.rcdefaults()  # not the user's style
-        mpl.rcParams.update(STYLE)
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        axes = figure.add_subplot()
-        match chart:
-            case OverTime():
-                _draw_over_time(axes, chart)
-            case Bars():
-                _draw_bars(axes, chart)
-            case ReportHistogram():
-                _draw_histogram(axes, chart)
-        figure.savefig(text, format="svg")
-    return _for_the_page(text.getvalue(), chart, name)
+    def x(value: float) -> float:
+        return left + (value - first) / (last - first) * (WIDTH - left - RIGHT)
 
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
 
-def _draw_over_time(axes: Axes, chart: OverTime) -> None:
-    edges = list(chart.edges)
-    below = [0.0] * (len(edges) - 1)
+    def path(points: Sequence[Point]) -> str:
+        return "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)
+
+    parts = [f'<title id="{name}-t">{escape(chart.title)}</title><desc id="{name}-d">{escape(chart.about)}</desc>']
+    for tick, label in levels:
+        parts.append(_line(left, y(tick), WIDTH - RIGHT, y(tick), "grid"))
+        parts.append(_text(left - 6, y(tick) + 4, label, "end"))
+    step = _round_step(last - first) if chart.axis else next((s for s in TIMES_S if last / s <= MOST_TICKS), 86400.0)
+    for tick in _ticks(first, last, max(step, 1.0) if chart.axis else step):
+        label = number(tick) if chart.axis else f"{tick:g} s" if last < 60 else at_time(tick) if tick else "0"
+        parts.append(_text(x(tick), HEIGHT - BOTTOM + 16, label, "middle"))
+    parts.append(_text((left + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.axis, "middle"))
+    below = [0.0] * len(stacks)
     for series in chart.series:
-        values = [float("nan") if v is None else v for v in series.values]
-        colour = ROLES[series.colour]
-        if chart.stacked:
-            top = [b + (v if v == v else 0.0) for b, v in zip(below, values, strict=True)]
-            axes.fill_between(edges, [*below, below[-1]], [*top, top[-1]], step="post", color=colour, linewidth=0)
-            below = top
+        colour = f"var(--{series.colour})"
+        if chart.filled:
+            above = [low + (value or 0.0) for low, value in zip(below, series.values, strict=True)]
+            area = [*_steps(chart.edges, above), *reversed(list(_steps(chart.edges, below)))]
+            parts.append(f'<path d="{path(area)}Z" fill="{colour}"/>')
+            below = above
         else:
-            axes.stairs(values, edges, baseline=None, color=colour, linewidth=2)
-    for start in chart.starts:
-        axes.axvline(start, color=ROLES["ink"], linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xlim(0, edges[-1])
-    axes.set_ylim(0, 100 if chart.unit == "%" else None)
-    _time_ticks(axes, edges[-1])
-    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+            known = ((point, value) for point, value in zip(pairwise(chart.edges), series.values, strict=True))
+            for is_gap, run in groupby(known, lambda one: one[1] is None):
+                if not is_gap:
+                    line = path([(edge, value or 0.0) for span, value in run for edge in span])
+                    parts.append(f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    parts += [_line(x(mark), TOP, x(mark), HEIGHT - BOTTOM, "ink", ' stroke-dasharray="4 3"') for mark in chart.marks]
+    parts.append(_line(left, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "muted"))
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
+    return f"{head}{''.join(parts)}</svg>"
 
 
-def _time_ticks(axes: Axes, last: float) -> None:
-    """Set at most five ticks at round times, so that they do not overlap on a phone."""
-    steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200]
-    step = next((s for s in steps if last / s <= 5), 86400.0)
-    step *= max(1, round(last / step / 5))
-    ticks = [step * i for i in range(int(last / step) + 1)]
-    axes.set_xticks(ticks, [f"{t:g} s" if last < 60 else at_time(t) if t else "0" for t in ticks])
+def _steps(edges: Sequence[float], values: Sequence[float]) -> Iterator[Point]:
+    """Yield the corners of the outline of `values`, each from edge to edge."""
+    for (begin, end), value in zip(pairwise(edges), values, strict=True):
+        yield begin, value
+        yield end, value
 
 
-def _draw_bars(axes: Axes, chart: Bars) -> None:
-    """Draw bars with their labels above them: a long label beside a bar would leave no room for it."""
-    rows = range(len(chart.labels))
-    left = [0.0 for _ in rows]
-    for series in chart.series:
-        values = [value or 0.0 for value in series.values]
-        axes.barh(rows, values, 0.36, left, color=ROLES[series.colour], linewidth=0)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    for row, label in zip(rows, chart.labels, strict=True):
-        shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-        axes.text(0, row - 0.3, shown, fontsize=12, va="bottom", ha="left")
-    axes.set_ylim(len(chart.labels) - 0.6, -0.8)
-    axes.set_xlim(0, max(left) or 1)
-    axes.yaxis.set_visible(False)
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_formatter(lambda value, _: number(value))
-    axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel(chart.unit)
+def _round_step(length: float) -> float:
+    """Return a step of 1, 2 or 5 times a power of ten that fits into `length` at most MOST_TICKS times."""
+    power = 10.0 ** math.floor(math.log10(length / MOST_TICKS))
+    return next(n * power for n in (1, 2, 5, 10, 20) if length / (n * power) <= MOST_TICKS)
 
 
-def _draw_histogram(axes: Axes, chart: ReportHistogram) -> None:
-    axes.stairs(chart.counts, chart.edges, fill=True, color=ROLES[chart.colour])
-    for _, value in chart.marks:
-        axes.axvline(value, color=ROLES["ink"], linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xlim(chart.edges[0], chart.edges[-1])
-    axes.set_xlabel(chart.unit)
-    axes.locator_params(nbins=5, integer=True)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: number(value))
+def _ticks(first: float, last: float, step: float) -> list[float]:
+    return [step * i for i in range(math.ceil(first / step), math.floor(last / step + 1e-9) + 1)]
 
 
-def _for_the_page(text: str, chart: Chart, name: str) -> str:
-    """Return the <svg> element of matplotlib's file without size and date, with CSS colours and unique names."""
-    svg = text[text.index("<svg") :]
-    head, _, rest = svg.partition(">")
-    box = re.search(r'viewBox="[^"]*"', head)
-    assert box is not None  # matplotlib always writes one
-    rest = re.sub(r"\s*<metadata>.*?</metadata>", "", rest, flags=re.S)
-    for role, colour in ROLES.items():
-        rest = rest.replace(colour, f"var(--{role})")
-    rest = _NAME.sub(rf"\g<1>{name}-", rest)
-    label = f'<title id="{name}-t">{escape(chart.title)}</title><desc id="{name}-d">{escape(chart.about)}</desc>'
-    return f'<svg {box[0]} role="img" aria-labelledby="{name}-t {name}-d">{label}{rest}'
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--{colour})"{more}/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="var(--muted)">{text}</text>'

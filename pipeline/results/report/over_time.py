@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import polars as pl
 
-from pipeline.results.figures import UNFILLED, AttemptFigures, attempts, causes_of, on_one_axis
+from pipeline.results.figures import AttemptFigures, attempts, on_one_axis
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import OverTime, Panel, Series
+from pipeline.results.report.panel import Chart, Panel, Series
 
 MOST_BINS = 48
 FEWEST_BINS = 4
@@ -18,6 +18,8 @@ STEPS_A_BIN = 8
 """Enough steps that the rate of a bin does not depend on which side of its edge one falls."""
 INTERVALS_A_BIN = 2
 RESUMED = " A dashed line is where a later attempt begins; the time between attempts is left out."
+UNFILLED = "unfilled_"
+"""Prefix of the columns of metrics/steps.parquet that count empty slots by cause."""
 CAUSES = {
     "input": ("no row waited", "c7"),
     "credit": ("readers were full", "c2"),
@@ -35,12 +37,12 @@ def over_time(results: Results) -> list[Panel]:
     charts = [(steps is not None and _computed(steps)) or _counted(results, found), steps is not None and _slots(steps)]
     starts = [attempt.begins_s for attempt in found[1:]]
     resumed = RESUMED if starts else ""
-    drawn = [replace(chart, about=chart.about + resumed, starts=starts) for chart in charts if chart]
+    drawn = [replace(chart, about=chart.about + resumed, marks=starts) for chart in charts if chart]
     return [Panel("Over time", charts=drawn)] if drawn else []
 
 
-def _slots(steps: pl.LazyFrame) -> OverTime | None:
-    causes = causes_of(steps)
+def _slots(steps: pl.LazyFrame) -> Chart | None:
+    causes = [name for name in steps.collect_schema().names() if name.startswith(UNFILLED)]
     bins = _bins(steps.filter(pl.col("decode_tokens") > 0), STEPS_A_BIN, "rows", *causes)
     if bins is None:
         return None
@@ -49,16 +51,17 @@ def _slots(steps: pl.LazyFrame) -> OverTime | None:
     series = [Series("decoding", "c1", _percent(table["rows"], slots))]
     for column in causes:
         if table[column].sum():
-            name, colour = CAUSES.get(column.removeprefix(UNFILLED), (column.removeprefix(UNFILLED), "c7"))
+            cause = column.removeprefix(UNFILLED)
+            name, colour = CAUSES.get(cause, (cause, "c7"))
             series.append(Series(name, colour, _percent(table[column], slots)))
     about = (
         "Of all slots, those in which a row decoded, and why the others were empty."
         " Decode steps only; gaps are prefill or idle time."
     )
-    return OverTime("Slots in use, %", about, edges, series, "%", stacked=True)
+    return Chart("Slots in use, %", about, edges, series, "%", filled=True)
 
 
-def _computed(steps: pl.LazyFrame) -> OverTime | None:
+def _computed(steps: pl.LazyFrame) -> Chart | None:
     bins = _bins(steps, STEPS_A_BIN, "prefill_tokens", "decode_tokens")
     if bins is None:
         return None
@@ -69,10 +72,10 @@ def _computed(steps: pl.LazyFrame) -> OverTime | None:
         Series("completions", "c1", (table["decode_tokens"] / width).to_list()),
     ]
     about = "Tokens that the model computed in a second. What came from a store or from another row costs nothing here."
-    return OverTime("Tokens computed, tokens/s", about, edges, series, "tokens/s")
+    return Chart("Tokens computed, tokens/s", about, edges, series, "tokens/s")
 
 
-def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | None:
+def _counted(results: Results, found: Sequence[AttemptFigures]) -> Chart | None:
     """Return throughput by the counters of the stages: prompt tokens or, without any, rows that reached a sink."""
     stages = results.metrics("stages")
     if stages is None:
@@ -94,7 +97,7 @@ def _counted(results: Results, found: Sequence[AttemptFigures]) -> OverTime | No
         title, column, name, unit = "Prompt tokens read, tokens/s", "tokens_in", "prompts", "tokens/s"
     rates = [n / s if s else None for n, s in zip(table[column], table["interval_s"], strict=True)]
     about = "In a second, by the counters of the stages."
-    return OverTime(title, about, edges, [Series(name, "c1", rates)], unit)
+    return Chart(title, about, edges, [Series(name, "c1", rates)], unit)
 
 
 def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataFrame, list[float]] | None:

@@ -12,24 +12,19 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
-from pipeline.api.errors import install
 from pipeline.results.reader import Results
 from pipeline.results.report.drawing import draw
 from pipeline.results.report.over_time import over_time
-from pipeline.results.report.panel import Chart, Panel, legend
+from pipeline.results.report.panel import Chart, Panel
 from pipeline.results.report.rows import rejects, samples, texts
-from pipeline.results.report.time_spent import reuse, time_spent
+from pipeline.results.report.time_spent import counted, reuse, time_spent
 from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
 
 PANELS: Sequence[Callable[[Results], list[Panel]]] = (
-    *(samples, rejects, attempt_panel, over_time, time_spent, texts, reuse, made_with),
+    *(samples, rejects, attempt_panel, over_time, time_spent, texts, reuse, counted, made_with),
 )
 """In the order of the page."""
 
-NO_DRAWINGS = (
-    "There are no drawings, only their tables, because matplotlib is not installed:"
-    f" {install('report')}, then python -m pipeline report DIR draws them."
-)
 _NOT_FOR_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Control characters, which HTML forbids."""
 T = TypeVar("T")
@@ -63,7 +58,6 @@ def page(results: Results) -> str:
         status=badge,
         totals=figures,
         panels=drawn,
-        legend=legend,
         remarks=remarks,
         style=Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
     )
@@ -85,10 +79,7 @@ def _drawing(chart: Chart, name: str, remarks: list[str]) -> Markup:
     """Return `chart` as SVG. If that fails, return nothing and add a remark; the page has its table anyway."""
     try:
         return Markup(draw(chart, name))
-    except ImportError:
-        if NO_DRAWINGS not in remarks:
-            remarks.append(NO_DRAWINGS)
     except Exception as error:
         log.warning("report.html lacks the drawing '%s': %s: %s", chart.title, type(error).__name__, error)
         remarks.append(f"'{chart.title}' could not be drawn: {type(error).__name__}: {error}")
-    return Markup("")
+        return Markup("")

@@ -7,31 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.monitor.wording import at_time, number, share
+from pipeline.monitor.wording import at_time, number
 
 Cell = str | int | None
 _FIGURE = re.compile(r"-?[\d,.:hms]+( (%|s|ms))?")
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A table. None is an empty cell."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-
-    @property
-    def right(self) -> frozenset[int]:
-        """Indices of the columns that contain only numbers, which are right-aligned."""
-        filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
-        return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
-
-
-def shares_table(unit: str, counts: Sequence[tuple[str, int]]) -> ReportTable:
-    """Return a table with a row per name: count and share."""
-    total = sum(count for _, count in counts)
-    return ReportTable(["", unit, "share"], [[name, f"{count:,}", share(count, total)] for name, count in counts])
 
 
 @dataclass(frozen=True)
@@ -44,16 +23,39 @@ class Series:
 
 
 @dataclass(frozen=True)
-class OverTime:
-    """A chart of values in equal intervals of time.
+class ReportTable:
+    """A table. None is an empty cell. `series`: of one value a row each, which are drawn as a bar below the row."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    series: Sequence[Series] = ()
+
+    @property
+    def bars(self) -> list[list[tuple[str, float]]]:
+        """Return colour and length of each piece of the bar of each row, in percent of the longest bar."""
+        rows = [[value or 0.0 for value in row] for row in zip(*(s.values for s in self.series), strict=True)]
+        longest = max(map(sum, rows), default=0.0) or 1.0
+        return [[(s.colour, 100 * v / longest) for s, v in zip(self.series, row, strict=True)] for row in rows]
+
+    @property
+    def right(self) -> frozenset[int]:
+        """Indices of the columns that contain only numbers, which are right-aligned."""
+        filled = [[str(cell) for cell in column if cell not in (None, "")] for column in zip(*self.rows, strict=True)]
+        return frozenset(i for i, cells in enumerate(filled) if cells and all(map(_FIGURE.fullmatch, cells)))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of values in equal intervals: of running time, or of lengths.
 
     Args:
-        title, about: title, and a description in a sentence; of every chart.
-        edges: of the intervals, seconds of running time; one more than values in a series.
-        series: lines, or stacked areas.
-        unit: of the values; `%` fixes the axis to 0 to 100.
-        stacked: areas instead of lines.
-        starts: seconds at which each attempt after the first begins.
+        title, about: title, and a description in a sentence.
+        edges: of the intervals; one more than values in a series. An interval includes its lower edge alone.
+        series: lines, or areas on top of each other if `filled`.
+        unit: of the values; `%` fixes their axis to 0 to 100.
+        axis: unit of the edges, which are whole numbers then; empty: seconds of running time.
+        marks: edges or places between them that dashed lines mark.
     """
 
     title: str
@@ -61,71 +63,21 @@ class OverTime:
     edges: Sequence[float]
     series: Sequence[Series]
     unit: str
-    stacked: bool = False
-    starts: Sequence[float] = ()
+    axis: str = ""
+    filled: bool = False
+    marks: Sequence[float] = ()
 
     @property
     def table(self) -> ReportTable:
-        """A row per interval."""
-        columns = ["from", "to", *(f"{s.name}, {self.unit}" for s in self.series)]
-        values = zip(*(s.values for s in self.series), strict=True)
+        """A row per interval in which something is."""
+        columns = ["from", "below" if self.axis else "to", *(f"{s.name}, {self.unit}" for s in self.series)]
+        values, shown = zip(*(s.values for s in self.series), strict=True), number if self.axis else at_time
         rows = [
-            [at_time(a), at_time(b), *(None if v is None else number(v) for v in row)]
+            [shown(a), shown(b), *(None if v is None else number(v) for v in row)]
             for (a, b), row in zip(pairwise(self.edges), values, strict=True)
+            if any(row) or not self.axis
         ]
         return ReportTable(columns, rows)
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A chart of stacked horizontal bars, one per label from the top; each series has a segment of every bar. `table`:
-    the same data, and more."""
-
-    title: str
-    about: str
-    labels: Sequence[str]
-    series: Sequence[Series]
-    unit: str
-    table: ReportTable
-
-
-@dataclass(frozen=True)
-class ReportHistogram:
-    """A histogram with bins of equal width.
-
-    Args:
-        edges: of the bins, whole numbers; a bin includes its lower edge and excludes its upper one.
-        counts: one per bin.
-        unit: of the values.
-        marks: names of values to mark with a line, and the values.
-        colour: a role of page.css.
-    """
-
-    title: str
-    about: str
-    edges: Sequence[int]
-    counts: Sequence[int]
-    unit: str
-    marks: Sequence[tuple[str, float]]
-    colour: str
-
-    @property
-    def table(self) -> ReportTable:
-        """A row per bin that is not empty."""
-        spans = [f"{a}" if b - a == 1 else f"{a} to {b - 1}" for a, b in pairwise(self.edges)]
-        rows: list[list[Cell]] = [[span, count] for span, count in zip(spans, self.counts, strict=True) if count]
-        return ReportTable(
-            [self.unit, "rows"], rows, ", ".join(f"{name} {number(value)}" for name, value in self.marks)
-        )
-
-
-Chart = OverTime | Bars | ReportHistogram
-
-
-def legend(chart: Chart) -> list[tuple[str, str]]:
-    """Return name and colour of each series; empty if there is only one."""
-    series = [] if isinstance(chart, ReportHistogram) else chart.series
-    return [(s.name, s.colour) for s in series] if len(series) > 1 else []
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 
 from pipeline.monitor.wording import share, shortened
-from pipeline.results.figures import Lengths, columns_named, counted, lengths, token_columns
+from pipeline.results.figures import columns_named, counted, quantile, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
-from pipeline.results.report.panel import Bars, Card, Chart, Panel, ReportHistogram, ReportTable, Series, shares_table
+from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
 from pipeline.system.result_files import scan, shown_rows
 
 SAMPLES = 5
@@ -24,7 +24,6 @@ MOST_BINS = 40
 LONGEST_TEXT = 600
 LONGEST_REASON = 300
 LONGEST_LIST = 8
-"""The columns that rejects are counted by."""
 
 
 def samples(results: Results) -> list[Panel]:
@@ -133,50 +132,50 @@ def _rejected_row(record: str) -> list[tuple[str, str]]:
 
 def texts(results: Results) -> list[Panel]:
     """Return the panel: lengths of prompts and completions in tokens, and finish reasons."""
-    charts: list[Chart] = []
-    for rows, where in results.tables():
-        charts += [*_lengths(rows, token_columns(rows), where), *_finish_reasons(rows, where)]
-    table = results.metrics("rows")
-    if table is not None and not any(isinstance(chart, ReportHistogram) for chart in charts):
-        charts = [*_lengths_by_node(table), *charts]
-    return [Panel("Lengths and finish reasons", charts=charts)] if charts else []
+    charts = [chart for rows, where in results.tables() for chart in _lengths(rows, token_columns(rows), where)]
+    reasons = [table for rows, where in results.tables() for table in _finish_reasons(rows, where)]
+    metrics = results.metrics("rows")
+    if metrics is not None and not charts:
+        charts = list(_lengths_by_node(metrics))
+    return [Panel("Lengths and finish reasons", charts=charts, tables=reasons)] if charts or reasons else []
 
 
-def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[ReportHistogram]:
+def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Chart]:
     for column in columns:
-        found = lengths(rows, column)
-        if found.rows:
-            yield _histogram(f"{column}{where}", found, "c2" if "prompt_token" in column else "c1")
+        counts = counted(rows, column)
+        if len(counts):
+            yield _histogram(f"{column}{where}", column, counts, "c2" if "prompt_token" in column else "c1")
 
 
-def _lengths_by_node(table: pl.LazyFrame) -> Iterator[ReportHistogram]:
+def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Chart]:
     """Yield histograms from the metrics, for results without columns of lengths (a node dropped them)."""
     for node in table.select("node").unique().collect()["node"].sort():
         rows = table.filter(pl.col("node") == node)
         yield from _lengths(rows, ("prompt_tokens", "completion_tokens"), f" at {node}")
 
 
-def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[Bars]:
+def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
     about = "stop: the model ended its text. length: cut off at max_tokens."
     for column in columns_named(rows, ["finish_reason"]):
-        counts = counted(rows, column).sort("rows", column, descending=[True, False]).rows()
+        counts = counted(rows, column).sort("rows", descending=True, maintain_order=True).rows()
         if counts:
-            labels = [f"{name}: {count:,}" for name, count in counts]
             series = [Series("rows", "c1", [count for _, count in counts])]
-            yield Bars(f"{column}{where}", about, labels, series, "rows", shares_table("rows", counts))
+            total = sum(count for _, count in counts)
+            cells = [[name, f"{count:,}", share(count, total)] for name, count in counts]
+            yield ReportTable([f"{column}{where}", "rows", "share"], cells, about, series)
 
 
-def _histogram(title: str, found: Lengths, colour: str) -> ReportHistogram:
-    low, high = found.values[0], found.values[-1]
+def _histogram(title: str, column: str, counts: pl.DataFrame, colour: str) -> Chart:
+    low, high = counts[column][0], counts[column][-1]
     width = math.ceil((high - low + 1) / MOST_BINS)
-    counts = [0] * math.ceil((high - low + 1) / width)
-    for value, count in zip(found.values, found.counts, strict=True):
-        counts[(value - low) // width] += count
-    edges = [low + width * i for i in range(len(counts) + 1)]
-    marks = [("median", found.quantile(0.5)), ("95th percentile", found.quantile(0.95))]
-    total = sum(value * count for value, count in zip(found.values, found.counts, strict=True))
+    edges = list(range(low, high + width + 1, width))
+    bins = [0] * (len(edges) - 1)
+    for value, rows in counts.rows():
+        bins[(value - low) // width] += rows
+    many, total = sum(counts["rows"]), sum(value * rows for value, rows in counts.rows())
+    median, most = (quantile(counts, column, share) for share in (0.5, 0.95))
     about = (
-        f"{found.rows:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / found.rows:,.1f} on average."
-        f" Dashed: the median, {marks[0][1]:,}, and the 95th percentile, {marks[1][1]:,}."
+        f"{many:,} rows, {total:,} tokens: {low:,} to {high:,} a row, {total / many:,.1f} on average."
+        f" Dashed: the median, {median:,}, and the 95th percentile, {most:,}."
     )
-    return ReportHistogram(title, about, edges, counts, "tokens", marks, colour)
+    return Chart(title, about, edges, [Series("rows", colour, bins)], "rows", "tokens", True, (median, most))

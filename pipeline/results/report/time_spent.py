@@ -1,69 +1,35 @@
-"""Panels on time by stage and decode step, and on reused work (prefix cache, completion store)."""
+"""Panels on time by stage and decode step, on caches, and on all that was counted."""
 
 from __future__ import annotations
 
 import math
 
-import polars as pl
-
 from pipeline.api.meter import CLOCKS, RowCounts
-from pipeline.monitor.wording import CACHES, number, seconds, share, unit_of_time
+from pipeline.api.numbers import added, number_of
+from pipeline.monitor.wording import number, seconds, share
 from pipeline.results.figures import (
     STEP_PARTS,
-    attempts,
-    cache_uses,
-    histogram_sums,
     run_totals,
     stage_times,
     step_sums,
 )
 from pipeline.results.reader import Results
-from pipeline.results.report.panel import Bars, Cell, Panel, ReportTable, Series, shares_table
-
-CLOCK_COLOURS = dict(zip(CLOCKS, ("c1", "c7", "c2"), strict=True))
-NAMES = ("filling the batch", "drafting", "in the model", "choosing tokens")
-COLOURS = ("c3", "c4", "c1", "c2")
-"""Name and colour of each of STEP_PARTS."""
-DURATIONS = {
-    "prefill_call": "prefill calls",
-    "decode_call": "decode calls",
-    "token": "tokens",
-    "first_token": "first tokens",
-}
-"""Display text by name of a histogram."""
-WORTH_DRAWING = 0.02
-"""Busy share of a stage below which it is listed in the table, but not drawn."""
-STORED = {
-    "found_resumed": "found: made by this run before",
-    "found_earlier": "found: made by earlier runs",
-    "missed_new": "not found: never generated",
-    "missed_settings": "not found: no entry with these settings",
-    "missed_cut": "not found: had been cut too early",
-    "missed_retry": "not found: to be generated again",
-}
-"""Display text by key of the run's totals on the completion store."""
+from pipeline.results.report.panel import Cell, Panel, ReportTable, Series
 
 
 def time_spent(results: Results) -> list[Panel]:
     """Return the panel with the time of each stage and of the model's calls, by purpose."""
-    charts = [chart for chart in (_stages(results), _steps(results)) if chart is not None]
-    return [Panel("Where the time went", charts=charts, tables=_durations(results))] if charts else []
+    tables = [*_stages(results), *_steps(results)]
+    return [Panel("Where the time went", tables=[*tables, *_durations(results)])] if tables else []
 
 
-def _stages(results: Results) -> Bars | None:
+def _stages(results: Results) -> list[ReportTable]:
     found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
-    if not found:
-        return None
-    unit, length = unit_of_time(max(stage["wall_s"] for stage in found))
-    drawn = [stage for stage in found if stage["busy_s"] >= WORTH_DRAWING * stage["wall_s"]] or found
-    series = [
-        Series(clock.removesuffix("_s"), colour, [stage[clock] / length for stage in drawn])
-        for clock, colour in CLOCK_COLOURS.items()
-    ]
+    each = zip(CLOCKS, ("c1", "c7", "c2"), strict=True)
+    series = [Series(clock.removesuffix("_s"), colour, [stage[clock] for stage in found]) for clock, colour in each]
     about = (
-        "Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage (backpressure)."
-        " Rows are those of committed chunks; the time of work that was abandoned or done again counts too."
-        " Stages that only wait are in the table alone."
+        "Time of each stage. Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage"
+        " (backpressure). Rows are those of committed chunks; time counts that of work abandoned or done again, too."
     )
     columns = ["stage", "rows in", "made", "rejected", "rows out", "busy", "starved", "blocked", "of its time busy"]
     rows: list[list[Cell]] = [
@@ -75,7 +41,7 @@ def _stages(results: Results) -> Bars | None:
         ]
         for s in found
     ]
-    return Bars("Time of each stage", about, [s["node"] for s in drawn], series, unit, ReportTable(columns, rows))
+    return [ReportTable(columns, rows, about, series)] if found else []
 
 
 def _counts(c: RowCounts | None) -> list[Cell]:
@@ -83,42 +49,34 @@ def _counts(c: RowCounts | None) -> list[Cell]:
     return [None] * 4 if c is None else [f"{n:,}" for n in (c.rows_in, c.expanded, c.rejected, c.rows_out)]
 
 
-def _steps(results: Results) -> Bars | None:
+def _steps(results: Results) -> list[ReportTable]:
     found = step_sums(results)
-    spent = [sum(group[part] for part in STEP_PARTS) for group in found]
-    if not any(spent):
-        return None
-    names = ["computing prompts" if group["prompts"] else "generating" for group in found]
-    unit, length = unit_of_time(max(spent))
-    drawn = [
-        (part, name, colour)
-        for part, name, colour in zip(STEP_PARTS, NAMES, COLOURS, strict=True)
-        if part != "draft_s" or any(group[part] for group in found)
-    ]
-    series = [Series(name, colour, [group[part] / length for group in found]) for part, name, colour in drawn]
-    columns = ["calls", "number", "tokens", "tokens a call", *(name for _, name, _ in drawn), "a call"]
-    rows = [
-        [
-            *(name, f"{group['steps']:,}", f"{group['tokens']:,}", number(group["tokens"] / group["steps"])),
-            *(seconds(group[part]) for part, _, _ in drawn),
-            f"{number(1000 * total / group['steps'])} ms",
-        ]
-        for name, group, total in zip(names, found, spent, strict=True)
-    ]
-    about = "The calls of the model by what they compute, and what they spent their time on."
-    return Bars("Time of the steps", about, names, series, unit, ReportTable(columns, rows))
+    drawn = [part for part in STEP_PARTS if part != "draft_s" or any(group[part] for group in found)]
+    series = [Series(*STEP_PARTS[part], [group[part] for group in found]) for part in drawn]
+    rows: list[list[Cell]] = []
+    for group in found:
+        total, steps = sum(group[part] for part in STEP_PARTS), group["steps"]
+        name, tokens = "computing prompts" if group["prompts"] else "generating", group["tokens"]
+        spent = [seconds(group[part]) for part in drawn]
+        rows.append(
+            [name, f"{steps:,}", f"{tokens:,}", number(tokens / steps), *spent, f"{number(1000 * total / steps)} ms"]
+        )
+    columns = ["calls", "number", "tokens", "tokens a call", *(one.name for one in series), "a call"]
+    about = "Time of the steps: the calls of the model by what they compute, and what they spent their time on."
+    return [ReportTable(columns, rows, about, series)] if rows else []
 
 
 def _durations(results: Results) -> list[ReportTable]:
     """Return a table of durations by bucket, with a column for each thing that took them."""
-    counts = histogram_sums(results)
-    kinds = [kind for kind in DURATIONS if any(what == kind for what, _ in counts)]
+    sums = added(*results.status.get("histograms", {}).values())
+    bounds = sorted({bound for found in sums.values() for bound in found["buckets"]}, key=float)
     rows: list[list[Cell]] = [
-        [_bound(bound), *(f"{counts[kind, bound]:,}" if (kind, bound) in counts else None for kind in kinds)]
-        for bound in sorted({bound for _, bound in counts})
+        [_bound(float(bound)), *(f"{n:,}" if (n := found["buckets"].get(bound)) else None for found in sums.values())]
+        for bound in bounds
     ]
-    caption = "token: a decode step, once for each row in it; first token: from the slot on"
-    return [ReportTable(["up to", *(DURATIONS[kind] for kind in kinds)], rows, caption)] if rows else []
+    names = [what.replace("_", " ") for what in sums]
+    about = [f"{name}: {number_of(results.status, what).about}" for name, what in zip(names, sums, strict=True)]
+    return [ReportTable(["up to", *names], rows, " ".join(about))] if rows else []
 
 
 def _bound(value: float) -> str:
@@ -128,82 +86,31 @@ def _bound(value: float) -> str:
 
 
 def reuse(results: Results) -> list[Panel]:
-    """Return the panel of prompt tokens and completions from the prefix cache, identical rows or the store."""
-    charts = [chart for chart in (_prompts(results), _completions(results)) if chart is not None]
-    tables = [*_hit_rates(results), *_snapshots(results), *_lookups(results)]
+    """Return the panel of the hit rates by node and cache; none without a hit."""
+    rows: list[list[Cell]] = []
+    each = [
+        (node, cache, use) for node, uses in results.status.get("caches", {}).items() for cache, use in uses.items()
+    ]
+    for node, cache, use in each:
+        known, counts = number_of(results.status, cache), (use["queries"], use["hits"])
+        if use["queries"]:
+            rows.append(
+                [node, known.about, known.unit, *(f"{n:,}" for n in counts), share(use["hits"], use["queries"])]
+            )
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
-    return [Panel("What did not have to be computed", about, charts, tables)] if charts or tables else []
-
-
-def _prompts(results: Results) -> Bars | None:
-    table = results.metrics("steps")
-    if table is None:
-        return None
-    shared = table.select(pl.col("shared_tokens").cast(pl.Int64).sum()).collect().item()
-    if not shared:
-        return None
-    # Not the tokens of the calls: these count the prompts of abandoned rows, and of preempted rows twice.
-    prompts = sum(attempt.tokens_in for attempt in attempts(results))
-    about = "Prompt tokens that the model computed, and those whose keys and values came from another row's prompt."
-    pieces = [("computed", "c1", max(0, prompts - shared)), ("prefix cache", "c3", min(shared, prompts))]
-    return _whole("Prompt tokens", about, "tokens", pieces)
-
-
-def _snapshots(results: Results) -> list[ReportTable]:
-    """Return a table of the snapshots of a recurrent or hybrid model; none if none was taken."""
-    table = results.metrics("steps")
-    counts = ["snapshots_taken", "snapshots_used", "snapshots_evicted"]
-    if table is None or "snapshot_bytes" not in table.collect_schema().names():
-        return []
-    sums = [pl.col(name).cast(pl.Int64).sum() for name in counts]
-    taken, used, evicted, most = table.select(*sums, pl.col("snapshot_bytes").max()).collect().row(0)
-    columns = ["snapshots of prefixes", "taken", "used", "evicted", "MiB at most"]
-    return (
-        [ReportTable(columns, [["", f"{taken:,}", f"{used:,}", f"{evicted:,}", f"{most / 2**20:,.1f}"]])]
-        if taken
-        else []
-    )
-
-
-def _completions(results: Results) -> Bars | None:
-    table = results.metrics("rows")
-    if table is None:
-        return None
-    flags = pl.col("from_store", "identical").cast(pl.Int64).sum()
-    rows, stored, same = table.select(pl.len().alias("all"), flags).collect().row(0)
-    if not stored + same:
-        return None
-    about = "Completions that were generated, found in the store, or taken from a row that was bound to be the same."
-    pieces = [
-        ("generated", "c1", rows - stored - same),
-        ("from the store", "c3", stored),
-        ("same as another row", "c4", same),
-    ]
-    return _whole("Completions", about, "completions", pieces)
-
-
-def _hit_rates(results: Results) -> list[ReportTable]:
-    """Return a table of hit rates by node and cache; none without a hit, and no line for a store without one."""
-    used = [use for use in cache_uses(results) if use.hits or (use.queries and use.cache != "store")]
-    rows: list[list[Cell]] = [
-        [u.node, CACHES[u.cache][0], CACHES[u.cache][1], f"{u.queries:,}", f"{u.hits:,}", share(u.hits, u.queries)]
-        for u in used
-    ]
     columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
-    return [ReportTable(columns, rows)] if any(use.hits for use in used) else []
+    panel = Panel("What did not have to be computed", about, tables=[ReportTable(columns, rows)])
+    return [panel] if any(use["hits"] for _, _, use in each) else []
 
 
-def _whole(title: str, about: str, unit: str, pieces: list[tuple[str, str, int]]) -> Bars:
-    series = [Series(name, colour, [count]) for name, colour, count in pieces if count]
-    counts = [(name, count) for name, _, count in pieces]
-    return Bars(title, about, [f"{sum(n for _, n in counts):,} {unit}"], series, unit, shares_table(unit, counts))
-
-
-def _lookups(results: Results) -> list[ReportTable]:
-    """Return a table of store lookups by node and outcome; none if no lookup was a hit."""
-    split = [(*key.rpartition("/")[::2], value) for key, value in run_totals(results).items()]
-    told = [(node, key, value) for node, key, value in split if key in STORED and value]
-    rows = [[node, STORED[key], f"{value:,.0f}"] for node, key, value in told]
-    return (
-        [ReportTable(["node", "the store", "rows"], rows)] if any(key.startswith("found") for _, key, _ in told) else []
-    )
+def counted(results: Results) -> list[Panel]:
+    """Return the panel of the numbers that operators have registered (`Runtime.number`), with a table per group."""
+    groups: dict[str, list[list[Cell]]] = {}
+    numbers = results.status.get("numbers")  # an earlier version did not say what they are
+    for key, value in run_totals(results).items():
+        node, _, name = key.rpartition("/")
+        known = number_of(results.status, name)
+        if value and known.group and (numbers is None or name in numbers):
+            groups.setdefault(known.group, []).append([node, known.about, f"{number(value)} {known.unit}".strip()])
+    tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
+    return [Panel("What was counted", "Sums over all attempts.", tables=tables)] if tables else []

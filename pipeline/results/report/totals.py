@@ -17,15 +17,6 @@ from pipeline.run_dir.state import RunStatus
 
 ALWAYS = ("rows done", "rows in data")
 """Figures that are shown even if they are 0."""
-OF_WORKERS = "cluster/"
-WORKERS = {
-    "workers": "began",
-    "workers_lost": "ended before the run",
-    "pieces": "pieces",
-    "pieces_redone": "sent again",
-    "rows_given_up": "rows given up",
-}
-"""Texts by key of the run's totals on workers."""
 WORDS: Mapping[str, str] = {
     RunStatus.NEW: "not begun",
     RunStatus.RUNNING: STILL_OPEN,
@@ -65,12 +56,9 @@ def totals(results: Results) -> list[tuple[str, str]]:
         rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
         if 0 < rows <= source:
             shown[name] += f" ({share(rows, source)})"
-    sums = run_totals(results)
-    if said := of_the_limit(sums):
+    if said := of_the_limit(run_totals(results)):
         shown["calls of the model"] = said
-    counts = {key.removeprefix(OF_WORKERS): v for key, v in sums.items() if key.startswith(OF_WORKERS)}
-    told = [f"{counts[key]:,.0f} {what}" for key, what in WORKERS.items() if counts.get(key)]
-    return [*shown.items(), *([("workers", ", ".join(told))] if told else [])]
+    return list(shown.items())
 
 
 def attempt_panel(results: Results) -> list[Panel]:

@@ -186,7 +186,7 @@ def test_what_was_cut_says_so_and_is_not_computed_again(tmp_path):
         assert run.tally.errors == 12
         records = map(json.loads, pq.read_table(tmp_path / str(attempt) / "rejects")["record"].to_pylist())
         assert all(record["completion"].startswith('{"name": ') for record in records)
-        totals = {k: v for values in run.context.totals for k, v in values().items()}
+        totals = run.context.counted()
         assert totals["generate/store_hits"] == 12 * attempt
         assert (totals["generate/constrained_tokens"] > 0) == (attempt == 0)
 

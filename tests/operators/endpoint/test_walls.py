@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.connection import refusals
+from operators.endpoint.connection import patience
 from operators.endpoint.connection.concurrency import Adaptive
 from pipeline.api.errors import ExitCode, NodeFailed
 from tests.operators.endpoint.asking import ROWS, asked, texts
@@ -88,7 +88,7 @@ ROWS_OF_WALL = {"generate": 3000, "embed": 3000, "small": 8}
 
 @pytest.mark.parametrize("job", often(ROWS_OF_WALL, "small"))
 def test_a_wall_in_a_small_job_or_for_groups_of_texts_is_one_too(tmp_path, monkeypatch, job):
-    monkeypatch.setattr(refusals, "PASSES_S", 3.0)
+    monkeypatch.setattr(patience, "PASSES_S", 3.0)
     api = {"model.api": "embeddings"} if job == "embed" else {}
     with FaultServer(lambda number, body: FAULTS["400"]) as server:
         with pytest.raises(NodeFailed, match=r"Unrecognized request argument.* in a row got no answer"):
@@ -99,7 +99,7 @@ def test_a_wall_in_a_small_job_or_for_groups_of_texts_is_one_too(tmp_path, monke
 
 @pytest.mark.parametrize("name", often(FAULTS, *IN_ALL))
 def test_a_wall_gets_fewer_than_100_requests_and_nothing_is_written(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(refusals, "PASSES_S", 3.0)
+    monkeypatch.setattr(patience, "PASSES_S", 3.0)
     with FaultServer(lambda number, body: FAULTS[name]) as server:
         if name in OF_ROWS:
             assert asked(server, tmp_path / "out", 100).rejects().collect().height == 100

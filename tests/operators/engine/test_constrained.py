@@ -140,7 +140,7 @@ def test_what_leaves_no_choice_is_not_decoded_token_by_token():
     assert [row.tokens for row in rows[True]] == [row.tokens for row in rows[False]]
     assert calls[True] < calls[False] / 2
     for row in rows[True]:
-        assert row.sampling.costs.tokens - row.sampling.costs.forced <= 3
+        assert row.sampling.costs.constrained_tokens - row.sampling.costs.forced_tokens <= 3
         assert row.finish_reason is FinishReason.STOP
 
 
@@ -149,7 +149,7 @@ def test_with_logprobs_every_token_is_drawn():
     Bench(shape(2)).run([row])
     assert text(row) == "the only one"
     assert len(row.sampling.scores) == len(row.tokens)
-    assert row.sampling.costs.forced == 0
+    assert row.sampling.costs.forced_tokens == 0
 
 
 def test_a_text_may_go_on_where_it_could_end():

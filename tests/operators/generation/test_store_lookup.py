@@ -28,7 +28,7 @@ def run(
     made = flow(directory, prompts(rows), generate(sampling, store=store, completion_ids=True))
     made.context.run_id = run_id
     out = made.run()
-    totals = {k: v for values in made.context.totals for k, v in values().items()}
+    totals = made.context.counted()
     own = {k.removeprefix("generate/"): v for k, v in totals.items() if k.startswith("generate/") and v}
     return out, {k: v for k, v in own.items() if k.startswith(("found", "missed"))}
 

@@ -50,7 +50,7 @@ def choose(
     )
     flow = Flow(directory, chain(Rows(rows, schema, batch=8), op=op), process)
     out = flow.run()
-    totals = {k: v for values in flow.context.totals for k, v in values().items()}
+    totals = flow.context.counted()
     return out, totals["op/decoded_tokens"]
 
 

@@ -32,7 +32,7 @@ def schema(inner: Any) -> dict[str, Any]:
 TEXT = {"type": "text", "text": "a"}
 TEXTS = ["a", ["a", "b"], [1, 2], [[1], [2, 3]]]
 NO_TEXTS = [[], {}, 3, "", [""], [1, "a"], [[]], [-1], [1.5], [True], [["a"]]]
-IGNORED = [name for name, read in PARAMETERS[CHAT].items() if read is ignored]
+IGNORED = [name for name, parameter in PARAMETERS[CHAT].items() if parameter.read is ignored]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

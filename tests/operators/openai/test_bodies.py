@@ -7,7 +7,8 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion
 
-from operators.openai.bodies import body_of, digest_of, line_of
+from operators.endpoint.api.answers import Likely, read_answer
+from operators.openai.bodies import body_of, line_of
 from operators.openai.requests import CHAT
 from tests.operators.openai.shapes import OUTPUT_LINES
 
@@ -24,7 +25,7 @@ def row(**columns: Any) -> dict[str, Any]:
 
 def line(*rows: dict[str, Any]) -> dict[str, Any]:
     """The line that answers a request of these rows, checked against the shape of the API."""
-    made = line_of(rows[0], body_of(rows, PIECES, digest_of(0, "a"), "fp_1"))
+    made = line_of(0, "a", body_of(rows, PIECES, "fp_1"))
     OUTPUT_LINES[CHAT].validate(made)
     return made
 
@@ -59,6 +60,16 @@ def test_log_probabilities_end_with_the_text_also_behind_reasoning():
     scored = {"completion_ids": ids, "logprobs": [0.0] * 5, "top_logprobs": [[]] * 5, "finish_reason": "stop_string"}
     found = choice(**scored, reasoning="so", reasoning_token_count=3)["logprobs"]["content"]
     assert [entry["token"] for entry in found] == ["<think>", "so", "</think>", "yes"]
+
+
+def test_what_a_batch_file_answers_is_read_as_the_answer_of_a_server_is():
+    """OpenAI's bodies are the same in both directions."""
+    likely = [[{"id": 5, "logprob": -2.0}]]
+    scored = {"logprobs": [-0.5], "top_logprobs": likely, "reasoning": "so", "reasoning_token_count": 3}
+    answer = read_answer(line(row(**scored, tool_calls=[CALL]))["response"]["body"], "chat")
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("yes", "so", "stop")
+    assert (answer.tool_calls, answer.logprobs, answer.top_logprobs) == ([CALL], (-0.5,), ((Likely("!", -2.0),),))
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.reasoning_tokens) == (2, 1, 3)
 
 
 def test_the_types_of_the_openai_package_take_every_line():

@@ -78,7 +78,7 @@ def ran(directory: Path, process: Resources, name: str, store: StoreSettings | N
     flow = Flow(directory, chain(Rows(given, SCHEMA, CHUNK_ROWS), node=op), process)
     flow.context.run_id = directory.name
     found = [str(row) for row in flow.run()]  # a float's shortest digits are its bits
-    totals = {k: v for values in flow.context.totals for k, v in values().items()}
+    totals = flow.context.counted()
     counts = {
         k.removeprefix("node/"): v for k, v in totals.items() if k.startswith(("node/found", "node/missed")) and v
     }

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.filter import Filter
+from operators.formats import registry
 from operators.settings import OutputSettings
-from operators.sinks.formats import scan
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.meter import StageMeter
@@ -26,11 +26,11 @@ from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.dataflow.graph import Node
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import part_name, rename_shards, write_parquet_shard
+from pipeline.system.result_files import scan_folder
 from tests.arrow_extremes import taken
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
-LOADERS = {"parquet": "parquet", "jsonl": "json", "arrow": "arrow"}
 
 
 def row(i: int) -> dict[str, Any]:
@@ -41,90 +41,71 @@ def runtime(folder: Path) -> Runtime:
     return Runtime(RunContext(folder, Resources(), MetricsTables(folder).get), "write", 1, StageMeter("write"))
 
 
-def write(folder: Path, batches: list[list[dict[str, Any]]], output: OutputSettings | None = None) -> Shard:
+def opened(folder: Path, output: OutputSettings | None = None, schema: pa.Schema = SCHEMA) -> WriteRows:
     op = WriteRows(output or OutputSettings())
-    op.plan(SCHEMA)
+    op.plan(schema)
     op.open(runtime(folder))
-    for rows in batches:
-        assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))))
-    (shard,) = op.finish(0)
+    return op
+
+
+def finished(op: WriteRows, chunk: int = 0) -> Shard:
+    (shard,) = op.finish(chunk)
     assert isinstance(shard, Shard)
     return shard
 
 
-FORMATS = [
-    OutputSettings(),
-    OutputSettings(compression="gzip", compression_level=2),
-    OutputSettings("jsonl"),
-    OutputSettings("jsonl", "gzip"),
-    OutputSettings("jsonl", "zstd", 7),
-    OutputSettings("arrow"),
-    OutputSettings("arrow", "lz4"),
-]
+def write(folder: Path, batches: list[list[dict[str, Any]]], output: OutputSettings | None = None) -> Shard:
+    op = opened(folder, output)
+    for rows in batches:
+        assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))))
+    return finished(op)
+
+
+FORMATS = [OutputSettings(name, each) for name, form in registry.WRITTEN.items() for each in form.compressions]
+LEVELS = [OutputSettings(compression="gzip", compression_level=2), OutputSettings("jsonl", "zstd", 7)]
 
 
 def named(output: OutputSettings) -> str:
     return f"{output.format}-{output.compression}"
 
 
-@pytest.mark.parametrize("output", FORMATS, ids=named)
+@pytest.mark.parametrize("output", [*FORMATS, *LEVELS], ids=named)
 @settings(max_examples=12, deadline=None)
-@given(cut=st.integers(1, 40), seed=st.integers(0, 9))
-def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, cut: int, seed: int) -> None:
-    rows = [row(i) for i in range(40)]
+@given(count=st.sampled_from([0, 40]), cut=st.integers(1, 40), seed=st.integers(0, 9))
+def test_order_and_batches_do_not_show_in_the_bytes(tmp_path_factory, output, count: int, cut: int, seed: int) -> None:
+    """A chunk without rows is a file, too. A dry run expects a file of that size."""
+    rows = [row(i) for i in range(count)]
     shuffled = random.Random(seed).sample(rows, len(rows))
     folder = tmp_path_factory.mktemp("out")
     first = write(folder / "a", [rows], output)
-    second = write(folder / "b", [shuffled[i : i + cut] for i in range(0, 40, cut)], output)
-    assert (first.sha256, first.rows) == (second.sha256, 40)
+    second = write(folder / "b", [shuffled[i : i + cut] for i in range(0, count, cut)], output)
+    assert (first.sha256, first.rows) == (second.sha256, count)
     rename_shards([second])
-    assert scan(second.path.parent).collect().to_dicts() == rows
-
-
-@pytest.mark.parametrize("output", FORMATS, ids=named)
-def test_the_size_that_a_dry_run_expects_is_that_of_the_format(tmp_path, output) -> None:
-    rows = [row(i) for i in range(40)]
-    shard = write(tmp_path, [rows], output)
-    rename_shards([shard])
-    op = WriteRows(output)
-    op.plan(SCHEMA)
-    assert op.encoded_bytes([Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))]) == shard.path.stat().st_size
+    assert scan_folder(second.path.parent).collect().to_dicts() == rows
+    batch = Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))
+    assert opened(folder, output).encoded_bytes([batch]) == second.path.stat().st_size
 
 
 @pytest.mark.parametrize("output", FORMATS, ids=named)
 def test_nested_types_and_values_come_back_and_what_is_below_a_null_does_not_show(tmp_path, output) -> None:
     kind = pa.struct({"n": pa.int64(), "tags": pa.list_(pa.struct({"t": pa.string(), "p": pa.float64()}))})
     value = {"n": 1, "tags": [{"t": 'é\n"', "p": 0.1}, {"t": None, "p": -1e300}]}
-    schema = pa.schema([ROW, pa.field("s", kind), pa.field("v", pa.list_(pa.float32())), pa.field("i", pa.int64())])
+    floats = pa.list_(pa.float32())
+    schema = pa.schema([ROW, pa.field("s", kind), pa.field("v", floats), pa.field("i", pa.int64())])
     shards = []
     for below in (7, 8):  # the same rows; only the memory under the null differs
         column = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\x01"), pa.array([3, below]).buffers()[1]])
-        op = WriteRows(output)
-        op.plan(schema)
-        op.open(runtime(tmp_path / str(below)))
-        columns = [
-            pa.array([0, 1]),
-            pa.array([value, None], kind),
-            pa.array([[0.5], []], pa.list_(pa.float32())),
-            column,
-        ]
+        op = opened(tmp_path / str(below), output, schema)
+        columns = [pa.array([0, 1]), pa.array([value, None], kind), pa.array([[0.5], []], floats), column]
         list(op.process(Batch(0, pa.record_batch(columns, schema=schema))))
-        shards += [shard for shard in op.finish(0) if isinstance(shard, Shard)]
+        shards.append(finished(op))
     rename_shards(shards)
     assert shards[0].sha256 == shards[1].sha256
-    found = scan(shards[0].path.parent).collect().to_dicts()
+    found = scan_folder(shards[0].path.parent).collect().to_dicts()
     assert found == [{"row": 0, "s": value, "v": [0.5], "i": 3}, {"row": 1, "s": None, "v": [], "i": None}]
 
 
-@pytest.mark.parametrize("output", FORMATS, ids=named)
-def test_a_chunk_without_rows_is_a_file_too(tmp_path, output) -> None:
-    shard = write(tmp_path, [], output)
-    rename_shards([shard])
-    assert (shard.path.exists(), shard.rows) == (True, 0)
-    assert scan(shard.path.parent).collect().height == 0
-
-
-@pytest.mark.parametrize("output", [OutputSettings(), *FORMATS[2:4], FORMATS[5]], ids=named)
+@pytest.mark.parametrize("output", [*map(OutputSettings, registry.WRITTEN), OutputSettings("jsonl", "gzip")], ids=named)
 def test_datasets_reads_a_folder_in_which_a_chunk_has_no_rows(tmp_path, output) -> None:
     """An empty row group of a Parquet file is an error there, also where another file has rows."""
     empty, full = write(tmp_path / "empty", [], output), write(tmp_path, [[row(0), row(1)]], output)
@@ -133,15 +114,14 @@ def test_datasets_reads_a_folder_in_which_a_chunk_has_no_rows(tmp_path, output) 
         (full.path.parent / full.path.name.replace("00000", f"{chunk:05d}")).write_bytes(empty.path.read_bytes())
     for streaming in (False, True):
         files = sorted(map(str, full.path.parent.iterdir()), reverse=True)
-        loaded = datasets.load_dataset(
-            LOADERS[output.format], data_files=files, cache_dir=tmp_path, split="train", streaming=streaming
-        )
+        given: dict[str, Any] = {"data_files": files, "cache_dir": tmp_path, "split": "train", "streaming": streaming}
+        loaded = datasets.load_dataset(registry.FORMATS[output.format].hub, **given)
         assert [found["ids"] for found in loaded] == [[], [1]]
 
 
 def test_no_parquet_shard_has_a_row_group_without_rows(tmp_path) -> None:
     none = SCHEMA.empty_table()
-    shards = [write(tmp_path, [], output) for output in FORMATS[:2]]
+    shards = [write(tmp_path, [], output) for output in (OutputSettings(), LEVELS[0])]
     shards += [write(tmp_path, [[]]), write_parquet_shard(none, tmp_path / "rejects" / part_name(0), 0)]
     for shard in shards:
         found = pq.ParquetFile(shard.temporary)
@@ -150,12 +130,10 @@ def test_no_parquet_shard_has_a_row_group_without_rows(tmp_path) -> None:
 
 def test_rows_that_polars_does_not_know_are_shown_as_texts(tmp_path) -> None:
     schema = pa.schema([ROW, pa.field("odd", pa.month_day_nano_interval())])
-    op = WriteRows(OutputSettings("arrow", preview=1))
-    op.plan(schema)
-    op.open(runtime(tmp_path))
+    op = opened(tmp_path, OutputSettings("arrow", preview=1), schema)
     rows = pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)
     assert not list(op.process(Batch(0, rows)))
-    rename_shards([shard for shard in op.finish(0) if isinstance(shard, Shard)])
+    rename_shards([finished(op)])
     assert next(iter(op.report(tmp_path, "write"))).split() == ["row", "0"]
 
 
@@ -214,11 +192,7 @@ def test_settings_that_cannot_work_are_refused(values, says) -> None:
 
 
 def test_metadata_of_the_schema_is_left_out(tmp_path: Path) -> None:
-    op = WriteRows(OutputSettings(compression="none"))
-    op.plan(SCHEMA.with_metadata({"when": "now"}))
-    op.open(runtime(tmp_path))
-    (shard,) = op.finish(3)
-    assert isinstance(shard, Shard)
+    shard = finished(opened(tmp_path, schema=SCHEMA.with_metadata({"when": "now"})), 3)
     assert shard.path == tmp_path / "data" / "part-00003.parquet"
     assert pq.read_schema(shard.temporary).equals(SCHEMA)
     assert pq.read_schema(shard.temporary).metadata is None
@@ -252,11 +226,7 @@ def test_helper_columns_are_left_out(tmp_path: Path, output: OutputSettings, col
     ids = pa.list_(pa.int32())
     text = pa.string()
     schema = pa.schema([ROW, ("prompt_text", text), ("prompt_ids", ids), ("completion", text), ("completion_ids", ids)])
-    op = WriteRows(output)
-    op.plan(schema)
-    op.open(runtime(tmp_path))
-    (shard,) = op.finish(0)
-    assert isinstance(shard, Shard)
+    shard = finished(opened(tmp_path, output, schema))
     assert pq.read_schema(shard.temporary).names == columns
 
 
@@ -288,23 +258,21 @@ def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
 COLUMNS = taken()
 
 
-@pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
+@pytest.mark.parametrize("format", registry.WRITTEN)
 def test_a_column_of_any_type_is_refused_before_the_run_or_written_but_for_rows_that_the_format_cannot_hold(
     tmp_path, format, capfd
 ):
     refused, without = set(), {}
     for number, (name, column) in enumerate(COLUMNS.items()):
         schema = pa.schema([ROW, pa.field("x", column.type)])
-        op = WriteRows(OutputSettings(format, preview=4))
         try:
-            op.plan(schema)
+            op = opened(tmp_path / str(number), OutputSettings(format, preview=4), schema)
         except SchemaError:
             refused.add(name)
             continue
-        op.open(runtime(tmp_path / str(number)))
         batch = Batch(0, pa.record_batch([pa.array(range(4)), column], schema=schema))
         out = [reject.row for item in op.process(batch) if isinstance(item, Rejects) for reject in item.rows]
-        (shard,) = (item for item in op.finish(0) if isinstance(item, Shard))
+        shard = finished(op)
         rename_shards([shard])
         assert shard.rows == 4 - len(out)
         assert op.encoded_bytes([batch])

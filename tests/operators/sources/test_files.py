@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.formats.registry import ENDINGS
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
-from operators.sources.files import EXTENSIONS, find_files
+from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import InputError
 from tests.operators.generation.stores import Store, put
 
@@ -189,7 +190,7 @@ def test_a_folder_that_is_there_as_it_is_written_is_no_pattern(tmp_path: Path, f
 
 
 def test_every_extension_is_found_in_a_folder(tmp_path: Path) -> None:
-    for extension in EXTENSIONS:
+    for extension in ENDINGS:
         (tmp_path / extension[1:]).mkdir()
         (tmp_path / extension[1:] / f"a{extension.upper()}").write_bytes(ROW)
         assert found(tmp_path / extension[1:]) == ([f"a{extension.upper()}"], [])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, PipelineError
 from pipeline.cli.main import main
 from tests.operators.sources.reading import drain
@@ -95,13 +95,3 @@ def test_without_the_package_the_extra_is_named(monkeypatch) -> None:
 def test_the_group_hf_runs_a_job(folder, tmp_path) -> None:
     given = ["data=hf", f"data.dataset={folder}", "data.config=german", f"output_dir={tmp_path / 'out'}"]
     assert main(["job=generate", "model=fake", *given, "sampling.max_tokens=1", "progress=none"]) == ExitCode.DONE
-
-
-def test_another_content_is_another_input(folder) -> None:
-    def prints() -> dict[str, str]:
-        return ReadPrompts(DataSettings(dataset=str(folder), config="german"), 10).fingerprint()
-
-    before = prints()
-    assert list(before) == ["files.0"]
-    (folder / "de.csv").write_text("prompt\ne\n")
-    assert prints() != before

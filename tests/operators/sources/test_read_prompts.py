@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,79 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators.formats.input_file import MAGIC
 from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
-from operators.sources.input_file import MAGIC
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import ChunkEnd
 from pipeline.dataflow.inbox import NodeInbox
-from tests.operators.flow import Flow, chain
+from tests.operators.formats.samples import ROWS, SUFFIXES, TABLE, make, pack
 from tests.operators.sources.reading import drain, read
-
-ROWS = [{"prompt": f"p{i}", "n": i, "x": i + 0.5} for i in range(25)]
-
-
-def write_jsonl(path: Path, table: pa.Table) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-
-
-def write_ipc(path: Path, table: pa.Table, stream: bool) -> None:
-    make = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with make(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=7)
-
-
-WRITERS: dict[str, Callable[[Path, pa.Table], Any]] = {
-    "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
-    "jsonl": write_jsonl,
-    "csv": lambda path, table: pa.csv.write_csv(table, path),
-    "arrow": lambda path, table: write_ipc(path, table, stream=False),
-    "arrows": lambda path, table: write_ipc(path, table, stream=True),
-}
-
-
-@pytest.fixture(params=WRITERS)
-def path(request, tmp_path: Path) -> Path:
-    """ROWS in a file of each format."""
-    file = tmp_path / f"rows.{request.param}"
-    WRITERS[request.param](file, pa.Table.from_pylist(ROWS))
-    return file
-
-
-def test_every_format_gives_the_same_rows_in_a_flow(path: Path, tmp_path: Path) -> None:
-    flow = Flow(tmp_path / "out", chain(ReadPrompts(DataSettings(path=str(path)), 10)))
-    assert flow.run() == [{**row, "row": i} for i, row in enumerate(ROWS)]
-    assert flow.committed == [0, 1, 2]
-
-
-@pytest.mark.parametrize("chunk_rows", [1, 6, 7, 25, 26])
-def test_seek_gives_the_tail_and_limit_the_head(path: Path, chunk_rows: int) -> None:
-    whole = read(path, chunk_rows)
-    assert whole.values == ROWS
-    for seek in range(len(whole.ends) + 1):
-        tail = read(path, chunk_rows, seek)
-        assert tail.values == ROWS[seek * chunk_rows :]
-        assert tail.ends == {k: n for k, n in whole.ends.items() if k >= seek}
-    for limit in (1, 7, 12, 25, 99):
-        assert read(path, chunk_rows, limit=limit).values == ROWS[:limit]
-
-
-def test_progress_is_by_rows_where_they_are_known(path: Path) -> None:
-    known = {".csv": None, ".arrows": None}
-    for limit, total in ((None, 25), (10, 10)):
-        op = ReadPrompts(DataSettings(path=str(path), limit=limit), 10)
-        op.plan()
-        assert op.fraction_read() == 0
-        assert op.total_rows() == known.get(path.suffix, total)
-        drain(op, 10)
-        assert op.fraction_read() == 1
 
 
 def test_what_was_read_and_not_sent_is_not_done(tmp_path: Path) -> None:
     """The file is one block: after its first chunk a fifth of it is done, not all."""
-    WRITERS["csv"](tmp_path / "a.csv", pa.Table.from_pylist(ROWS))
+    make(tmp_path / "a.csv")
     op = ReadPrompts(DataSettings(path=str(tmp_path)), 5)
     op.plan()
     for item in op.run(NodeInbox(StageMeter("read"))):
@@ -98,35 +41,21 @@ def test_what_was_read_and_not_sent_is_not_done(tmp_path: Path) -> None:
             assert 0.1 < done / (item.chunk + 1) <= 0.2
 
 
-def test_seek_counts_as_read(tmp_path: Path) -> None:
-    WRITERS["jsonl"](tmp_path / "a.jsonl", pa.Table.from_pylist(ROWS))
-    op = ReadPrompts(DataSettings(path=str(tmp_path)), 5)
-    op.seek(2)
-    assert op.fraction_read() == 10 / 25
-
-
-def header_only(path: Path, table: pa.Table) -> None:
-    WRITERS[path.suffix[1:]](path, table.schema.empty_table())
-
-
-NOTHING: dict[str, Callable[[Path, pa.Table], Any]] = {
-    **{f"a.{suffix}": header_only for suffix in WRITERS},
-    "bytes.csv": lambda path, table: path.write_bytes(b""),
-    "bytes.jsonl": lambda path, table: path.write_bytes(b""),
-    "bytes.tsv": lambda path, table: path.write_bytes(b""),
-    "blank.csv": lambda path, table: path.write_bytes(b"\xef\xbb\xbf\n\n"),
-    "blank.jsonl": lambda path, table: path.write_bytes(b" \n\r\n"),
-    "packed.csv.gz": lambda path, table: path.write_bytes(gzip.compress(b"")),
-    "packed.jsonl.gz": lambda path, table: path.write_bytes(gzip.compress(b"\n")),
-    "packed.jsonl.zst": lambda path, table: pa.output_stream(path, compression="zstd").close(),
-    "columns.parquet": lambda path, table: pq.write_table(pa.table({}), path),
+NOTHING: dict[str, Callable[[Path], Any]] = {
+    **{f"a.{suffix}": partial(make, table=TABLE.slice(0, 0)) for suffix in SUFFIXES},
+    **dict.fromkeys(["bytes.csv", "bytes.jsonl", "bytes.tsv"], Path.touch),
+    "blank.csv": lambda path: path.write_bytes(b"\xef\xbb\xbf\n\n"),
+    "blank.jsonl": lambda path: path.write_bytes(b" \n\r\n"),
+    "packed.csv.gz": partial(pack, content=b""),
+    "packed.jsonl.gz": partial(pack, content=b"\n"),
+    "columns.parquet": lambda path: pq.write_table(pa.table({}), path),
 }
 """Files without rows."""
 
 
 @pytest.mark.parametrize("name", NOTHING)
 def test_an_input_without_rows_is_refused_or_one_empty_chunk(tmp_path: Path, name: str) -> None:
-    NOTHING[name](tmp_path / name, pa.Table.from_pylist(ROWS))
+    NOTHING[name](tmp_path / name)
     for path in (tmp_path / name, tmp_path, tmp_path / f"*{name}"):
         with pytest.raises(InputError, match=rf"no rows \(files: .*{name}\); .* write data\.empty=ok"):
             read(path)
@@ -137,10 +66,9 @@ def test_an_input_without_rows_is_refused_or_one_empty_chunk(tmp_path: Path, nam
 @pytest.mark.parametrize("name", [name for name in NOTHING if name != "columns.parquet"])
 def test_beside_others_a_file_without_rows_has_none(tmp_path: Path, name: str) -> None:
     suffix = "csv" if name.endswith("tsv") else name.split(".")[1]
-    table = pa.Table.from_pylist(ROWS)
-    NOTHING[name](tmp_path / name, table)
+    NOTHING[name](tmp_path / name)
     for first in ("a", "z"):
-        WRITERS[suffix](tmp_path / f"{first}0.{suffix}", table)
+        make(tmp_path / f"{first}0.{suffix}")
         op = ReadPrompts(DataSettings(path=str(tmp_path)), 10)
         assert drain(op, 10).values == ROWS * (1 if first == "a" else 2)
         is_told = [f"{tmp_path / name}: empty, 1 of"] if not name.startswith("a.") or suffix == "jsonl" else []
@@ -150,7 +78,7 @@ def test_beside_others_a_file_without_rows_has_none(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["e.parquet", "e.arrow", "e.arrows", "e.jsonl.gz", "e.csv.gz", "e.jsonl.zst"])
 def test_a_file_that_needs_a_header_and_is_empty_is_damaged(tmp_path: Path, name: str) -> None:
     kind = name.split(".")[1]
-    WRITERS[kind](tmp_path / f"a.{kind}", pa.Table.from_pylist(ROWS))
+    make(tmp_path / f"a.{kind}")
     (tmp_path / name).write_bytes(b"")
     typed: list[dict[str, Any]] = [{"schema": {"prompt": "string"}}] if kind in ("jsonl", "csv") else []
     for data in ({}, {"empty": "ok"}, *typed):
@@ -198,7 +126,7 @@ def test_an_input_without_files_has_the_columns_that_the_settings_name(tmp_path:
 def test_a_useless_file_costs_its_lines_and_not_the_others(
     tmp_path: Path, content: bytes, line: str, packed: bool, name: str
 ) -> None:
-    write_jsonl(tmp_path / "1.jsonl", pa.Table.from_pylist(ROWS))
+    make(tmp_path / "1.jsonl")
     useless = tmp_path / (f"{name}.gz" if packed else name)
     useless.write_bytes(gzip.compress(content) if packed else content)
     op = ReadPrompts(DataSettings(path=str(tmp_path)), 10)
@@ -224,7 +152,7 @@ BINARY = [
 
 @pytest.mark.parametrize("start", BINARY)
 def test_a_file_of_another_format_as_a_whole_is_refused_and_named(tmp_path: Path, start: bytes) -> None:
-    write_jsonl(tmp_path / "1.jsonl", pa.Table.from_pylist(ROWS))
+    make(tmp_path / "1.jsonl")
     (tmp_path / "2.jsonl").write_bytes(start + b"\0\0\0\0" * bool(start.strip(b"\0")))
     with pytest.raises(InputError, match=r"2\.jsonl is not JSONL.*it begins like") as refused:
         read(tmp_path)
@@ -275,36 +203,13 @@ def test_order_of_columns_nulls_and_large_types_do_not_matter(tmp_path: Path) ->
     assert drain(op, 10).values == [{"p": "x", "q": None}, {"p": "y", "q": 1}]
 
 
-@pytest.mark.parametrize("name", ["row", "lineage"])
-def test_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
-    pq.write_table(pa.table({name: [1]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=f"column '{name}', a name .* 'data.rename={{{name}: source_{name}}}'"):
-        read(tmp_path)
-
-
-def test_columns_get_the_names_that_they_are_given(path: Path) -> None:
-    found = read(path, 10, seek=1, rename={"n": "m", "x": "n"})
-    assert found.values == [{"prompt": row["prompt"], "m": row["n"], "n": row["x"]} for row in ROWS[10:]]
-
-
 def test_of_renamed_results_the_next_job_can_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"row": [7], "lineage": [[0]], "p": ["x"]}), tmp_path / "a.parquet")
     found = read(tmp_path, rename={"row": "source_row", "lineage": "source_lineage"})
     assert found.rows == {0: {"source_row": 7, "source_lineage": [0], "p": "x"}}
 
 
-@pytest.mark.parametrize(
-    ("rename", "message"),
-    [
-        ({"a": "b"}, "with data.rename .* has two columns 'b'; give one of them another name"),
-        ({"a": "row"}, "column 'row', a name .*'data.rename={a: source_row}'"),
-        ({"c": "d"}, "data.rename names 'c'; the columns are a, b"),
-    ],
-)
-def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str, str], message: str) -> None:
-    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\n')
-    with pytest.raises(ConfigError, match=message):
-        read(tmp_path, rename=rename)
+AB = b'{"a": 1, "b": 2}\n'
 
 
 @pytest.mark.parametrize(
@@ -318,6 +223,8 @@ def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str
         ("a.jsonl", b'{"a": 1}\r{"a": 2}\r', {}, "begins like JSON, in lines that end in CR alone; make them"),
         ("a.jsonl.bz2", b"BZh91AY&SY", {}, "begins like bzip2, .* unpack it first"),
         ("a.csv", b"\xfd7zXZ\0\0", {}, "begins like xz, .* unpack it first"),
+        ("a.csv", gzip.compress(b"a\n1\n"), {}, r"begins like gzip, which is unpacked where the name ends in \.gz"),
+        ("a.jsonl", gzip.compress(b"{}"), {}, r"begins like gzip, which is unpacked where the name ends in \.gz"),
         ("a.arrow", b"hello", {}, "cannot be read as arrow"),
         ("a.jsonl", b"[\n{}]", {}, "a JSON array"),
         ("a.jsonl", b"PAR1\0\0\0", {}, "begins like Parquet"),
@@ -330,6 +237,13 @@ def test_names_that_cannot_be_given_are_refused(tmp_path: Path, rename: dict[str
         ("a.csv", b"a,b\n1,2\n", {"schema": {"c": "string"}}, "data.schema names 'c'; .* has a, b"),
         ("a.csv", b"a,b\n1,2\n", {"schema": {"a": "list<string>"}}, "cannot be read from CSV"),
         ("a.csv", b"a,a\n1,2\n", {}, "two columns 'a'; rename one in the file"),
+        ("a.csv", b'\n"a,b\n1,2\n', {}, r"a\.csv cannot be read as CSV: its header, line 2: a quote is opened"),
+        ("a.jsonl", b'{"a": ' + b"[" * 120 + b"]" * 120 + b"}", {}, "nested more than 100 deep"),
+        ("a.jsonl", b'{"row": 1}', {}, "column 'row', a name .* 'data.rename={row: source_row}'"),
+        ("a.jsonl", b'{"lineage": 1}', {}, "column 'lineage', a name .* 'data.rename={lineage: source_lineage}'"),
+        ("a.jsonl", AB, {"rename": {"a": "b"}}, "with data.rename .* two columns 'b'; give one of them another name"),
+        ("a.jsonl", AB, {"rename": {"a": "row"}}, "column 'row', a name .*'data.rename={a: source_row}'"),
+        ("a.jsonl", AB, {"rename": {"c": "d"}}, "data.rename names 'c'; the columns are a, b"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, data: Any, message: str) -> None:

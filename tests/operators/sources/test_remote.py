@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
 from pipeline.runs.job import run_job
 from pipeline.settings import JobSettings, NodeSettings
+from tests.operators.formats.samples import ROWS, SUFFIXES, make
 from tests.operators.generation.stores import KEY, Store, put
 from tests.operators.sources.reading import drain, read
-from tests.operators.sources.test_read_prompts import ROWS, WRITERS
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,11 @@ def lines(rows: int, note_bytes: int = 0) -> bytes:
     return b"".join(b'{"prompt": "p%d"%s}\n' % (i, note) for i in range(rows))
 
 
-@pytest.mark.parametrize("suffix", [*WRITERS, "jsonl.gz", "csv.zst"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("url", ["bucket/rows.{}", "bucket", "bucket/r*.{}"])
 def test_every_format_gives_the_same_rows_and_tails(tmp_path: Path, suffix: str, url: str) -> None:
-    kind, _, packed = suffix.partition(".")
-    WRITERS[kind](tmp_path / "plain", pa.Table.from_pylist(ROWS))
-    with pa.output_stream(tmp_path / "rows", compression={"gz": "gzip", "zst": "zstd"}.get(packed)) as file:
-        file.write((tmp_path / "plain").read_bytes())
-    put(f"bucket/rows.{suffix}", (tmp_path / "rows").read_bytes())
+    file = make(tmp_path / f"rows.{suffix}")
+    put(f"bucket/rows.{suffix}", file.read_bytes())
     for seek in range(4):
         assert read(f"store://{url.format(suffix)}", 10, seek).values == ROWS[seek * 10 :]
 
@@ -218,18 +215,15 @@ def test_a_repair_runs_from_the_saved_settings_with_credentials_of_the_environme
     assert data(tmp_path) == before
 
 
-@pytest.mark.parametrize("suffix", [*WRITERS, "jsonl.gz", "csv.zst"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_line_that_goes_dead_is_told_in_words_whatever_the_format(tmp_path: Path, suffix: str) -> None:
-    kind, _, packed = suffix.partition(".")
     noise = random.Random(0)
     table = pa.table({"prompt": [f"{noise.getrandbits(4000):x}" for _ in range(3000)]})
-    WRITERS[kind](tmp_path / "plain", table)
-    with pa.output_stream(tmp_path / "rows", compression={"gz": "gzip", "zst": "zstd"}.get(packed)) as file:
-        file.write((tmp_path / "plain").read_bytes())
-    url = put(f"rows.{suffix}", (tmp_path / "rows").read_bytes())
+    file = make(tmp_path / f"rows.{suffix}", table)
+    url = put(f"rows.{suffix}", file.read_bytes())
     op = ReadPrompts(DataSettings(path=url), 100)
     op.plan()
-    Store.fails_behind = (tmp_path / "rows").stat().st_size * 3 // 4
+    Store.fails_behind = file.stat().st_size * 3 // 4
     with pytest.raises(SourceError, match=rf"^store://rows.{suffix} cannot be reached: .* signed with .left out."):
         drain(op, 100)
 

@@ -10,8 +10,8 @@ import fsspec
 import pytest
 
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ExitCode, InputError, SourceError
 from pipeline.cli.main import main
 from tests.operators.sources.reading import drain

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.api.meter import StageClock, StageMeter, StageState
+from pipeline.api.meter import RowCounts, StageClock, StageMeter, StageState
 
 
 class FakeClock:
@@ -60,3 +62,10 @@ def test_counts_carry_the_rows_that_wait():
     meter.queue_rows = lambda: 7
     meter.rows_in = 3
     assert (meter.counts()["queue_rows"], meter.counts()["rows_in"], meter.counts()["rejected"]) == (7, 3, 0)
+
+
+def test_what_workers_tell_of_rows_comes_with_their_counts():
+    meter = StageMeter("node", FakeClock())
+    for _ in range(2):
+        meter.add(3, RowCounts(rows_in=2, rows_out=2, told=Counter(odd=1)))
+    assert (meter.rows_in, meter.take(3).told) == (4, {"odd": 2})

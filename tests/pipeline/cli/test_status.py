@@ -134,22 +134,6 @@ def test_json_is_the_file_as_it_is(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == values(tmp_path / "out")
 
 
-def test_counters_of_a_run_go_on_over_its_attempts_and_never_fall(tmp_path):
-    broken = tmp_path / "broken"
-    broken.touch()
-    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
-    assert run_job(settings, Resources()) is ExitCode.FAILED
-    before = values(tmp_path / "out")["counters"]
-    broken.unlink()
-    assert run_job(settings, Resources()) is ExitCode.DONE
-    after = values(tmp_path / "out")["counters"]
-    assert all(after[node][key] >= value for node, counts in before.items() for key, value in counts.items())
-    assert after["square"]["rows_in"] == before["square"]["rows_in"] + 25
-    settings.overwrite = True
-    assert run_job(settings, Resources()) is ExitCode.DONE
-    assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 45
-
-
 def test_tokens_are_those_of_all_attempts(tmp_path, capsys):
     """At least 5 for each of the 45 rows, of which the second attempt reads 25."""
     broken = tmp_path / "broken"

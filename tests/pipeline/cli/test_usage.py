@@ -138,6 +138,11 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
             ("sampling:\n  stop: [no]\n", "sampling.stop[0]: False is a boolean here, not a text"),
             ("data:\n  prompt_column: on\n", "data.prompt_column: True is a boolean here, not a text"),
             ("sampling: 1\n", "sampling takes settings of its own below it (sampling: {key: value})"),
+            (
+                "on_finish: x\n",
+                "on_finish takes settings of its own below it (on_finish: {key: value}), not a single value (",
+            ),
+            ("nodes: {square: 5}\n", "nodes.square takes settings of its own below it"),
             ("output: jsonl\n", "chosen with `- override /output: jsonl` at the end of `defaults:`"),
             ("sampling:\n  stop: x\n", "sampling.stop takes a list; write sampling.stop=[...] (in "),
         ],
@@ -147,6 +152,7 @@ def test_a_line_break_that_is_none_is_noted(capsys, argument, noted):
         "name: a: b\n",
         "defaults:\n  - model: gguf\n",
         "output: jsonl\n",
+        "on_finish: x\n",
     ),
 )
 def test_a_job_file_that_is_wrong_is_told_where_and_what_to_write(capsys, text, says):

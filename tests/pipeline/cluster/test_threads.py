@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from operators.generate import Generate
@@ -25,7 +26,7 @@ from pipeline.cluster.pieces import WorkRequest, to_ipc
 from pipeline.cluster.segment_runner import SegmentRunner, _Pieces
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
-from pipeline.results.report.totals import totals
+from pipeline.results.report.time_spent import counted
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ROUNDS, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.thread_pool import workers_in_threads
@@ -117,7 +118,11 @@ def test_the_metrics_name_workers_and_count_rows_once(local, by_two) -> None:
     assert pieces >= 8
     assert status["workers"]["workers"] == 2
     assert f'llama_batch_cluster_pieces{{job="quickstart"}} {pieces:g}\n' in exposition(status)
-    assert ("workers", f"2 began, {pieces:g} pieces") in totals(read_results(out))
+    (panel,) = counted(read_results(out))
+    shown = [row for table in panel.tables for row in table.rows]
+    assert ["cluster", "Pieces that were sent to workers.", f"{pieces:g}"] in shown
+    steps = sum(json.loads(run["totals"])["steps"] for run in pq.read_table(out / "metrics/run.parquet").to_pylist())
+    assert ["", "steps of engines", f"{steps:g} steps"] in shown  # what the workers say of their numbers
     older = status | {"workers": status["workers"] | {"pieces_copied": 1.0}}
     assert exposition(older) == exposition(status)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import GraphError
-from pipeline.config.annotations import fits, in_words
+from pipeline.config.annotations import allowed
 from pipeline.config.build import build_graph
 from pipeline.settings import JobSettings, NodeSettings
 
@@ -37,13 +37,13 @@ class Group:
     ],
 )
 def test_a_value_fits_its_annotation_or_not(hint, fitting, others):
-    assert all(fits(value, hint) for value in fitting)
-    assert not any(fits(value, hint) for value in others)
+    assert all(allowed(hint).fits(value) for value in fitting)
+    assert not any(allowed(hint).fits(value) for value in others)
 
 
 def test_annotations_are_told_in_words():
-    assert in_words(int | None) == "a whole number or null"
-    assert in_words(Group) == "a mapping with keys of path"
+    assert allowed(int | None).words == "a whole number or null"
+    assert allowed(Group).words == "a mapping with keys of path"
 
 
 READ = "operators.sources.read_prompts.ReadPrompts"

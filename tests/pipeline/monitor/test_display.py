@@ -158,13 +158,10 @@ def test_samples_are_completions_of_their_own():
     assert run.at(10.0, read=50, written=80).eta_s == (400 - 80) * 10 / 80
 
 
-def test_where_nothing_is_generated_the_tokens_that_are_read_are_the_work():
+def test_where_nothing_is_generated_the_tokens_that_are_read_are_the_work_else_the_rows():
     run = Run(Source(total=100))
     run.meters["generate"].tokens_in, run.meters["generate"].rows_out = 400, 20
     assert run.at(10.0, read=50, written=20).eta_s == 80 * 20 / 40
-
-
-def test_without_tokens_the_rows_are_the_work():
     assert Run(Source(total=100)).at(10.0, read=50, written=20).eta_s == 80 / 2
 
 
@@ -216,12 +213,6 @@ def test_rows_and_rejects_of_earlier_attempts_are_done_and_not_part_of_the_rate(
     )
     assert (shot.rows, shot.rows_per_s, shot.eta_s) == (60, 2, 20)
     assert (shot.errors, shot.filtered) == (3, 2)
-
-
-def test_expanded_rows_are_shared_out():
-    run = Run(Source(total=100))
-    run.meters["generate"].expanded = 50
-    assert run.at(10.0, read=50, written=40).rows == 20
 
 
 def test_rows_that_are_merged_again_are_shared_out_too():

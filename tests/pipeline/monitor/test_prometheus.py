@@ -91,19 +91,17 @@ def test_counters_go_on_over_attempts_and_never_fall(tmp_path):
     assert all(after[key] >= before[key] for key in counters)
     assert after["llama_batch_stage_rows_out_total", 'job="squares",node="write"'] == 45
     assert after["llama_batch_attempt", 'job="squares"'] == 2
+    settings.overwrite = True
+    assert run_job(settings, Resources()) is ExitCode.DONE
+    anew, _ = read(tmp_path)
+    assert anew["llama_batch_stage_rows_in_total", 'job="squares",node="square"'] == 45
 
 
-def test_names_that_need_it_are_escaped(tmp_path):
+def test_names_that_need_it_are_escaped_and_while_it_runs_what_is_not_known_is_not_said(tmp_path):
     run_job(job(tmp_path / "out"), Resources())
     status = json.loads((tmp_path / "out/status.json").read_text())
-    text = exposition({**status, "job": 'a "b\\c"\nd'})
-    samples, _ = parsed(text)
+    samples, _ = parsed(exposition({**status, "job": 'a "b\\c"\nd'}))
     assert ("llama_batch_rows_finished", r'job="a \"b\\c\"\nd"') in samples
-
-
-def test_while_it_runs_what_is_not_known_is_not_said(tmp_path):
-    run_job(job(tmp_path / "out"), Resources())
-    status = json.loads((tmp_path / "out/status.json").read_text())
     running = {**status, "state": "running", "exit_code": None, "rows_total": None, "eta_s": 12.5}
     samples, types = parsed(exposition(running))
     assert samples["llama_batch_running", 'job="squares"'] == 1

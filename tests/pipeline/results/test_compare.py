@@ -12,7 +12,7 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.compare import content_differences, joined, setting_differences
-from pipeline.results.reader import Results, read_results
+from pipeline.results.reader import Results
 from tests.pipeline.runs.test_job import job, run
 
 
@@ -140,16 +140,3 @@ def test_a_group_that_a_node_was_given_is_named_by_the_key_that_users_type(tmp_p
     a, b = results(16, 1, "x"), results(32, 2, "y")
     assert setting_differences(a, b) == ["nodes.generate.op.own: 1 -> 2", "runtime.slots: 16 -> 32"]
     assert content_differences(a, b) == ['nodes.read.content: "x" -> "y"']
-
-
-def test_a_resumed_run_agrees_with_an_uninterrupted_one(tmp_path):
-    broken = tmp_path / "broken"
-    broken.touch()
-    square = {"fail_at": 27, "broken": str(broken)}
-    assert run(job(tmp_path / "b", square=square, max_open_chunks=1)) is ExitCode.FAILED
-    broken.unlink()
-    for side in "ab":
-        assert run(job(tmp_path / side, square=square, max_open_chunks=1)) is ExitCode.DONE
-    found = joined(read_results(tmp_path / "a"), read_results(tmp_path / "b"), "data")
-    assert found is not None
-    assert all(column.equal == 45 == found.both for column in found.columns)

@@ -15,7 +15,6 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.results.report.page import page
-from pipeline.results.report.panel import Bars
 from pipeline.results.report.time_spent import time_spent
 from pipeline.results.report.totals import totals
 from pipeline.run_dir.state import RunState
@@ -81,8 +80,8 @@ def test_summary_status_accounts_and_report_agree(tmp_path, capsys, kind):
     assert "of 160 rows" in screen if kind == "target" else f"{committed}" in screen
 
     (panel,) = time_spent(results)
-    (stages,) = [chart for chart in panel.charts if isinstance(chart, Bars)]
-    report = {str(row[0]): [int(str(row[i])) for i in (1, 3, 4)] for row in stages.table.rows}
+    (stages,) = panel.tables
+    report = {str(row[0]): [int(str(row[i])) for i in (1, 3, 4)] for row in stages.rows}
     assert report == accounts
     assert dict(totals(results))["rows done"] == str(committed)
     text = page(results)

@@ -73,9 +73,8 @@ def test_the_p_value_of_many_rows_is_that_of_the_normal_distribution():
 
 def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
     found = compared(tmp_path, rows_of(0), rows_of(1))
-    ((column, rows, both, only_a, only_b),) = found.shares
-    assert (column, rows, both, only_a, only_b) == ("correct", 5, 2, 2, 1)
-    assert (found.shares[0].true_a, found.shares[0].true_b, found.shares[0].p) == (4, 3, 1.0)
+    (true,) = found.shares
+    assert (*true, true.p) == ("correct", 5, 4, 3, 2, 1, 1.0)
     score, tokens = found.means
     # The differences are 0.5, 0 and -0.25: their variance is 7/48.
     assert list(score[1:6]) == pytest.approx([3, 3.5 / 3, 1.25, 0.25 / 3, math.sqrt(7 / 48 / 3)])
@@ -87,7 +86,8 @@ def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
 
 def test_exchanging_the_runs_mirrors_the_figures(tmp_path):
     one, other = (compared(tmp_path / str(i), rows_of(i), rows_of(1 - i)) for i in range(2))
-    assert [(s.column, s.rows, s.both, s.only_b, s.only_a) for s in one.shares] == [tuple(s) for s in other.shares]
+    mirror = [(s.column, s.rows, s.true_b, s.true_a, s.only_b, s.only_a) for s in one.shares]
+    assert mirror == [tuple(s) for s in other.shares]
     assert [s.p for s in one.shares] == [s.p for s in other.shares]
     for m, mirrored in zip(one.means, other.means, strict=True):
         assert (m.column, m.rows, m.mean_b, m.mean_a, m.differ) == (*mirrored[:4], mirrored.differ)

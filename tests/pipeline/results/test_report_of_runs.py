@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -15,7 +14,6 @@ from pipeline.cli.main import main
 from pipeline.results.figures import attempts, on_one_axis, stage_times
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report.page import page
-from pipeline.results.report.panel import ReportHistogram
 from pipeline.results.report.rows import rejects, samples, shown, texts
 from pipeline.results.report.write import write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
@@ -23,12 +21,6 @@ from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings
 from tests.pipeline.runs.test_job import job, run
 from tests.sets import often
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pages without drawings, which are most of the time that a page takes."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def test_each_reason_has_the_first_row_that_it_took(tmp_path):
@@ -78,7 +70,6 @@ def test_a_run_of_few_rows_shows_what_it_has(tmp_path, rows):
     assert not {"Over time", "Lengths and finish reasons", "Rejects"} & set(headings(text))
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_run_whose_rows_were_all_rejected_shows_why(tmp_path):
     run(job(tmp_path / "out", rows=9, square={"bad": list(range(9))}))
     text = page(read_results(tmp_path / "out"))
@@ -120,7 +111,7 @@ def test_the_rows_of_two_sinks_are_kept_apart(tmp_path):
         ("Sample rows of data/long", 2),
     ]
     (panel,) = texts(results)
-    found = [(chart.title, sum(chart.counts)) for chart in panel.charts if isinstance(chart, ReportHistogram)]
+    found = [(chart.title, sum(value or 0 for value in chart.series[0].values)) for chart in panel.charts]
     assert found == [("token_count in data", 3), ("token_count in data/long", 2)]
 
 
@@ -149,7 +140,6 @@ def failed_then_resumed(out: Path) -> None:
     assert run(job(out, square=square, max_open_chunks=1)) is ExitCode.DONE
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_time_axis_counts_running_time_only(tmp_path):
     failed_then_resumed(tmp_path / "out")
     first, second = attempts(read_results(tmp_path / "out"))
@@ -171,20 +161,6 @@ def test_an_attempt_that_was_killed_is_shown_by_what_it_left(tmp_path):
     assert sum(stage["rows_in"] for stage in stage_times(read_results(out)) if stage["node"] == "square") == 45 + 10
 
 
-def test_streams_that_were_merged_and_not_removed_count_once(tmp_path):
-    table = MetricsTable(tmp_path / "metrics", "stages", STAGES_SCHEMA, 1)
-    table.append(3.5, 3.5, "square", 10, 10, 0, 0, 1, 100, 40, 0, 3.0, 0.5, 0.0, 3.5)
-    table.flush()
-    (stream,) = (tmp_path / "metrics/stages").iterdir()
-    content = stream.read_bytes()
-    table.merge()
-    stream.parent.mkdir()
-    stream.write_bytes(content)
-    (tmp_path / "manifest.json").write_text('{"job": "x"}')
-    assert [stage["rows_in"] for stage in stage_times(read_results(tmp_path))] == [10]
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     out = tmp_path / "out"
     run(job(out))
@@ -194,7 +170,6 @@ def test_a_damaged_file_costs_its_panels_and_the_page_says_so(tmp_path):
     assert "Where the time went" in headings(text)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_file_that_is_gone_is_counted_and_the_others_are_read(tmp_path):
     out = tmp_path / "out"
     run(job(out))
@@ -204,7 +179,7 @@ def test_a_file_that_is_gone_is_counted_and_the_others_are_read(tmp_path):
     assert "Row 39" in text
 
 
-@pytest.mark.usefixtures("reports", "undrawn")
+@pytest.mark.usefixtures("reports")
 def test_every_attempt_writes_a_report_however_it_ends(tmp_path, capsys):
     failed_then_resumed(tmp_path / "out")
     assert capsys.readouterr().out.count(f"report      {tmp_path}/out/report.html") == 2
@@ -227,7 +202,6 @@ def test_report_false_writes_none(tmp_path):
     assert not (tmp_path / "out/report.html").exists()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_command_draws_a_report_again_and_refuses_what_is_no_run(tmp_path, capsys):
     run(job(tmp_path / "out"))
     capsys.readouterr()

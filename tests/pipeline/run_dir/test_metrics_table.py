@@ -16,7 +16,7 @@ import pytest
 from pipeline.api.errors import StorageError
 from pipeline.api.meter import StageMeter
 from pipeline.run_dir import metrics_files, metrics_table
-from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable, MetricsTables, StageRecorder
+from pipeline.run_dir.metrics_table import MeterRecorder, MetricsTable, MetricsTables
 from tests.pipeline.api.test_meter import FakeClock
 from tests.sets import often
 
@@ -345,15 +345,16 @@ def test_memory_does_not_grow_with_rows_and_small_batches_become_large_row_group
 def test_a_stage_has_one_row_an_interval_with_what_it_gained(tmp_path):
     clock = FakeClock()
     meter = StageMeter("node", clock)
-    table = MetricsTable(tmp_path, "stages", STAGES_SCHEMA, 1)
-    recorder = StageRecorder(table)
+    tables = MetricsTables(tmp_path)
+    recorder = MeterRecorder(tables)
     meter.clock.start()
     for now, gained in ((1.0, 10), (3.0, 5)):
         meter.rows_in += gained
         clock.now = 100 + now
-        recorder.record(now, [meter])
+        recorder.stages(now, [meter])
+    (table,) = tables
     table.merge()
-    first, second = pq.read_table(tmp_path / "stages.parquet").to_pylist()
+    first, second = pq.read_table(tmp_path / "metrics/stages.parquet").to_pylist()
     assert (first["rows_in"], first["interval_s"], first["busy_s"], first["wall_s"]) == (10, 1, 1, 1)
     assert (second["rows_in"], second["interval_s"], second["busy_s"], second["wall_s"]) == (5, 2, 2, 2)
 

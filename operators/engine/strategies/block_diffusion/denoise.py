@@ -11,9 +11,9 @@ docs/block_diffusion.md has the algorithm and its sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
@@ -29,19 +29,19 @@ from operators.engine.strategies.block_diffusion.remasking import Confidences, c
 from operators.engine.strategies.block_diffusion.setup import BlockDiffusionSetup, mask_of
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
+from pipeline.api.numbers import counted
 
 
 @dataclass
 class PassCounts:
-    """Counts. A pass is one block of one row in one call: of its prompt, of a denoising step, or to store it. Discarded
-    are committed tokens after the end of a text; `output_rows` counts rows of logits."""
+    """Counts. A pass is one block of one row in one call."""
 
-    prompt_passes: float = 0.0
-    denoise_passes: float = 0.0
-    store_passes: float = 0.0
-    committed_tokens: float = 0.0
-    discarded_tokens: float = 0.0
-    output_rows: float = 0.0
+    prompt_passes: float = counted("blocks of prompts in calls", "passes")
+    denoise_passes: float = counted("blocks that were denoised in calls", "passes")
+    store_passes: float = counted("blocks that were stored in calls", "passes")
+    committed_tokens: float = counted("tokens that were committed", "tokens")
+    discarded_tokens: float = counted("committed tokens after the end of a text", "tokens")
+    output_rows: float = counted("rows of logits", "rows")
 
 
 @dataclass(slots=True)  # not frozen: one is made for every row and call, and freezing doubles the cost
@@ -112,8 +112,8 @@ class BlockDiffusion(Strategy):
             if one.row is not None:
                 self._move(one.row, one, logits, found, rows[one.wanted].tolist())
 
-    def totals(self) -> Mapping[str, float]:
-        return asdict(self.counts)
+    def own_counts(self) -> list[PassCounts]:
+        return [self.counts]
 
     def _passes_of(self, step: StepBatch) -> Iterator[Pass]:
         for chunk in step.chunks:

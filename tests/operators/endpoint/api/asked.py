@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
 from operators.settings import DataSettings, SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "penalty_last_n": None}
@@ -20,15 +20,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("now", "sum")]
 
 
-@dataclass
-class Model:
-    name: str = "m"
-    api: str = CHAT
-    extra_body: dict[str, Any] | None = None
+def model(api: str = CHAT, extra_body: dict[str, Any] | None = None) -> EndpointSettings:
+    return EndpointSettings(url="http://127.0.0.1:1/v1", name="m", api=api, extra_body=extra_body)
 
 
-def bodies(dialect: str, data: DataSettings | None = None, model: Model | None = None, **sampling: Any) -> Bodies:
-    return Bodies(model or Model(), SamplingSettings(**(PLAIN | sampling)), data, dialect, "node 'ask'")
+def bodies(
+    dialect: str, data: DataSettings | None = None, at: EndpointSettings | None = None, **sampling: Any
+) -> Bodies:
+    return Bodies(at or model(), SamplingSettings(**(PLAIN | sampling)), data, dialect, "node 'ask'")
 
 
 def body(dialect: str, row: dict[str, Any] | None = None, /, **given: Any) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def body(dialect: str, row: dict[str, Any] | None = None, /, **given: Any) -> di
 
 def completion(dialect: str, **given: Any) -> dict[str, Any]:
     """The same for a text, in the API of completions."""
-    made = bodies(dialect, model=Model(api=COMPLETIONS), **given).of("once", {}, 5)
+    made = bodies(dialect, at=model(COMPLETIONS), **given).of("once", {}, 5)
     assert isinstance(made, dict), made
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from operators.endpoint.api.answers import (
 )
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
 from operators.endpoint.api.json_shape import Failed, Unusable
-from operators.endpoint.api.usage import COUNTS, odd_usage
+from operators.endpoint.api.usage import odd_usage
 from tests.operators.endpoint.api.answered import (
     BODIES,
     ENTRY,
@@ -190,7 +191,7 @@ def test_what_an_answer_counts_never_costs_its_text(usage, said):
     body = chat() | {"usage": usage, "model": 3}
     answer = read_answer(body, CHAT)
     assert (answer.text, answer.model) == (read_answer(chat(), CHAT).text, "")
-    assert [getattr(answer, name) for name in COUNTS] == [None] * 4
+    assert all(value is None for name, value in asdict(answer).items() if name.endswith("_tokens"))
     assert odd_usage(body) == said
     assert from_json(to_json(answer)) == answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from operators.endpoint.api.dialects import (
     COMPLETIONS,
     DIALECTS,
     NAMES,
-    NOTES,
+    NODES,
     OPENAI,
+    Key,
     dialect_of,
-    markdown,
 )
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.endpoint import EndpointSettings
@@ -36,21 +37,17 @@ TAKEN = {
 """The keys of OpenAI's own client."""
 
 
+PAGE = (PROJECT / "docs/endpoints.md").read_text(encoding="utf-8")
+
+
 def test_no_field_is_forgotten():
+    """The page says what becomes of a setting that is no key of a body."""
     sampling = {f.name for f in fields(SamplingSettings)} - {"structured"}
     structured = {f"structured.{f.name}" for f in fields(StructuredSettings)}
     others = {"seed", "template_kwargs", "continue_final_message"}
-    assert DIALECTS.keys() | NOTES.keys() == sampling | structured | others
-    assert not DIALECTS.keys() & NOTES.keys()
+    notes = re.findall(r"^\| `([\w.]+)` \|", PAGE.partition("| setting | what becomes of it |")[2], re.M)
+    assert sorted([*DIALECTS, *notes]) == sorted(sampling | structured | others)
     assert all(tuple(row) == NAMES for row in DIALECTS.values())
-
-
-def test_the_table_is_markdown():
-    nodes, lines = (part.splitlines() for part in markdown().split("\n\n")[:2])
-    assert "| Rerank | `/rerank` | `/rerank` | `/rerank` | `/rerank` |  |" in nodes
-    assert lines[0] == "| setting | openai | vllm | sglang | llama_server | llama_cpp_python |"
-    assert "| `top_k` |  | `top_k` | `top_k` | `top_k` | `top_k` |" in lines
-    assert [line.count("|") for line in lines[: len(DIALECTS) + 2]] == [7] * (len(DIALECTS) + 2)
 
 
 def test_a_plain_body_of_each_dialect():
@@ -98,39 +95,19 @@ def test_a_full_body_of_llama_server():
         "logprobs": 0,
         "thinking_budget": 100,
     }
-    assert body("llama_server", **given) == {
-        "model": "m",
-        "messages": HI,
-        "temperature": 0.7,
-        "top_k": 30,
-        "top_p": 0.9,
-        "min_p": 0.02,
-        "typical_p": 0.99,
-        "top_n_sigma": 2.0,
-        "dynatemp_range": 0.2,
-        "dynatemp_exponent": 1.0,
-        "repeat_penalty": 1.1,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.2,
+    names = {"repetition_penalty": "repeat_penalty", "order": "samplers", "thinking_budget": "thinking_budget_tokens"}
+    usual = {"dynatemp_exponent": 1.0, "dry_base": 1.75, "dry_allowed_length": 2, "xtc_threshold": 0.1, "mirostat": 0}
+    written = {
         "repeat_last_n": -1,
-        "dry_multiplier": 0.8,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
         "dry_penalty_last_n": -1,
-        "dry_sequence_breakers": ["\n"],
-        "xtc_probability": 0.5,
-        "xtc_threshold": 0.1,
-        "mirostat": 0,
         "samplers": ["penalties", "dry", "temperature", "typ_p", "top_n_sigma", "top_k", "top_p", "min_p", "xtc"],
         "logit_bias": [[7, 1.5], ["15", False]],
-        "max_tokens": 256,
-        "stop": ["END"],
-        "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 1,
-        "thinking_budget_tokens": 100,
-        "seed": 5,
     }
+    common = {"model": "m", "messages": HI, "max_tokens": 256, "seed": 5}
+    same = {names.get(name, name): value for name, value in given.items()}
+    assert body("llama_server", **given) == common | usual | same | written
 
 
 def test_a_full_body_of_vllm():
@@ -197,8 +174,14 @@ def test_a_server_tells_its_dialect(card, dialect):
     assert dialect_of(card) == dialect
 
 
+def cell(key: Key) -> str:
+    both = [f"`{name}` ({api})" for api in APIS if (name := key.of(api)) is not None]
+    return f"`{key.chat}`" if key.chat is not None and key.chat == key.completions else ", ".join(both)
+
+
 def test_the_page_has_the_table():
-    page = (PROJECT / "docs/endpoints.md").read_text(encoding="utf-8")
-    assert markdown() in page
+    lines = [["setting", *NAMES], *([f"`{name}`", *map(cell, row.values())] for name, row in DIALECTS.items())]
+    lines += [[name, *(f"`{path}`" if path else "" for path in paths.values())] for name, paths in NODES.items()]
+    assert [line for line in lines if f"\n| {' | '.join(line)} |\n" not in PAGE] == []
     own = {f.name for f in fields(EndpointSettings)} - {f.name for f in fields(ModelSettings)}
-    assert [name for name in own if f"`{name}`" not in page] == []
+    assert [name for name in own if f"`{name}`" not in PAGE] == []

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.api.dialects import LLAMA_CPP_PYTHON, NAMES, NOTES
+from operators.endpoint.api.dialects import DIALECTS, LLAMA_CPP_PYTHON, NAMES
 from operators.settings import DataSettings, SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.api.asked import SCHEMA, TOOLS, Model, body, refusal
+from tests.operators.endpoint.api.asked import SCHEMA, TOOLS, body, refusal
 
 UNSENT: list[tuple[str, dict[str, Any], str]] = [
     ("openai", {"top_k": 40}, "sampling.top_k=40 cannot be sent: openai has no key for it; leave it out with"),
@@ -92,28 +93,35 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(dialect, sampling, 
     assert message in said
 
 
-def test_an_unknown_dialect_or_api_is_refused():
-    assert "model.dialect='tgi' cannot work: it is one of openai, vllm" in refusal("tgi")
-    assert "model.api='responses' cannot work" in refusal("openai", model=Model(api="responses"))
+@pytest.mark.parametrize(
+    ("key", "word", "said"), [("dialect", "tgi", "auto, openai, vllm"), ("api", "responses", "chat")]
+)
+def test_an_unknown_dialect_or_api_is_refused(key, word, said):
+    with pytest.raises(ConfigError, match=f"model.{key}='{word}' cannot work: it is one of {said}"):
+        EndpointSettings(url="http://127.0.0.1:1/v1", **{key: word})
 
 
-@pytest.mark.parametrize("dialect", NAMES)
-@pytest.mark.parametrize("key", [f.name for f in fields(SamplingSettings) if f.name not in NOTES])
-def test_no_value_is_dropped_in_silence(dialect, key):
-    """Each key, set to something that acts, changes the body or is refused."""
+SETTINGS = {f.name for f in fields(SamplingSettings)}
+
+
+@pytest.mark.parametrize("key", [name for name in (*DIALECTS, "structured") if name in SETTINGS])
+def test_no_value_is_dropped_in_silence(key):
+    """Each key, set to something that acts, changes the body or is refused, in each dialect."""
     given = ACTING[key] if isinstance(ACTING[key], dict) else {key: ACTING[key]}
     before = {name: value for name, value in given.items() if name != key}
     row = {"tools": TOOLS} if key == "tools" else {}
     data = DataSettings(tools=TOOLS) if key == "tools" else None
-    plain = {"penalty_last_n": 64} if dialect == LLAMA_CPP_PYTHON else {}
-    try:
-        changed = body(dialect, row, data=data, **(plain | given))
-    except ConfigError as error:
-        refused = str(error)
-    else:
-        assert changed != body(dialect, row, data=data, **(plain | before))
-        return
-    assert any(f"sampling.{name}" in refused for name in given)
+    for dialect in NAMES:
+        plain = {"penalty_last_n": 64} if dialect == LLAMA_CPP_PYTHON else {}
+        refused = ""
+        try:
+            changed = body(dialect, row, data=data, **(plain | given))
+        except ConfigError as error:
+            refused = str(error)
+        if refused:
+            assert any(f"sampling.{name}" in refused for name in given)
+        else:
+            assert changed != body(dialect, row, data=data, **(plain | before))
 
 
 def test_what_has_no_effect_is_not_looked_at():

@@ -1,44 +1,28 @@
-"""The waits between the tries of a request, in simulated time."""
+"""The waits between the tries of a request."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 import pytest
 
-from operators.endpoint.connection.retrying import retrying
+from operators.endpoint.connection.patience import pause_s
 from operators.endpoint.connection.verdict import Again, retry_after
 
-
-def waits_of(monkeypatch, failures: list[Again], left_s: float = math.inf) -> list[float]:
-    """Return how long `retrying` waits after each of `failures`, before a try that succeeds."""
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    async def attempt() -> None:
-        if failures:
-            raise failures.pop(0)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    asyncio.run(retrying(attempt, lambda failed: left_s))
-    return waits
+NO = Again("no")
 
 
 def test_waits_double_up_to_the_longest_with_jitter(monkeypatch):
+    drawn = [pause_s(number, NO, math.inf) for number in range(9)]
     monkeypatch.setattr("random.uniform", lambda low, high: high)
-    waits = waits_of(monkeypatch, [Again("no") for _ in range(2000)])
+    waits = [pause_s(number, NO, math.inf) for number in range(2000)]
     assert waits[:9] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert set(waits[9:]) == {30.0}
-    monkeypatch.undo()
-    drawn = waits_of(monkeypatch, [Again("no") for _ in range(9)])
     assert all(0 <= wait <= most for wait, most in zip(drawn, waits, strict=False))
 
 
-def test_what_a_server_asks_for_is_the_least_and_a_second_of_jitter_the_most(monkeypatch):
-    waits = waits_of(monkeypatch, [Again("no", 7.0) for _ in range(50)])
+def test_what_a_server_asks_for_is_the_least_and_a_second_of_jitter_the_most():
+    waits = [pause_s(number, Again("no", 7.0), math.inf) for number in range(50)]
     assert all(7.0 <= wait <= 8.0 for wait in waits)
     assert len(set(waits)) > 1
 
@@ -46,21 +30,7 @@ def test_what_a_server_asks_for_is_the_least_and_a_second_of_jitter_the_most(mon
 @pytest.mark.parametrize("after_s", [None, 5.0])
 def test_no_wait_passes_the_deadline(monkeypatch, after_s):
     monkeypatch.setattr("random.uniform", lambda low, high: high)
-    assert max(waits_of(monkeypatch, [Again("no", after_s) for _ in range(20)], left_s=5.0)) == 5.0
-
-
-def test_the_rule_ends_the_tries(monkeypatch):
-    failed = Again("no")
-
-    def never(error: Again) -> float:
-        raise error
-
-    async def attempt() -> None:
-        raise failed
-
-    with pytest.raises(Again) as raised:
-        asyncio.run(retrying(attempt, never))
-    assert raised.value is failed
+    assert max(pause_s(number, Again("no", after_s), 5.0) for number in range(20)) == 5.0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class Done:
         self.ids = {row.handle: row.tokens for row in rows}
         self.worker = worker
         self.steps = steps
-        self.totals = dict(worker.strategy.totals())
+        (counts,) = worker.strategy.own_counts()
+        self.totals: dict[str, float] = asdict(counts)
 
 
 def prompts(count: int, least: int = 1, longest: int = 19, n_vocab: int = 256, seed: int = 3) -> list[np.ndarray]:

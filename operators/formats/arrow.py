@@ -1,69 +1,29 @@
-"""Parquet files; Arrow IPC files (also called Feather 2) and streams. A row whose bytes do not fit its type is bad."""
+"""Arrow IPC files (also called Feather 2) and streams, of which results are files; and record batches as blocks, also
+those of Parquet. A row whose bytes do not fit its type is bad."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet as pq
 
+from operators.formats.format import NO_COMPRESSION, Format, too_deep
+from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
-from operators.sources.reader import BadRow, Reader, RowBlock
 from pipeline.api.errors import InputError
-from pipeline.api.records import python_values, record_json
+from pipeline.api.records import Reject, python_values, record_json
 
-READ_ROWS = 8192
 FILE_MAGIC = b"ARROW1"
 IpcReader: TypeAlias = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
 
 
-class ParquetReader(Reader):
-    """Reads a Parquet file, a few thousand rows at a time. Skipped row groups are not read."""
-
-    format = "parquet"
-    extensions = (".parquet", ".pq")
-    _rows: int | None = None
-
-    def schema(self, sample_rows: int) -> pa.Schema:
-        with self._open() as file:
-            self._rows = file.metadata.num_rows  # so that a remote footer is fetched once
-            return plain_schema(file.schema_arrow)
-
-    def total_rows(self) -> int:
-        if self._rows is None:
-            with self._open() as file:
-                self._rows = int(file.metadata.num_rows)
-        return self._rows
-
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
-        with self._open() as file:
-            for group in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if rows <= skip:
-                    skip -= rows
-                    yield RowBlock(rows)
-                    continue
-                skip = 0
-                for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
-                    yield _checked(batch, schema)
-
-    def _open(self) -> pq.ParquetFile:
-        """Read the footer. The data are read on demand; from an object store in few, larger ranges."""
-        path = self.file.local
-        if path is not None:
-            return pq.ParquetFile(path)
-        return pq.ParquetFile(pa.PythonFile(self.file.open(), mode="r"), pre_buffer=True)
-
-
 class ArrowReader(Reader):
     """Reads an Arrow IPC file or stream, memory-mapped, so that a record batch of any size takes no memory."""
-
-    format = "arrow"
-    extensions = (".arrow", ".arrows", ".feather", ".ipc")
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self._open() as (reader, _):
@@ -83,13 +43,14 @@ class ArrowReader(Reader):
         with self._open() as (reader, _):
             return int(reader.count_rows()) if isinstance(reader, pa.ipc.RecordBatchFileReader) else None
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         with self._open() as (reader, source):
             is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
             for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-                self.bytes_read = source.tell()
-                yield _checked(batch, schema) if batch.num_rows > skip else RowBlock(batch.num_rows)
-                skip = max(0, skip - batch.num_rows)
+                self.bytes_read, rows = source.tell(), batch.num_rows
+                skipped = first + rows <= start
+                yield RowBlock(first, rows) if skipped else checked_block(batch, schema, first, str(self.file))
+                first += rows
 
     @contextmanager
     def _open(self) -> Iterator[tuple[IpcReader, pa.NativeFile]]:
@@ -102,7 +63,7 @@ class ArrowReader(Reader):
             yield reader, source
 
 
-def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> RowBlock:
+def checked_block(batch: pa.RecordBatch, schema: pa.Schema, first: int, file: str) -> RowBlock:
     """Cast `batch` to `schema`, without the rows that are not valid (text that is no UTF-8, offsets outside the data).
 
     Raises:
@@ -110,10 +71,10 @@ def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> RowBlock:
     """
     batch.validate()  # lengths and buffers; if they are wrong, rows cannot be separated
     if _is_valid(batch):
-        return RowBlock(batch.num_rows, batch.select(schema.names).cast(schema))
+        return RowBlock(first, batch.num_rows, batch.select(schema.names).cast(schema))
     valid = np.array([_is_valid(batch.slice(i, 1)) for i in range(batch.num_rows)])
-    bad = tuple(_bad_row(batch.slice(i, 1), i) for i in np.flatnonzero(~valid).tolist())
-    return RowBlock(batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
+    bad = tuple(Reject(first + i, *_broken(batch.slice(i, 1)), file=file) for i in np.flatnonzero(~valid).tolist())
+    return RowBlock(first, batch.num_rows, batch.filter(pa.array(valid)).select(schema.names).cast(schema), bad)
 
 
 def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:
@@ -124,7 +85,8 @@ def _is_valid(data: pa.RecordBatch | pa.Array) -> bool:
     return True
 
 
-def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
+def _broken(row: pa.RecordBatch) -> tuple[str, str]:
+    """Return the reason to reject a row, and what can be shown of it."""
     columns = dict(zip(row.schema.names, row.columns, strict=True))
     broken = {name: _escaped(column) for name, column in columns.items() if not _is_valid(column)}
     name, text = next(iter(broken.items()), ("", None))
@@ -133,7 +95,7 @@ def _bad_row(row: pa.RecordBatch, offset: int) -> BadRow:
         name: (broken[name] or "(cannot be read)") if name in broken else python_values(column)[0]
         for name, column in columns.items()
     }
-    return BadRow(offset, f"column '{name}' {why}", None, record_json(record))
+    return f"column '{name}' {why}", record_json(record)
 
 
 def _escaped(column: pa.Array) -> str | None:
@@ -143,3 +105,29 @@ def _escaped(column: pa.Array) -> str | None:
         return None
     as_bytes = column.cast(pa.large_binary() if is_large else pa.binary())
     return str(as_bytes[0].as_py(), "utf-8", "backslashreplace") if _is_valid(as_bytes) else None
+
+
+def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+    """Write `table` as an Arrow IPC file; see Format. Without compression it can be memory-mapped."""
+    codec = None if compression == NO_COMPRESSION else pa.Codec(compression, compression_level=level)
+    with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table)
+
+
+def check(field: pa.Field) -> None:
+    """Raise SchemaError for a column that is nested too deeply."""
+    try:
+        write(pa.table([pa.nulls(1, field.type)], pa.schema([field])), io.BytesIO(), NO_COMPRESSION, None)
+    except pa.ArrowInvalid as error:
+        raise too_deep(field, "Arrow") from error
+
+
+ARROW = Format(
+    "arrow",
+    ArrowReader,
+    (".arrow", ".arrows", ".feather", ".ipc"),
+    hub="arrow",
+    compressions=(NO_COMPRESSION, "zstd", "lz4"),
+    write=write,
+    check=check,
+)

@@ -1,4 +1,4 @@
-"""JSONL: one JSON object per line; and lines, each a row as it is.
+"""JSONL: one JSON object per line.
 
 Keys that `data.schema` does not name are left out; of others that no column holds the rows are counted. Missing keys
 are null; NaN and Infinity are numbers.
@@ -6,97 +6,41 @@ are null; NaN and Infinity are numbers.
 
 from __future__ import annotations
 
-import itertools
+import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import IO, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, BinaryIO, TypeAlias
 
+import polars as pl
 import pyarrow as pa
 
+from operators.formats.format import NO_COMPRESSION, Format, unknown_type
+from operators.formats.input_file import BOM
+from operators.formats.lines import LinesReader, not_utf8
+from operators.formats.reader import NoRowFitsError
+from operators.formats.text_file import Row, Unread
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
-from operators.sources.input_file import BOM, BUFFER_BYTES, UTF_16
-from operators.sources.reader import NoRowFitsError
-from operators.sources.text import KEPT_BYTES, Row, TextReader, Unread
-from pipeline.api.errors import HALF_A_CHARACTER, InputError
+from operators.rows.times import most_of_polars
+from pipeline.api.errors import HALF_A_CHARACTER, SchemaError
+from pipeline.system.result_files import known_to_polars
 
-COUNT_UP_TO_BYTES = 1 << 30
-JSON_SPACE = b" \t\r\n"
 SCALARS = {
     **dict.fromkeys((pa.int32().id, pa.int64().id, pa.uint64().id), int),
     **{pa.string().id: str, pa.bool_().id: bool, pa.float64().id: float},
 }
 """The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
-TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
-TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
-
-
-class LinesReader(TextReader):
-    """Reads a text file in UTF-8. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that
-    is not UTF-8 is a bad row."""
-
-    format = "lines"
-    takes_types = False
-
-    def schema(self, sample_rows: int) -> pa.Schema:
-        with self.file.open():
-            if (like := self.file.looks_like()) == UTF_16:  # which is text with NULs to UTF-8
-                raise InputError(f"{self.file} begins like {like}")
-            return pa.schema([TEXT, LINE])
-
-    def total_rows(self) -> int | None:
-        """Count the lines; None for a file that is large, compressed or remote."""
-        path = self.file.local
-        if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
-            return None
-        rows, rest = 0, b""
-        with path.open("rb") as file:
-            beginning = file.read(len(BOM)).removeprefix(BOM)
-            for block in itertools.chain([beginning], iter(lambda: file.read(BUFFER_BYTES), b"")):
-                *lines, rest = (rest + block).split(b"\n")
-                rows += sum(map(bool, [line.strip(JSON_SPACE) for line in lines]))
-                rest = b"." if rest.strip(JSON_SPACE) else b""  # of a line without end only this is kept
-        return rows + len(rest)
-
-    def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Yield the lines that are not blank; only the beginning of one that is too long."""
-        number, most = 0, self.max_row_bytes
-        while line := file.readline(most + 1):
-            number += 1
-            if len(line) > most and not line.endswith(b"\n"):
-                yield number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}"
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(BUFFER_BYTES)
-                continue
-            if number == 1:
-                line = line.removeprefix(BOM)
-            if text := line.strip(JSON_SPACE):
-                yield number, text, None
-
-    def values(self, row: Row) -> Mapping[str, Any] | str:
-        number, text, too_long = row
-        try:
-            return too_long or {"text": text.decode(), "line": number}
-        except UnicodeDecodeError as error:
-            return _not_utf8(error)
-
-    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
-        return pa.array(values, field.type)
+_Held: TypeAlias = "tuple[frozenset[str], list[tuple[str, _Held]]]"
+"""The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
 
 
 class JsonlReader(LinesReader):
     """Reads a JSONL file: one row per line that is not blank."""
 
-    format = "jsonl"
-    extensions: ClassVar[Sequence[str]] = (".jsonl", ".ndjson")
     takes_types = True
     optional_columns = True
-
-    @cached_property
-    def _as_json(self) -> list[str]:
-        return [*self.as_json, *(name for name, kind in self.types.items() if kind.strip() == "json")]
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.file.open():
@@ -118,7 +62,7 @@ class JsonlReader(LinesReader):
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
         found = too_long or parse_object(text)
-        for name in self._as_json:
+        for name in self.as_json:
             if isinstance(found, dict) and not isinstance(found.get(name), str | None):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
         return found
@@ -132,7 +76,7 @@ class JsonlReader(LinesReader):
         return pa.array(values, kind)
 
     def unread(self, schema: pa.Schema) -> Unread | None:
-        return None if self.only else _Keys(schema).missing
+        return None if self.only else partial(_unheld, held=_held(schema))
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:
@@ -145,7 +89,7 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        return _not_utf8(error)
+        return not_utf8(error)
     except UnicodeEncodeError:
         return f"has {HALF_A_CHARACTER}"
     except json.JSONDecodeError as error:
@@ -195,29 +139,22 @@ def _as_json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-class _Keys:
-    """The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
+def _held(fields: Iterable[pa.Field]) -> _Held:
+    structs = {field.name: _struct_in(field.type) for field in fields}
+    return frozenset(structs), [(name, _held(inner)) for name, inner in structs.items() if inner is not None]
 
-    def __init__(self, fields: Iterable[pa.Field]) -> None:
-        of_struct = [(field.name, _struct_in(field.type)) for field in fields]
-        self._names = frozenset(name for name, _ in of_struct)
-        self._inner = [(name, _Keys(struct)) for name, struct in of_struct if struct is not None]
 
-    def missing(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the keys in `values` that are not held: `meta.new`."""
-        names = self._names
-        found = [] if values.keys() <= names else [name for name in values if name not in names]
-        for name, keys in self._inner:
-            if value := values.get(name):
-                found += [f"{name}.{key}" for key in keys._missing_in(value)]
-        return found
-
-    def _missing_in(self, value: Any) -> list[str]:
-        if isinstance(value, dict):
-            return self.missing(value)
-        if not isinstance(value, list):
-            return []
-        return list(dict.fromkeys(key for item in value for key in self._missing_in(item)))
+def _unheld(value: Any, held: _Held) -> Sequence[str]:
+    """Return the keys of an object, or of objects in a list, that are not held: `meta.new`."""
+    if isinstance(value, list):
+        return list(dict.fromkeys(key for item in value for key in _unheld(item, held)))
+    if not isinstance(value, dict):
+        return []
+    names, inner = held
+    found = [] if value.keys() <= names else [name for name in value if name not in names]
+    for name, below in inner:
+        found += [f"{name}.{key}" for key in _unheld(value.get(name), below)]
+    return found
 
 
 def _struct_in(kind: pa.DataType) -> pa.DataType | None:
@@ -226,5 +163,40 @@ def _struct_in(kind: pa.DataType) -> pa.DataType | None:
     return kind if pa.types.is_struct(kind) else None
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
+def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+    """Write `table` as JSON lines; see Format."""
+    text = io.BytesIO()
+    pl.DataFrame(table).write_ndjson(text)
+    if compression == NO_COMPRESSION:
+        file.write(text.getbuffer())
+    else:  # Arrow's gzip header has neither a time nor a name
+        file.write(pa.Codec(compression, compression_level=level).compress(text.getbuffer()))
+
+
+def check(field: pa.Field) -> None:
+    """Raise SchemaError for a column that JSON cannot hold, as bytes, or that polars cannot write."""
+    if not known_to_polars(field.type):
+        raise unknown_type(field, "JSON lines")
+    if _holds_bytes(field.type):
+        raise SchemaError(
+            f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
+            " output=arrow, or take the column out"
+        )
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(own) or any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
+JSONL = Format(
+    "jsonl",
+    JsonlReader,
+    (".jsonl", ".ndjson"),
+    packed=True,
+    hub="json",
+    compressions=(NO_COMPRESSION, "gzip", "zstd"),
+    write=write,
+    check=check,
+    most=most_of_polars,
+)

@@ -20,10 +20,11 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.formats.format import Format
+from operators.formats.input_file import BUFFER_BYTES
+from operators.formats.reader import AUTO
+from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
 from operators.rows.arrow_types import INT64, parse_schema
-from operators.sources.input_file import BUFFER_BYTES
-from operators.sources.reader import AUTO
-from operators.sources.text import KEPT_BYTES, Row, TextReader, as_text
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
@@ -38,8 +39,7 @@ class CsvReader(TextReader):
     Bytes that are not UTF-8 are half characters in its fields (Python's `surrogateescape`).
     """
 
-    format = "csv"
-    extensions = (".csv", ".tsv")
+    takes_types = True
     texts = True
     _names: Sequence[str] = ()
 
@@ -58,14 +58,14 @@ class CsvReader(TextReader):
             types = dict.fromkeys(self._names, pa.string())
         return pa.schema([(name, types.get(name) or _inferred([row[name] for row in found])) for name in self._names])
 
-    def decoded(self, content: io.BufferedReader) -> IO[str]:
-        return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
-
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Yield the rows after the header, which is stored in `_names`."""
         tabs = self.file.suffix == ".tsv"
         quote = self.quote if self.quote != AUTO else None if tabs else '"'
-        rows = _rows(file, {"delimiter": "\t" if tabs else ",", **_quoting(quote)}, self.max_row_bytes)
+        quoting = {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
+        # It stays in use: a wrapper that is collected closes the file.
+        self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        rows = _rows(self._text, {"delimiter": "\t" if tabs else ",", **quoting}, self.max_row_bytes)
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
@@ -127,10 +127,6 @@ def _is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
-def _quoting(quote: str | None) -> dict[str, Any]:
-    return {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
-
-
 def _rows(file: IO[str], dialect: Mapping[str, Any], most: int) -> Iterator[Row]:
     """Parse the rows of `file`, without blank lines. If a row cannot be parsed, its first line is a bad row and parsing
     starts again at the second."""
@@ -169,3 +165,6 @@ def _rows(file: IO[str], dialect: Mapping[str, Any], most: int) -> Iterator[Row]
         line += len(taken)
         taken.clear()
         size = 0
+
+
+CSV = Format("csv", CsvReader, (".csv", ".tsv"), packed=True, hub="csv")

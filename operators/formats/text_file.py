@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import reprlib
 from abc import abstractmethod
@@ -11,8 +10,9 @@ from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
+from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
-from operators.sources.reader import BadRow, Reader, RowBlock
+from pipeline.api.records import Reject
 
 KEPT_BYTES = 4096
 """Bytes of an over-long row to show in its reject."""
@@ -28,17 +28,10 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed."""
 
-    packable = True
-    takes_types = True
     block_bytes = 1 << 17
     """Text of a block."""
     max_row_bytes = 64 << 20
     """A longer row is a bad row."""
-    _has_rows: bool | None = None
-
-    def decoded(self, content: io.BufferedReader) -> IO[Any]:
-        """Return the content in the form that `rows` takes."""
-        return content
 
     @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
@@ -61,21 +54,20 @@ class TextReader(Reader):
         are none."""
         return None
 
-    def blocks(self, schema: pa.Schema, skip: int) -> Iterator[RowBlock]:
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         unread = self.unread(schema)
         for rows in self.batches():
-            skipped = len(rows) <= skip
-            yield RowBlock(len(rows)) if skipped else self._block(rows, schema, unread)
-            skip = skip - len(rows) if skipped else 0
+            skipped = first + len(rows) <= start
+            yield RowBlock(first, len(rows)) if skipped else self._block(first, rows, schema, unread)
+            first += len(rows)
 
     def batches(self) -> Iterator[list[Row]]:
         """Yield the rows, about `block_bytes` at a time."""
         self.bytes_read = 0
         with self.file.unpacked() as (content, raw):
-            file = self.decoded(content)  # keep a reference: a collected wrapper closes the file
             batch: list[Row] = []
             size = 0
-            for row in self.rows(file):
+            for row in self.rows(content):
                 batch.append(row)
                 size += len(row[1])
                 if size >= self.block_bytes:
@@ -88,24 +80,14 @@ class TextReader(Reader):
 
     def sample(self, count: int) -> list[Row]:
         """Return the first `count` rows."""
-        found = list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
-        self._has_rows = bool(found)
-        return found
+        return list(itertools.islice(itertools.chain.from_iterable(self.batches()), count))
 
-    def has_rows(self) -> bool:
-        return bool(self.sample(1)) if self._has_rows is None else self._has_rows
-
-    def _block(self, rows: Sequence[Row], schema: pa.Schema, unread: Unread | None) -> RowBlock:
+    def _block(self, first: int, rows: Sequence[Row], schema: pa.Schema, unread: Unread | None) -> RowBlock:
         """Convert `rows` column by column. If that fails, convert row by row, and make bad rows of those that do not
         fit."""
-        good: dict[int, Mapping[str, Any]] = {}
-        bad: dict[int, tuple[str, str]] = {}
-        for i, row in enumerate(rows):
-            found = self.values(row)
-            if isinstance(found, str):
-                bad[i] = found, as_text(row[1])
-            else:
-                good[i] = found
+        found = [self.values(row) for row in rows]
+        bad = {i: (why, as_text(rows[i][1])) for i, why in enumerate(found) if isinstance(why, str)}
+        good = {i: values for i, values in enumerate(found) if not isinstance(values, str)}
         columns = [self._column(good.values(), field) for field in schema]
         if wrong := [field for field, column in zip(schema, columns, strict=True) if column is None]:
             for i, values in tuple(good.items()):
@@ -113,9 +95,12 @@ class TextReader(Reader):
                 if field is not None:
                     bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
             columns = [self._column(good.values(), field) for field in schema]
-        rejected = tuple(BadRow(i, why, rows[i][0], record) for i, (why, record) in sorted(bad.items()))
-        keys = () if unread is None else tuple((i, key) for i, values in good.items() for key in unread(values))
-        return RowBlock(len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejected, keys)
+        rejects = tuple(
+            Reject(first + i, why, record, file=str(self.file), line=rows[i][0])
+            for i, (why, record) in sorted(bad.items())
+        )
+        keys = () if unread is None else tuple((first + i, key) for i, values in good.items() for key in unread(values))
+        return RowBlock(first, len(rows), pa.record_batch(columns, schema=plain_schema(schema)), rejects, keys)
 
     def _column(self, rows: Iterable[Mapping[str, Any]], field: pa.Field) -> pa.Array | None:
         try:

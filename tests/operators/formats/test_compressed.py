@@ -1,4 +1,4 @@
-"""gzip and zstd: the same rows as unpacked, read as they are unpacked, and archives that are damaged or cut off."""
+"""gzip and zstd: read as they are unpacked, one behind another, damaged or cut off. test_formats.py has their rows."""
 
 from __future__ import annotations
 
@@ -6,64 +6,37 @@ import json
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
+from operators.formats.input_file import CODECS, InputFile
+from operators.formats.jsonl import JsonlReader
 from operators.settings import DataSettings
-from operators.sources import ReadPrompts
 from operators.sources.files import find_files
-from operators.sources.input_file import CODECS, InputFile
-from operators.sources.jsonl import JsonlReader
+from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import InputError
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
-from tests.operators.sources.reading import drain, read
+from tests.operators.formats.samples import ROWS, SUFFIXES, make, pack
+from tests.operators.sources.reading import read
 
-ROWS = [{"prompt": f"p{i}", "n": i} for i in range(25)]
-TEXTS = {
-    "jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
-    "csv": "\n".join(["prompt,n", *(f"{row['prompt']},{row['n']}" for row in ROWS)]).encode(),
-    "tsv": "\n".join(["prompt\tn", *(f"{row['prompt']}\t{row['n']}" for row in ROWS)]).encode(),
-}
+PACKED = [suffix for suffix in SUFFIXES if f".{suffix.rpartition('.')[2]}" in CODECS]
 
 
-def pack(path: Path, content: bytes) -> bytes:
-    with pa.output_stream(path, compression=CODECS[path.suffix]) as file:
-        file.write(content)
-    return path.read_bytes()
-
-
-@pytest.fixture(params=["jsonl.gz", "jsonl.zst", "csv.gz", "csv.zst", "tsv.gz"])
+@pytest.fixture(params=PACKED)
 def path(request, tmp_path: Path) -> Path:
-    file = tmp_path / f"rows.{request.param}"
-    pack(file, TEXTS[request.param.partition(".")[0]])
-    return file
-
-
-@pytest.mark.parametrize("chunk_rows", [1, 7, 25])
-def test_a_packed_file_gives_the_rows_and_tails_of_the_plain_one(path: Path, chunk_rows: int) -> None:
-    for seek in range(-(-25 // chunk_rows) + 1):
-        assert read(path, chunk_rows, seek).values == ROWS[seek * chunk_rows :]
-    assert read(path.parent, limit=7).values == ROWS[:7]
-
-
-def test_its_progress_is_by_bytes(path: Path) -> None:
-    op = ReadPrompts(DataSettings(path=str(path)), 10)
-    op.plan()
-    assert (op.total_rows(), op.fraction_read()) == (None, 0)
-    drain(op, 10)
-    assert op.fraction_read() == 1
+    return make(tmp_path / f"rows.{request.param}")
 
 
 def test_archives_one_after_another_in_a_file_are_one_file(path: Path) -> None:
-    half = TEXTS[path.name.split(".")[1]]
-    middle = len(half) // 2
-    path.write_bytes(b"".join(pack(path, part) for part in (half[:middle], half[middle:])))
+    with InputFile(str(path)).unpacked() as (content, _):
+        plain = content.read()
+    middle = len(plain) // 2
+    path.write_bytes(b"".join(pack(path, part) for part in (plain[:middle], plain[middle:])))
     assert read(path).values == ROWS
 
 
 def test_zeros_behind_an_archive_are_no_part_of_it(tmp_path: Path) -> None:
-    data = pack(tmp_path / "rows.jsonl.gz", TEXTS["jsonl"])
+    data = make(tmp_path / "rows.jsonl.gz").read_bytes()
     for zeros in (1, 500, 1 << 20):
         (tmp_path / "rows.jsonl.gz").write_bytes(data + bytes(zeros))
         assert read(tmp_path, 7, seek=1).values == ROWS[7:]
@@ -114,7 +87,7 @@ def test_it_is_unpacked_as_it_is_read(tmp_path: Path, suffix: str) -> None:
     path, noise = tmp_path / f"rows.jsonl{suffix}", random.Random(0)
     size = len(pack(path, b"".join(b'{"p": "%x"}\n' % noise.getrandbits(40_000) for _ in range(600))))
     reader = JsonlReader(InputFile(str(path)), {"p": "string"})
-    blocks = reader.blocks(reader.schema(1), 0)
+    blocks = reader.blocks(reader.schema(1), 0, 0)
     next(blocks)
     assert 0 < reader.bytes_read < size / 3
     assert sum(block.rows for block in blocks) < 600
@@ -128,19 +101,3 @@ def test_formats_that_compress_inside_are_not_packed_again(tmp_path: Path) -> No
         find_files(DataSettings(path=str(path)))
     (tmp_path / "b.jsonl").write_text('{"p": 1}\n')
     assert [file.name for file in find_files(DataSettings(path=str(tmp_path)))] == ["b.jsonl"]
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
-def test_an_archive_without_its_extension_is_told(tmp_path: Path, name: str) -> None:
-    packed = pack(tmp_path / f"{name}.gz", TEXTS["jsonl"])
-    (tmp_path / name).write_bytes(packed)
-    with pytest.raises(InputError, match=r"it begins like gzip, which is unpacked where the name ends in \.gz"):
-        read(tmp_path / name)
-
-
-def test_a_bad_row_of_an_archive_costs_itself(tmp_path: Path) -> None:
-    pack(tmp_path / "a.jsonl.gz", b'{"p": "a"}\n{"p"\n{"p": "b"}\n')
-    pack(tmp_path / "b.csv.zst", b"p,q\n1,2\n3\n4,5\n")
-    found = read(tmp_path / "a.jsonl.gz"), read(tmp_path / "b.csv.zst")
-    assert [r.values for r in found] == [[{"p": "a"}, {"p": "b"}], [{"p": 1, "q": 2}, {"p": 4, "q": 5}]]
-    assert [[(x.row, x.line) for x in r.rejects.values()] for r in found] == [[(1, 2)], [(1, 3)]]

@@ -1,0 +1,69 @@
+"""Lines of a text file, each a row as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import pyarrow as pa
+
+from operators.formats.format import Format
+from operators.formats.input_file import BOM, BUFFER_BYTES, UTF_16
+from operators.formats.text_file import KEPT_BYTES, Row, TextReader
+from pipeline.api.errors import InputError
+
+COUNT_UP_TO_BYTES = 1 << 30
+JSON_SPACE = b" \t\r\n"
+TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
+TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
+
+
+class LinesReader(TextReader):
+    """Reads a text file in UTF-8. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that
+    is not UTF-8 is a bad row."""
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        with self.file.open():
+            if (like := self.file.looks_like()) == UTF_16:  # which is text with NULs to UTF-8
+                raise InputError(f"{self.file} begins like {like}")
+            return pa.schema([TEXT, LINE])
+
+    def total_rows(self) -> int | None:
+        """Count the lines; None for a file that is large, compressed or remote."""
+        path = self.file.local
+        if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
+            return None
+        with self.file.open() as file:
+            return sum(1 for _ in self.rows(file))
+
+    def rows(self, file: IO[Any]) -> Iterator[Row]:
+        """Yield the lines that are not blank; only the beginning of one that is too long."""
+        number, most = 0, self.max_row_bytes
+        while line := file.readline(most + 1):
+            number += 1
+            if len(line) > most and not line.endswith(b"\n"):
+                yield number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}"
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(BUFFER_BYTES)
+                continue
+            if number == 1:
+                line = line.removeprefix(BOM)
+            if text := line.strip(JSON_SPACE):
+                yield number, text, None
+
+    def values(self, row: Row) -> Mapping[str, Any] | str:
+        number, text, too_long = row
+        try:
+            return too_long or {"text": text.decode(), "line": number}
+        except UnicodeDecodeError as error:
+            return not_utf8(error)
+
+    def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        return pa.array(values, field.type)
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
+
+
+LINES = Format("lines", LinesReader, packed=True)

@@ -1,0 +1,19 @@
+"""The formats of files. To add one, write a file like those beside this one and add its Format here.
+
+If results may have it, `result_files.SCANS` says how polars reads it back, and conf/output/ has an option of its name.
+"""
+
+from __future__ import annotations
+
+from operators.formats.arrow import ARROW
+from operators.formats.csv import CSV
+from operators.formats.jsonl import JSONL
+from operators.formats.lines import LINES
+from operators.formats.parquet import PARQUET
+
+FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, ARROW, LINES)}
+"""By `data.format`."""
+ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
+"""The format of a file, by the ending of its name."""
+WRITTEN = {name: form for name, form in FORMATS.items() if form.compressions}
+"""Those of results, by `output.format`."""

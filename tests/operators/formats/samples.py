@@ -1,0 +1,64 @@
+"""The same rows in a file of each format that a file name can tell, plain and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from operators.formats.format import Format
+from operators.formats.input_file import CODECS
+from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
+
+ROWS = [{"prompt": f"p{i}", "n": i, "x": i + 0.5} for i in range(25)]
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def as_results(form: Format, path: Path, table: pa.Table) -> None:
+    with path.open("wb") as file:
+        form.write(table, file, "none", None)
+
+
+def write_ipc(path: Path, table: pa.Table, *, stream: bool) -> None:
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+MAKERS: dict[str, Callable[[Path, pa.Table], Any]] = {
+    **{name: partial(as_results, form) for name, form in WRITTEN.items()},
+    "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
+    "csv": lambda path, table: pa.csv.write_csv(table, path),
+    "tsv": lambda path, table: pl.DataFrame(table).write_csv(path, separator="\t"),
+    "arrow": partial(write_ipc, stream=False),
+    "arrows": partial(write_ipc, stream=True),
+}
+"""What makes a file, by the ending of its name: as the format's writer does, or in several pieces."""
+SUFFIXES = [
+    name + ending for name in MAKERS for ending in ("", *CODECS) if not ending or FORMATS[ENDINGS[f".{name}"]].packed
+]
+
+
+def make(path: Path, table: pa.Table = TABLE) -> Path:
+    """Write `table` into a file of the format and the compression that the name says."""
+    codec = CODECS.get(path.suffix)
+    plain = path.with_suffix("") if codec else path
+    MAKERS[plain.suffix[1:]](plain, table)
+    if codec:
+        pack(path, plain.read_bytes())
+        plain.unlink()
+    return path
+
+
+def pack(path: Path, content: bytes) -> bytes:
+    """Write `content` into the archive `path`, and return its bytes."""
+    with pa.output_stream(path, compression=CODECS[path.suffix]) as file:
+        file.write(content)
+    return path.read_bytes()
