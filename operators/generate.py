@@ -24,7 +24,7 @@ from operators.generation.wiring import (
     check_chosen,
     chosen_settings,
     completion_keys,
-    decode_strategy,
+    decode_setup,
     identity_of,
     shared_engine,
     shared_store,
@@ -104,16 +104,16 @@ class Generate(GenerateSetup):
         seeds_given = SEED in self._sampling.per_row
         self._repeated = RepeatedDraws(of_ids=self._id_column is not None and not seeds_given)
         self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
-        strategy = decode_strategy(self._decode)
-        drafts, constrained = strategy.draft > 0, self._sampling.structured.kind is not None
+        setup = decode_setup(self._decode)
+        drafts, constrained = setup.draft > 0, self._sampling.structured.kind is not None
         self._metrics = RowMetrics(runtime, constrained=constrained, drafts=drafts)
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
         if (wanted := self._model_settings.converts_to) is not None:
             runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
-        if strategy.draft_model is not None:
-            runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, strategy.draft_model.path)
+        if setup.draft_model is not None:
+            runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, setup.draft_model.path)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
         runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)

@@ -87,13 +87,13 @@ def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]
     if not worker.decoder.partial and not settings.snapshot_mb:
         return 1.0
     shape = worker.decoder.shape
-    chunking, shared = worker.strategy.chunking(shape), 0
+    chunking, shared = worker.strategy.chunking, 0
     # Prompts computed by different kernels cannot share a prefix; where there is one kernel, that is nobody.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= shape.kernel_tokens, row.prompt.tobytes()))
     for before, row in pairwise(ordered):
         if optimise.sample_sharing and not shape.block and np.array_equal(before.prompt, row.prompt):
             shared += len(row.prompt)
-        elif optimise.prefix_sharing and (count := chunking.shared(row, before.prompt)) >= BLOCK:
+        elif optimise.prefix_sharing and (count := chunking.shared(row.prompt, before.prompt)) >= BLOCK:
             shared += count
     return 1 - shared / sum(len(row.prompt) for row in rows)
 

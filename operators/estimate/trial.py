@@ -68,11 +68,11 @@ class Trial:
                 # All prompts are read before any row decodes; continue with the rows whose prompts were read.
                 pending = iter(())
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
-        ended = all(row.finish_reason is not None or row.error is not None for row in rows)
+        ended = all(row.ended for row in rows)
         self.rows = [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]
         self.early = [row for row in self.rows if ended or row.times.queued <= half]
         scheduler.abandon(lambda row: True)
-        scheduler.clear()
+        scheduler.cache.forget()
         engine.drop(client)
 
     def _step(self, meter: StageMeter) -> None:

@@ -15,7 +15,7 @@ from operators.generation.requests import Samples, SequenceMaker, require_column
 from operators.generation.structured import structured_form
 from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import Tools
-from operators.generation.wiring import check_room, decode_strategy, draft_memory, model_memory, of_engine
+from operators.generation.wiring import check_room, decode_setup, draft_memory, model_memory, of_engine
 from operators.rows.row_condition import Where
 from operators.rows.sql import RowExpression
 from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
@@ -48,7 +48,7 @@ class GenerateSetup(BaseOperator):
         self._model_settings = of_engine(model, runtime)
         self._sampling = sampling
         self._decode = decode
-        self._engine_settings = decode_strategy(decode).settled(runtime)
+        self._engine_settings = decode_setup(decode).settled(runtime)
         self._store_settings = store
         self._seed = seed
         self._id_column = id_column
@@ -62,7 +62,7 @@ class GenerateSetup(BaseOperator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         check_room(self._model_settings, self._engine_settings)
-        decode_strategy(self._decode).check(self._sampling, self._engine_settings, self._model_settings)
+        decode_setup(self._decode).check(self._sampling, self._engine_settings, self._model_settings)
         self._where.plan(schema)
         require_columns(schema, self._sampling, self._id_column, self._priority)
         schema = self._samples.schema(schema)
@@ -90,24 +90,24 @@ class GenerateSetup(BaseOperator):
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self._decode))
-        strategy = decode_strategy(self._decode)
-        yield from model_memory(self._model_settings, self._engine_settings, key, draft=strategy.draft)
-        yield from draft_memory(strategy, self._model_settings, self._engine_settings, key)
+        setup = decode_setup(self._decode)
+        yield from model_memory(self._model_settings, self._engine_settings, key, draft=setup.draft)
+        yield from draft_memory(setup, self._model_settings, self._engine_settings, key)
 
     def _load(self, runtime: Runtime) -> None:
         """Load the model, and make the converters from rows to sequences and back."""
         self._runtime = runtime
         self._model = model = load_model(runtime, self._model_settings)
-        strategy = decode_strategy(self._decode)
+        setup = decode_setup(self._decode)
         reasoning = None if self._tags is None else Reasoning(model, self._tags)
         self._requests = SequenceMaker(
             self._sampling,
             model,
-            strategy.room(self._engine_settings, model.n_ctx_train),
+            setup.room(self._engine_settings, model.n_ctx_train),
             self._seed,
             runtime.node,
             self._id_column,
-            strategy.sequence_type(),
+            setup.sequence_type(),
             runtime.round_of,
             self._engine_settings.row_limit,
             self._priority,

@@ -12,10 +12,10 @@ from pathlib import Path
 from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
 from operators.engine.backend.loading import inspect_model, load_model, model_key
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
-from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
@@ -130,14 +130,14 @@ def model_memory(
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
-def draft_memory(strategy: Strategy, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
-    """Return the memory of the draft model of `strategy`, as `model_memory` does; none if it has none."""
+def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
+    """Return the memory of the draft model of `setup`, as `model_memory` does; none if it has none."""
     n_ctx_train = inspect_model(model).n_ctx_train
-    if strategy.draft_model is None or n_ctx_train is None:
+    if setup.draft_model is None or n_ctx_train is None:
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
     own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(of_engine(strategy.draft_model, settings), own, ("draft", key)))
+    return list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -145,8 +145,8 @@ def engine_thread(runtime: Runtime) -> EngineThread:
     return runtime.resource(("engine thread",), EngineThread, EngineThread.close)
 
 
-def decode_strategy(settings: DecodeSettings) -> Strategy:
-    """Return the decode strategy: the class that `decode.strategy` names, with its settings.
+def decode_setup(settings: DecodeSettings) -> DecodeSetup:
+    """Return the setup of the decode strategy that `decode.strategy` names, with its settings.
 
     Raises:
         ConfigError: there is none, or the settings are those of another one.
@@ -158,7 +158,7 @@ def decode_strategy(settings: DecodeSettings) -> Strategy:
         raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"decode.strategy='{settings.strategy}' is no decode strategy")
-    return found(settings)
+    return found.setup(settings, found)
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
@@ -172,21 +172,26 @@ def _make_engine(
     runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings
 ) -> tuple[Engine, ExitStack]:
     """Make an engine with its contexts, and a stack that closes it and then gives these back."""
-    strategy = decode_strategy(decode)
+    setup = decode_setup(decode)
     with ExitStack() as leased:  # gives back what there is if another cannot be had
-        decoder, back = model.lease(settings, block=strategy.block, draft=strategy.draft)
+        decoder, back = model.lease(settings, block=setup.block, draft=setup.draft)
         leased.callback(back)
-        meters = (runtime.part("decode"), runtime.part("sample"))
-        worker = StepLoop(strategy.bind(decoder, model), settings, meters, lambda: runtime.cancelled)
-        if strategy.draft_model is not None:
-            draft = load_model(runtime, of_engine(strategy.draft_model, settings))
-            leased.callback(strategy.take_draft_model(draft, settings))
-            runtime.when_stuck(draft.abort)
+        draft = None
+        if setup.draft_model is not None:
+            own = load_model(runtime, of_engine(setup.draft_model, settings))
+            context, back = own.lease(replace(settings, max_sequence_tokens=decoder.shape.max_sequence_tokens))
+            leased.callback(back)
+            runtime.when_stuck(own.abort)
+            draft = context, own
+        strategy = setup.bind(decoder, model, draft)
         closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))
     thread = engine_thread(runtime)
     limit = thread.call(lambda: model.limit(settings))  # may be measured, with all cores
-    engine = Engine(worker, runtime.table("steps", STEPS_SCHEMA), thread, number, limit)
+    meters = (runtime.part("decode"), runtime.part("sample"))
+    steps = runtime.table("steps", STEPS_SCHEMA)
+    log = StepLog(steps, decoder.shape, meters, thread.clock, thread.began, number, limit)
+    engine = Engine(StepLoop(strategy, settings, log, lambda: runtime.cancelled), thread)
     closing.callback(engine.close)
     runtime.when_stuck(model.abort)
     kept = warn_unless_exact(runtime, settings, model)

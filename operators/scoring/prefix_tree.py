@@ -1,15 +1,12 @@
 """The tree of the texts of a batch: what several of them begin with is one piece, computed once.
 
-The bits of a text may not depend on the texts that share its beginning. So texts are cut by the rules of
-operators/engine/scheduler/step_batch.py alone: a part of KERNEL_TOKENS or more has no piece below that, and a shorter
-part none of a single token. Without flash attention there is one kernel only, and no piece of any part has a single
-token (tests/operators/llama/test_reading.py). What two texts have in common beyond that is computed again. For an exact
-decoder there are no such rules.
+The bits of a text may not depend on the texts that share its beginning. So the parts of texts are cut, and shared, as
+the scheduler does with prompts (Chunking in operators/engine/scheduler/step_batch.py;
+tests/operators/llama/test_reading.py). What two texts have in common beyond that is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,6 +14,7 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.scheduler.radix_tree import common_length
+from operators.engine.scheduler.step_batch import Chunking, next_piece
 
 WORTH_SHARING = 32
 """Fewest tokens that texts with different heads share: a call of their own and a copy of the slot cost about that."""
@@ -77,12 +75,12 @@ class Cuts:
 
     Args:
         room: most tokens of a piece.
-        kernel_tokens: of the decoder's shape: cut only where no bit changes.
+        chunking: the rule for the parts of texts.
         sharing: compute common beginnings once. Off for models whose state cannot be truncated.
     """
 
-    def __init__(self, room: int, *, kernel_tokens: int, sharing: bool) -> None:
-        self._room, self._kernel_tokens, self._sharing = room, kernel_tokens, sharing
+    def __init__(self, room: int, chunking: Chunking, *, sharing: bool) -> None:
+        self._room, self._chunking, self._sharing = room, chunking, sharing
 
     def tree(self, texts: Seq[Text]) -> TokenSpan:
         """Return the root, an empty piece, of the tree of `texts`; each is a path from it."""
@@ -92,14 +90,15 @@ class Cuts:
             text = texts[number]
             path = self._up_to(path, 0 if before is None else self._shared(before, text), found)
             for start, end in text.parts:
-                least = self._least(end - start)
+                least = self._chunking.least(end - start)
                 at = max(start, path[-1].end)
-                for count in pieces(end - at, self._room, least):
+                while at < end:
+                    count = next_piece(end - at, self._room, least)
                     piece = TokenSpan(at, text.ids[at : at + count], least)
                     path[-1].left.append(piece)
                     path.append(piece)
                     found.append(piece)
-                    at += count
+                    at = piece.end
             for piece in path:
                 piece.texts.append(number)
             before = text
@@ -113,12 +112,11 @@ class Cuts:
             return 0
         count = 0
         for (start, end), (_, other_end) in zip(text.parts, before.parts, strict=False):
-            common = common_length(text.ids[start:end], before.ids[start:other_end])
+            part, other = text.ids[start:end], before.ids[start:other_end]
+            common = common_length(part, other)
             if common < end - start or end != other_end:
-                least = self._least(end - start)
-                common = min(common, end - start - least)
-                same_kernel = least == self._least(other_end - start)
-                return count + common if same_kernel and common >= (least if start else WORTH_SHARING) else count
+                common = self._chunking.shared(part, other, common)
+                return count + common if start or common >= WORTH_SHARING else count
             count = end
         return count
 
@@ -136,20 +134,3 @@ class Cuts:
         last.ids, last.left = last.ids[:kept], [rest]
         found.append(rest)
         return path
-
-    def _least(self, length: int) -> int:
-        """Return the fewest tokens of a piece of a part of `length` tokens."""
-        if not self._kernel_tokens:
-            return 1
-        return self._kernel_tokens if length >= self._kernel_tokens else 2
-
-
-def pieces(length: int, room: int, least: int) -> Iterator[int]:
-    """Yield the sizes of the pieces of a part of `length` tokens, each at most `room`, the size of a call, and at least
-    `least` if `length` is."""
-    while length > room:
-        count = min(room, length - least)
-        yield count
-        length -= count
-    if length > 0:
-        yield length

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.engine.backend.interface import Decoder, Logits
+from operators.engine.scheduler.step_batch import Chunking
 from operators.scoring.prefix_tree import Cuts, Text, TokenSpan
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
@@ -56,11 +57,7 @@ class DecoderReader:
     def __init__(self, decoder: Decoder, *, sharing: bool = True) -> None:
         self._decoder = decoder
         self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
-        self._cuts = Cuts(
-            self._room,
-            kernel_tokens=decoder.shape.kernel_tokens,
-            sharing=sharing and decoder.partial,
-        )
+        self._cuts = Cuts(self._room, Chunking(decoder.shape.kernel_tokens), sharing=sharing and decoder.partial)
         self.decoded = 0
 
     def read(self, texts: Seq[Text]) -> Iterator[list[Part]]:
@@ -134,12 +131,10 @@ def reading_settings(settings: EngineSettings, n_vocab: int) -> EngineSettings:
     settings = settings.with_defaults()
     least = 2 * KERNEL_TOKENS if settings.deterministic else 1
     tokens = max(least, min(settings.n_ubatch, OUTPUT_BYTES // (4 * n_vocab)))
-    return replace(
-        settings,
-        slots=min(settings.slots, SLOTS, tokens),
-        n_batch=tokens,
-        n_ubatch=tokens,
-        kv="per_sequence",
-        n_ctx=None,
-        admission="reserve",
-    )
+    return whole_calls(settings, min(settings.slots, SLOTS, tokens), tokens)
+
+
+def whole_calls(settings: EngineSettings, slots: int, tokens: int) -> EngineSettings:
+    """Return `settings` for a context of so many slots whose calls have up to `tokens`, all computed at once."""
+    sizes = replace(settings, slots=slots, n_batch=tokens, n_ubatch=tokens)
+    return replace(sizes, kv="per_sequence", n_ctx=None, admission="reserve")

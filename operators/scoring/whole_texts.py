@@ -23,7 +23,7 @@ import numpy as np
 
 from operators.engine.backend.interface import Encoder, Logits, TokenIds, Wanted
 from operators.scoring.prefix_tree import Text
-from operators.scoring.text_batches import Part
+from operators.scoring.text_batches import Part, whole_calls
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 
@@ -205,14 +205,5 @@ def encoder_settings(settings: EngineSettings, longest: int, *, on_cpu: bool) ->
     count = most_tokens(longest)
     cores = settings.threads or usable_cores()
     contexts = max(1, min(cores, CONTEXT_TOKENS // count)) if on_cpu else 1
-    each = replace(
-        settings.with_defaults(),
-        slots=1,
-        n_batch=count,
-        n_ubatch=count,
-        kv="per_sequence",
-        n_ctx=None,
-        admission="reserve",
-        threads=cores // contexts,
-    )
-    return each, contexts
+    each = whole_calls(settings.with_defaults(), 1, count)
+    return replace(each, threads=cores // contexts), contexts

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from operators.batch_by_length import BatchByLength
-from operators.engine.backend.interface import Logits
+from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.backend.loading import close_model, loader
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.row_state import SampledRow
 from operators.engine.sampling.sampler import Sampler
@@ -26,7 +27,7 @@ from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.generation.requests import SequenceMaker
-from operators.generation.wiring import decode_strategy
+from operators.generation.wiring import decode_setup
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
@@ -49,22 +50,24 @@ def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = Fal
     new context."""
     model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
 
-    def make() -> Strategy:
+    setup = decode_setup(BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id) if blocks else DecodeSettings())
+
+    def bind(decoder: Decoder) -> Strategy:
         if blocks:
-            return decode_strategy(BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id))
-        return Autoregressive(DecodeSettings(), sampler())
+            return setup.bind(decoder, model)
+        return Autoregressive(setup.settings, decoder, model, sampler=sampler())
 
     room = runtime.max_sequence_tokens or model.n_ctx_train
-    requests = SequenceMaker(spec.sampling, model, room, 0, "generate", None, make().sequence_type())
+    requests = SequenceMaker(spec.sampling, model, room, 0, "generate", None, setup.sequence_type())
     size = runtime.slots if blocks else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:
-        model.lease(runtime, block=make().block)[1]()  # leased and given back: it stays in the pool
+        model.lease(runtime, block=setup.block)[1]()  # leased and given back: it stays in the pool
     steps: list[dict[str, Any]] = []
     began = time.perf_counter()
     for rows in parts:
-        decoder, give_back = model.lease(runtime, block=make().block)
-        steps += complete(make().bind(decoder, model), rows, runtime)
+        decoder, give_back = model.lease(runtime, block=setup.block)
+        steps += complete(bind(decoder), rows, runtime)
         if fresh:
             close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
         else:
@@ -97,12 +100,12 @@ def _sequences(rows: pa.Table, requests: SequenceMaker, runtime: EngineSettings)
 
 
 def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -> list[dict[str, Any]]:
-    """Complete `rows` in this thread on the decoder that `strategy` is bound to; return the steps as rows of
+    """Complete `rows` in this thread on the decoder of `strategy`; return the steps as rows of
     metrics/steps.parquet."""
     steps = _Steps()
-    worker = StepLoop(strategy, runtime, (StageMeter("decode"), StageMeter("sample")))
-    engine = Engine(worker, steps)
-    client = engine.connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
+    log = StepLog(steps, strategy.decoder.shape, (StageMeter("decode"), StageMeter("sample")))
+    worker = StepLoop(strategy, runtime, log)
+    client = Engine(worker, EngineThread()).connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()
     while worker.scheduler.runnable:

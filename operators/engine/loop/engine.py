@@ -11,52 +11,33 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from operators.engine.backend.limit import MachineLimit
-from operators.engine.loop.step_log import StepLog
 from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import Table
 
 
 class Engine:
-    """A worker that makes steps on the context of a model, and the nodes whose sequences it completes.
+    """The steps on the context of a model, and the nodes whose sequences it completes.
 
     Args:
-        steps: the table of steps, one row per call.
-        thread: runs the steps, and has the clock; None: a thread of its own, which ends with it.
-        number: its number in that table.
-        limit: of the machine, to add the calls up; None: it is not known.
+        thread: runs the steps.
     """
 
-    def __init__(
-        self,
-        worker: StepLoop,
-        steps: Table,
-        thread: EngineThread | None = None,
-        number: int = 0,
-        limit: MachineLimit | None = None,
-    ) -> None:
+    def __init__(self, worker: StepLoop, thread: EngineThread) -> None:
         self.worker = worker
         self.queue = worker.scheduler.queue
-        self._owns_thread = thread is None
-        self.thread = thread or EngineThread()
-        self._clients: list[Client] = []
+        self.thread = thread
         self._served = False
-        clock, began = self.thread.clock, self.thread.began
-        worker.log = StepLog(steps, number, worker.scheduler, worker.meters, clock, began, limit)
-        worker.on_stop = self._wake_clients
 
     def connect(
         self, meter: StageMeter, depth: int, capacity: int, wake: Callable[[], None], *, steps: bool = True
     ) -> Client:
         """Return a client for a node. The thread runs steps from the first client on, unless `steps` is false: then the
-        caller runs them (Worker.step)."""
+        caller runs them (StepLoop.step)."""
         client = Client(self, meter, depth, capacity, wake)
         with self.thread.changed:
-            self._clients.append(client)
             self.queue.add(client)
             begins = steps and not self._served
             self._served = self._served or steps
@@ -70,14 +51,10 @@ class Engine:
         self.queue.drop(client)
         with self.thread.paused(self.worker):
             self.worker.scheduler.abandon(lambda row: row.owner is client)
-            if client in self._clients:
-                self._clients.remove(client)
 
     def close(self) -> None:
         """Stop after the current step."""
         self.thread.withdraw(self.worker)
-        if self._owns_thread:
-            self.thread.close()
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""
@@ -102,11 +79,6 @@ class Engine:
     def totals(self) -> dict[str, float]:
         """Return its counts and seconds by name."""
         return {name: value for counts in self.counts() for name, value in asdict(counts).items()}
-
-    def _wake_clients(self) -> None:
-        """Wake the nodes, which find out why the steps have stopped."""
-        for client in list(self._clients):
-            client.wake()
 
 
 class Client(NodeQueue):

@@ -51,7 +51,7 @@ class Recovery:
         if failure.code == NO_ROOM and self._scheduler.shrink_budget():
             self._count_futile(failure)
             return
-        for part in self._scheduler.halves(batch) or [self._scheduler.again(batch)]:
+        for part in self._scheduler.halves(batch) or [self._scheduler.batch(batch.decoding, batch.chunks)]:
             self._attempt(part)
 
     def succeeded(self) -> None:

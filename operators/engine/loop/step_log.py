@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from operator import attrgetter, sub
 from types import TracebackType
 
 import pyarrow as pa
 
+from operators.engine.backend.interface import DecoderShape
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.scheduler.scheduler import Scheduler
+from operators.engine.scheduler.slots import Counts
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
 from pipeline.api.histogram import Histogram
 from pipeline.api.meter import Clock, StageMeter, StageState
@@ -83,40 +86,39 @@ class StepLog:
 
     Args:
         table: metrics/steps.parquet; shared by all engines.
-        engine: its number.
+        shape: of the engine's decoder.
         meters: of decode and of sample.
         began: when the first engine began, on `clock`, in seconds.
+        engine: its number.
         limit: of the machine, which adds the calls up; None: it is not known.
     """
 
     def __init__(
         self,
         table: Table,
-        engine: int,
-        scheduler: Scheduler,
+        shape: DecoderShape,
         meters: tuple[StageMeter, StageMeter],
-        clock: Clock,
-        began: float,
+        clock: Clock = time.perf_counter,
+        began: float = 0.0,
+        engine: int = 0,
         limit: MachineLimit | None = None,
     ) -> None:
         self.clock = clock
         self.totals = StepTotals()
         self.limit = limit
+        self.meters = meters
         self._table = table
         self._engine = engine
-        self._scheduler = scheduler
-        self._slots = scheduler.slots.size
-        self._counts = scheduler.counts
-        self._meters = meters
+        self._slots = shape.slots
         self._began = began
         self._seconds: dict[str, float] = {"draft": 0.0}
         busy = {"decode": meters[0], "sample": meters[1], "draft": meters[0]}
         phases = ("form", "draft", "fill", "decode", "sample")
         self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
-        self._before = _changes(scheduler.counts)
+        self._before = _changes(Counts())
         self._prefill_calls = meters[0].histogram("prefill_call", "Calls of the model that compute prompts.")
         self._decode_calls = meters[0].histogram("decode_call", "Calls of the model that only decode.")
-        shape, self._tokens = scheduler.slots.decoder.shape, Histogram()
+        self._tokens = Histogram()
         if shape.step_tokens == 1 and not shape.draft:  # others draw no token in a step, or several
             self._tokens = meters[0].histogram("token", "Decode steps, once for each row that drew a token in it.")
 
@@ -125,12 +127,12 @@ class StepLog:
         that of sample in sample."""
         return self._timers[phase]
 
-    def record(self, batch: StepBatch, tokens: int, began: float) -> None:
+    def record(self, batch: StepBatch, tokens: int, began: float, scheduler: Scheduler) -> None:
         """Write the step of `batch` that was just made, with `tokens` in the buffer of the backend."""
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
-        seconds, counts, before, sums = self._seconds, _changes(self._counts), self._before, self.totals
+        seconds, now, before, sums = self._seconds, _changes(scheduler.counts), self._before, self.totals
         form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
@@ -143,14 +145,14 @@ class StepLog:
             seconds["decode"],
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
-            *map(sub, counts, before),
-            self._scheduler.snapshot_bytes,
+            *map(sub, now, before),
+            scheduler.cache.snapshot_bytes,
             batch.drafted,
             batch.accepted,
             *(batch.idle.get(reason, 0) for reason in _REASONS),
         )
-        self._before = counts
-        for meter in self._meters:
+        self._before = now
+        for meter in self.meters:
             meter.batches += 1
             meter.rows_in += len(sequences)
             meter.rows_out += len(sequences)

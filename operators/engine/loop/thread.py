@@ -5,9 +5,7 @@ Engines with a thread each would therefore slow each other down even if they too
 steps of all engines in turn. Jobs that are no step of an engine (texts to score, a calibration) run on it between two
 steps.
 
-Among engines with rows to compute the next is the one that fills the largest share of its slots, since a step costs
-nearly the same for one row and for many; among equally full ones the one furthest downstream, so that rows leave the
-graph. None is passed over more than PATIENCE times in succession.
+Which engine makes the next step is said by `policy.engine_rank`.
 """
 
 from __future__ import annotations
@@ -21,13 +19,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from operators.engine.loop.worker import StepLoop
+from operators.engine.scheduler import policy
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
 
 T = TypeVar("T")
-
-PATIENCE = 8
-"""Most steps that an engine with rows to compute waits for others."""
 
 
 class Closed(PipelineError):
@@ -150,12 +146,9 @@ class EngineThread:
         able = [worker for worker in self._workers if worker.scheduler.runnable and worker not in self._paused]
         if len(able) < 2:
             return able[0] if able else None
-        chosen = max(able, key=self._rank)
+        chosen = max(able, key=lambda loop: policy.engine_rank(self._passed.get(loop, 0), *loop.scheduler.rank()))
         self._passed = {worker: self._passed.get(worker, 0) + 1 for worker in able if worker is not chosen}
         return chosen
-
-    def _rank(self, worker: StepLoop) -> tuple[bool, tuple[float, int]]:
-        return self._passed.get(worker, 0) >= PATIENCE, worker.scheduler.rank()
 
     def _do_next_job(self) -> None:
         job, work = self._jobs.popleft()

@@ -15,7 +15,7 @@ from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
 from operators.settings.runtime import EngineSettings
-from pipeline.api.meter import StageMeter, StageState
+from pipeline.api.meter import StageState
 
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
@@ -24,28 +24,18 @@ class StepLoop:
     """A context: its slots, and the steps on it.
 
     Args:
-        strategy: bound to the context.
-        meters: of decode and of sample.
+        strategy: of the context.
+        log: times and records the steps.
         stopping: returns whether the run is being stopped.
     """
 
-    log: StepLog
-    """Times and records the steps. Set by the Engine, as `on_stop` is."""
-    on_stop: Callable[[], None]
-    """Called when the steps stop."""
-
     def __init__(
-        self,
-        strategy: Strategy,
-        settings: EngineSettings,
-        meters: tuple[StageMeter, StageMeter],
-        stopping: Callable[[], bool] = lambda: False,
+        self, strategy: Strategy, settings: EngineSettings, log: StepLog, stopping: Callable[[], bool] = lambda: False
     ) -> None:
         self.strategy = strategy
+        self.log = log
         self.decoder = strategy.decoder
-        chunking = strategy.chunking(self.decoder.shape)
-        self.scheduler = Scheduler(self.decoder, strategy.queue(settings, self.decoder.shape), settings, chunking)
-        self.meters = meters
+        self.scheduler = Scheduler(self.decoder, settings, strategy.chunking)
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
@@ -55,9 +45,9 @@ class StepLoop:
             batch = self.scheduler.schedule(began)
             if batch is None:
                 return
-        if self.strategy.draft:
+        if self.strategy.drafts:
             with self.log.timed("draft"):
-                self.strategy.prepare(batch)
+                self.strategy.draft(batch)
         with self.log.timed("fill"):
             self.strategy.fill(batch)
             tokens = self.decoder.batch.n_tokens
@@ -66,23 +56,24 @@ class StepLoop:
         with self.log.timed("sample"):
             if logits is not None:
                 self.strategy.advance(batch, logits)
-        self.log.record(batch, tokens, began)
+        self.log.record(batch, tokens, began, self.scheduler)
         _hand_over(self.scheduler.finish(self.log.clock()))
 
     def start(self) -> None:
-        for meter in self.meters:
+        for meter in self.log.meters:
             meter.clock.start(StageState.STARVED)
 
     def idle(self) -> None:
         """Set the meters to waiting: for sequences, or for nodes downstream of the waiting ones."""
-        for meter in self.meters:
+        for meter in self.log.meters:
             meter.clock.enter(StageState.BLOCKED if self.scheduler.queue.waiting else StageState.STARVED)
 
     def stop(self) -> None:
-        """Stop the meters, and call `on_stop`."""
-        for meter in self.meters:
+        """Stop the meters, and wake the nodes, which find out why the steps have stopped."""
+        for meter in self.log.meters:
             meter.clock.stop()
-        self.on_stop()
+        for node in self.scheduler.queue.nodes:
+            node.wake()
 
     def _decode_or_recover(self, batch: StepBatch) -> Logits | None:
         """Return the logits of `batch`; None if the call failed and its sequences were computed in smaller calls or

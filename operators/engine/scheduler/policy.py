@@ -1,11 +1,16 @@
-"""The scheduling policy: four pure functions. Change a rule here.
+"""The scheduling policy: all rules, as functions. Change a rule here.
 
 | function | decides | applied by |
 |---|---|---|
-| `order` | which of the sequences of a node is admitted first | waiting_queue.py |
-| `may_admit` | whether a sequence may take a free slot | scheduler.py |
+| `by_depth` | which node's sequences are admitted first | waiting_queue.py |
+| `order`, `may_pass` | which sequence of a node, and when one with a cached prefix may pass it | waiting_queue.py |
+| `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
+| `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
 | `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
-| `victim` | which sequence gives up its slot where the KV cache is full | scheduler.py |
+| `prefill_group`, `prefill_beside` | which prompts share a call | scheduler.py |
+| `closes_holes` | whether sequences move to consecutive slots before a decode step | scheduler.py |
+| `victim`, `resumed` | which sequence gives up its slot where the KV cache is full, or gets one back | scheduler.py |
+| `engine_rank` | which engine makes the next step | operators/engine/loop/thread.py |
 
 Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
 share a call with decoding sequences in the per-sequence layout; what changes is how long a run takes.
@@ -14,13 +19,27 @@ share a call with decoding sequences in the per-sequence layout; what changes is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
 
+from operators.engine.backend.interface import DecoderShape
+from operators.engine.scheduler.step_batch import Chunking, PrefillChunk
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import Order
+from operators.engine.sequence.placement import NodeQueue, Order, Slot, SlotSnapshot
 
 CHUNKS_OF_ONE_AGE = 2
+CELLS_PER_TOKEN = 200
+"""Copying this many cells of a row's stream, used or not, takes as long as computing one prompt token: 450 on machines
+with slow prefill, some 170 with fast (docs/performance.md)."""
+PATIENCE = 8
+"""Most steps that an engine with rows to compute waits for others."""
+
+
+def by_depth(nodes: Iterable[NodeQueue]) -> list[NodeQueue]:
+    """Return the nodes in the order in which their sequences are admitted: the deepest first, so that rows leave the
+    graph."""
+    return sorted(nodes, key=lambda node: -node.depth)
 
 
 def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
@@ -28,42 +47,72 @@ def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
 
     By age (two neighbouring chunks before later ones, so that no priority keeps a chunk from its end), priority,
     expected length (what starts last should end soon, or a few long ones decode alone at the end) and arrival, which is
-    `number`. Between priority and length the queue puts sequences whose prefix is cached.
+    `number`.
     """
     expected = seq.max_tokens if longest_first else 0
     return (seq.chunk // CHUNKS_OF_ONE_AGE, -seq.priority, -expected, number)
 
 
-@dataclass(frozen=True, slots=True)
-class KvState:
-    """The KV cache as seen by admission.
+def may_pass(cached: Order, first: Order) -> bool:
+    """Return True if a sequence of a cached prefix, the longest one first, may be admitted before the first in `order`,
+    of which no prefix is cached: at equal age and priority."""
+    return cached[:2] <= first[:2]
+
+
+@dataclass(slots=True)
+class KvBudget:
+    """The cells of a decoder as seen by admission.
 
     Args:
-        cells: shared by all slots; None: every slot has room for a sequence of the greatest length.
-        reserved: for the sequences in slots and those just admitted.
-        optimistic: whether to reserve for the expected length, not for the greatest.
-        mean_tokens: mean completion tokens of finished sequences; None: none has finished.
+        cells: shared by all slots, those shared by sequences counted for each; None: every slot has room for a sequence
+            of the greatest length, and nothing is decided.
+        optimistic: reserve for the expected length, not for the greatest: sequences may then be preempted.
+
+    Attributes:
+        finished, finished_tokens: sequences that have ended, and their completion tokens.
     """
 
     cells: int | None
-    reserved: int = 0
     optimistic: bool = False
-    mean_tokens: float | None = None
+    finished: int = 0
+    finished_tokens: int = 0
+
+    def reserved(self, rows: Iterable[Sequence]) -> int:
+        """Return the cells that are reserved for `rows`."""
+        return 0 if self.cells is None else sum(reservation(row, self) for row in rows)
 
 
-def may_admit(seq: Sequence, state: KvState) -> bool:
-    """Return True if `seq` may take a free slot: its reservation fits beside the others, or it is alone."""
-    return state.cells is None or not state.reserved or state.reserved + reservation(seq, state) <= state.cells
+def may_admit(seq: Sequence, budget: KvBudget, reserved: int) -> bool:
+    """Return True if `seq` may take a free slot: its reservation fits beside those of the others, or it is alone."""
+    return budget.cells is None or not reserved or reserved + reservation(seq, budget) <= budget.cells
 
 
-def reservation(seq: Sequence, state: KvState) -> int:
-    """Return the KV cells to reserve for `seq`: for its greatest length, or for the expected one but more than drawn so
-    far."""
+def reservation(seq: Sequence, budget: KvBudget) -> int:
+    """Return the KV cells to reserve for `seq`: for its greatest length, or for the expected one, the mean of those
+    that have ended, but more than drawn so far."""
     tokens = seq.max_tokens
-    if state.optimistic:
-        expected = tokens / 2 if state.mean_tokens is None else state.mean_tokens
+    if budget.optimistic:
+        expected = budget.finished_tokens / budget.finished if budget.finished else tokens / 2
         tokens = min(tokens, max(round(expected), len(seq.tokens) + 1))
     return seq.cells(tokens)
+
+
+def placing(rows: Iterable[Sequence]) -> list[Sequence]:
+    """Return the order in which sequences that take over no slot get the lowest free ones: similar lengths get adjacent
+    slots, to be computed together."""
+    return sorted(rows, key=lambda row: -len(row.prompt))
+
+
+def match_rank(source: Slot | SlotSnapshot, count: int) -> tuple[int, bool, int]:
+    """Return the sort key of a source of the first `count` tokens of a prompt; the highest is the best: the longest
+    prefix, rather one that is there already, and of equal ones the lowest slot."""
+    return count, source.num_cached >= count, -source.index if isinstance(source, Slot) else 0
+
+
+def least_copy(shape: DecoderShape) -> int:
+    """Return the fewest tokens of a prefix to wait for and copy; fewer are computed again. In the unified layout cells
+    are shared and not copied; else the backend copies the whole row."""
+    return shape.max_sequence_tokens // CELLS_PER_TOKEN if shape.per_sequence else 0
 
 
 class StepKind(Enum):
@@ -102,6 +151,57 @@ def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: b
     return StepKind.DECODE if rows else None
 
 
+def prefill_group(rows: Seq[Sequence], chunking: Chunking, room: int, *, grouped: bool) -> list[PrefillChunk]:
+    """Return a chunk of the first of `rows`, which are in slot order; if `grouped`, also chunks of equal length of the
+    rows in the following slots, within `room` tokens: one micro-batch."""
+    first = rows[0]
+    size = chunking.size(first, room)
+    most = room // size if grouped else 1
+    chunks: list[PrefillChunk] = []
+    for place, row in enumerate(rows[:most]):
+        if row.slot.index != first.slot.index + place or chunking.size(row, room) != size:
+            break
+        chunks.append(PrefillChunk(row, size, size == row.to_compute))
+    return chunks
+
+
+def prefill_beside(rows: Iterable[Sequence], chunking: Chunking, room: int) -> list[PrefillChunk]:
+    """Return chunks of `rows`, in this order, that fit into `room` tokens beside decoding sequences."""
+    chunks: list[PrefillChunk] = []
+    for row in rows:
+        size = chunking.size(row, room) if room > 0 else 0
+        if not size:
+            break
+        chunks.append(PrefillChunk(row, size, size == row.to_compute))
+        room -= size
+    return chunks
+
+
+def closes_holes(shape: DecoderShape, *, compaction: bool, lonely: bool) -> bool:
+    """Return True if sequences are to be in consecutive slots for a decode step: a hole cuts it into several
+    micro-batches, and the backend computes a row that is alone in one (`lonely`) with other kernels."""
+    return shape.per_sequence and (compaction or (shape.needs_rules and lonely))
+
+
 def victim(seqs: Iterable[Sequence]) -> Sequence:
     """Return which of `seqs`, at least one, is preempted: the youngest, which loses least."""
     return max(seqs, key=lambda seq: seq.placement.admission)
+
+
+def resumed(seqs: Iterable[Sequence]) -> Sequence:
+    """Return which of the preempted `seqs`, at least one, gets a slot first: the oldest."""
+    return min(seqs, key=lambda seq: seq.placement.admission)
+
+
+def engine_rank(passed: int, fullness: float, depth: int) -> tuple[bool, float, int]:
+    """Return the sort key of an engine with rows to compute; the highest makes the next step.
+
+    The one that was passed over PATIENCE times in succession, then the one that fills most of its slots, since a step
+    costs nearly the same for one row and for many, then the one furthest downstream, so that rows leave the graph.
+
+    Args:
+        passed: how often it was passed over in succession.
+        fullness: the share of its slots that the next call can fill.
+        depth: the greatest depth in the graph of a node with sequences in it.
+    """
+    return passed >= PATIENCE, fullness, depth

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.step_batch import Chunking
@@ -25,9 +26,6 @@ from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import PrefixNode, Slot, SlotSnapshot
 
-CELLS_PER_TOKEN = 200
-"""Copying this many cells of a row's stream, used or not, takes as long as computing one prompt token: 450 on machines
-with slow prefill, some 170 with fast (docs/performance.md)."""
 MOST_COMPARED = 4
 """Compare at most this many candidates; they share the same radix node."""
 
@@ -43,11 +41,6 @@ class Match:
     def ready(self) -> bool:
         """True if the source has them already."""
         return self.source.num_cached >= self.count
-
-    @property
-    def rank(self) -> tuple[int, bool, int]:
-        """Orders the matches of a sequence, the best last; of equal ones the lowest slot."""
-        return self.count, self.ready, -self.source.index if isinstance(self.source, Slot) else 0
 
 
 class PrefixCache:
@@ -73,15 +66,14 @@ class PrefixCache:
         # What is left of a sequence costs nothing where every slot has cells of its own. In the unified layout it would
         # take room that others need, and time of every step; and there cells are shared, not copied.
         self._keeps = shape.per_sequence and queue.shares
-        self._worth_a_copy = shape.max_sequence_tokens // CELLS_PER_TOKEN if shape.per_sequence else 0
+        self._least_copy = policy.least_copy(shape)
         self.waiting: dict[Sequence, None] = {}
 
     def place(self, rows: Seq[Sequence]) -> None:
-        """Give each sequence a slot: one whose last prompt shares its beginning, or else the lowest. Similar lengths
-        get adjacent slots, to be computed together."""
+        """Give each sequence a slot: one whose last prompt shares its beginning, or else the lowest."""
         with self._queue.lock:
             rest = [row for row in rows if not (self._keeps and self._reuse(row))]
-            for row in sorted(rest, key=lambda row: -len(row.prompt)):
+            for row in policy.placing(rest):
                 self._insert(self.empty_slot(row), row)
                 row.update_state()
                 if row.state is State.DECODE:
@@ -96,7 +88,7 @@ class PrefixCache:
         with self._queue.lock:
             for row in sorted(self.waiting, key=lambda row: row.placement.admission):
                 match = self._lookup(row)
-                if match is None or match.count < self._worth_a_copy:
+                if match is None or match.count < self._least_copy:
                     del self.waiting[row]
                     self._begins(row)
                 elif match.ready and self._take(row, match):
@@ -108,7 +100,7 @@ class PrefixCache:
         """Save what others need of `rows`, which have just been computed: nothing, the slots have it."""
 
     def forget(self) -> None:
-        """Clear the contents of free slots."""
+        """Clear the contents of free slots, and the snapshots."""
         for slot in self._pool.slots:
             if slot.row is None:
                 self.clear(slot)
@@ -142,7 +134,7 @@ class PrefixCache:
         with self._queue.lock:
             self._disown(target)
             target.prompt, target.node, target.group = source.prompt, source.node, source.group
-            self._own(target)
+            self._queue.own(target)
         self.release(source)
 
     def clear(self, slot: Slot) -> None:
@@ -187,12 +179,12 @@ class PrefixCache:
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
             useful = [match for match in matches if group.logits is not None or not match.ready]
             if useful:
-                return max(useful, key=lambda match: match.rank)
+                return _best(useful)
         node = row.placement.node
         while node is not None and node.depth:
             found = list(itertools.islice(self._matches(node, row), MOST_COMPARED))
             if found:
-                best = max(found, key=lambda match: match.rank)
+                best = _best(found)
                 return best if best.count >= BLOCK else None
             node = node.parent
         return None
@@ -200,7 +192,7 @@ class PrefixCache:
     def _matches(self, node: PrefixNode, row: Sequence) -> Iterator[Match]:
         for owner in node.owners:
             if owner.prompt is not None and self._may_serve(owner, row):
-                yield Match(owner, self._chunking.shared(row, owner.prompt, node.depth * BLOCK))
+                yield Match(owner, self._chunking.shared(row.prompt, owner.prompt, node.depth * BLOCK))
 
     def _may_serve(self, owner: Slot | SlotSnapshot, row: Sequence) -> bool:
         other = owner.row if isinstance(owner, Slot) else None
@@ -209,19 +201,13 @@ class PrefixCache:
     def _insert(self, slot: Slot, row: Sequence) -> None:
         """Enter the prompt of `row`, which has left its node queue, as that of `slot`."""
         slot.prompt, slot.node, slot.group = row.prompt, row.placement.node, row.placement.group
-        self._own(slot)
-        if slot.node is not None:
-            self._queue.tree.remove_waiting(row)
-
-    def _own(self, slot: Slot) -> None:
-        if slot.node is not None:
-            self._queue.tree.insert(slot, slot.node)
-        if slot.group is not None:
-            slot.group.owners.add(slot)
+        self._queue.own(slot)
+        self._queue.tree.remove_waiting(row)
 
     def _disown(self, slot: Slot) -> None:
-        with self._queue.lock:  # nodes add their sequences to the tree meanwhile
-            self._queue.tree.release(slot, slot.node)
-            if slot.group is not None:
-                slot.group.owners.discard(slot)
+        self._queue.disown(slot)
         slot.prompt = slot.node = slot.group = None
+
+
+def _best(matches: Seq[Match]) -> Match:
+    return max(matches, key=lambda match: policy.match_rank(match.source, match.count))

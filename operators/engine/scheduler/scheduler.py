@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.slots import Counts, KvBudget, Preempted, SlotPool
+from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.snapshots import prefix_cache
 from operators.engine.scheduler.step_batch import Chunking, IdleReason, PrefillChunk, StepBatch
 from operators.engine.scheduler.waiting_queue import WaitingQueue
@@ -19,45 +18,32 @@ from operators.settings.runtime import EngineSettings
 
 
 class Scheduler:
-    """Continuous batching over the slots of one decoder.
+    """Continuous batching over the slots of one decoder."""
 
-    Args:
-        preempt_every: preempt a sequence every so many decode calls, for tests; None: only where the KV cache is full.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        queue: WaitingQueue,
-        settings: EngineSettings,
-        chunking: Chunking,
-        *,
-        preempt_every: int | None = None,
-    ) -> None:
+    def __init__(self, decoder: Decoder, settings: EngineSettings, chunking: Chunking) -> None:
         self._decoder = decoder
         self._shape = decoder.shape
         self._settings = settings
         self._chunking = chunking
         self._admissions = itertools.count()
-        self._preempt_every = preempt_every
-        self._decode_calls = 0
         self._now = 0.0
-        self.queue = queue
+        self.queue = queue = WaitingQueue(settings.optimise, chunking)
         self.slots = SlotPool(decoder)
         self.counts = Counts()
-        self._cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
-        self._budget = KvBudget(self._shape, settings.admission == "optimistic")
-        self._preempted = Preempted(self.counts)
+        self.cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
+        cells = None if self._shape.per_sequence else self._shape.cells
+        self._budget = policy.KvBudget(cells, settings.admission == "optimistic")
+        self._preempted: list[Sequence] = []
 
     @property
     def runnable(self) -> bool:
         """True if `schedule` would return work."""
-        return bool(len(self.slots) or self._preempted.rows or self.queue.admissible)
+        return bool(len(self.slots) or self._preempted or self.queue.admissible)
 
     def rank(self) -> tuple[float, int]:
         """Return the share of slots that the next call can fill, and the greatest depth in the graph of a node with
         sequences in slots or waiting."""
-        rows = [*self.slots.rows(), *self._preempted.rows]
+        rows = [*self.slots.rows(), *self._preempted]
         nodes = [row.owner for row in rows if row.owner is not None] + [n for n in self.queue.nodes if n.admissible]
         fullness = min(1.0, (len(rows) + self.queue.admissible) / self.slots.size)
         return fullness, max((node.depth for node in nodes), default=0)
@@ -66,28 +52,26 @@ class Scheduler:
         """Admit sequences, and choose the work of the next step; None if there is nothing to do. `now`: seconds."""
         self._now = now
         # Sequences that wait for the prefix of one that has left take it before its slot is given away.
-        self._cache.serve()
+        self.cache.serve()
         before = len(self.slots)
         idle = self._admit(now)
         if len(self.slots) > before:
-            self._cache.serve()
-        rows, waiting = self.slots.rows(), self._cache.waiting
+            self.cache.serve()
+        rows, waiting = self.slots.rows(), self.cache.waiting
         known = [row for row in rows if row.state is State.SAMPLE]
         prefilling = [row for row in rows if row.state is State.PREFILL and row not in waiting]
         shape = self._shape
         counts = len(rows), len(known), len(prefilling)
-        match policy.next_batch(*counts, per_sequence=shape.per_sequence, block=shape.block):
-            case policy.StepKind.SAMPLE:
-                return StepBatch(known_logits=known)
-            case policy.StepKind.PREFILL:
-                grouped = self._settings.optimise.grouped_prefill
-                return StepBatch(chunks=self._chunking.group(prefilling, shape, grouped=grouped))
-            case policy.StepKind.DECODE:
-                return self._decode_batch([], idle)
-            case policy.StepKind.MIXED:
-                return self._decode_batch(prefilling, idle)
-            case None:
-                return None
+        kind = policy.next_batch(*counts, per_sequence=shape.per_sequence, block=shape.block)
+        if kind is None:
+            return None
+        if kind is policy.StepKind.SAMPLE:
+            return StepBatch(known_logits=known)
+        if kind is policy.StepKind.PREFILL:
+            grouped = self._settings.optimise.grouped_prefill
+            chunks = policy.prefill_group(prefilling, self._chunking, shape.n_ubatch, grouped=grouped)
+            return StepBatch(chunks=chunks)
+        return self._decode_batch(prefilling if kind is policy.StepKind.MIXED else [], idle)
 
     def halves(self, batch: StepBatch) -> list[StepBatch]:
         """Split `batch` in two; none if it has a single sequence."""
@@ -95,20 +79,27 @@ class Scheduler:
         if len(rows) + len(chunks) < 2:
             return []
         if rows and chunks:
-            return [self._batch(rows, []), self._batch([], chunks)]
+            return [self.batch(rows, []), self.batch([], chunks)]
         n, m = len(rows) // 2, len(chunks) // 2
-        return [self._batch(rows[:n], chunks[:m]), self._batch(rows[n:], chunks[m:])]
+        return [self.batch(rows[:n], chunks[:m]), self.batch(rows[n:], chunks[m:])]
 
-    def again(self, batch: StepBatch) -> StepBatch:
-        """Return a new batch for the work of `batch`, as it was before the strategy added drafts to it."""
-        return self._batch(batch.decoding, batch.chunks)
+    def batch(
+        self, rows: list[Sequence], chunks: list[PrefillChunk], idle: dict[IdleReason, int] | None = None
+    ) -> StepBatch:
+        """Make a batch without drafts, with a dummy token if it has a single token."""
+        batch = StepBatch(rows, chunks, idle=idle or {})
+        if len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1):
+            batch.dummy = self._dummy_beside(batch.sequences[0])
+        return batch
 
     def shrink_budget(self) -> bool:
-        """Lower the KV budget, since the backend had no room for a call. Return True if sequences can be preempted to
-        make room, which the next call does."""
-        if not self._budget.is_shared or len(self.slots) < 2:
+        """Lower the KV budget to the cells that sequences have now, since the backend had no room for a call; but let
+        the longest fit alone. Return True if sequences can be preempted to make room, which the next call does."""
+        if self._budget.cells is None or len(self.slots) < 2:
             return False
-        self._budget.shrink(self.slots.rows())
+        rows = self.slots.rows()
+        held = sum(row.slot.num_cached for row in rows)
+        self._budget.cells = min(self._budget.cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
         return True
 
     def finish(self, now: float) -> list[Sequence]:
@@ -116,17 +107,16 @@ class Scheduler:
         limit = self._settings.row_timeout_s
         ended: list[Sequence] = []
         rows = self.slots.rows()
-        self._cache.save(rows)
+        self.cache.save(rows)
         for row in rows:
+            if row.owner is not None:
+                row.owner.count(row)
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
-                if row.placement.group is not None:
-                    self.queue.leave_group(row)
-            going = row.finish_reason is None and row.error is None
-            if going and limit is not None and now - row.times.admitted - row.times.preempted_s > limit:
+                self.queue.leave_group(row)
+            if limit is not None and not row.ended and now - row.times.admitted - row.times.preempted_s > limit:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
-                going = False
-            if not going:
+            if row.finish_reason is not None or row.error is not None:
                 row.times.finished = now
                 self._release(row)
                 row.state = State.FINISHED
@@ -138,89 +128,77 @@ class Scheduler:
         for row in self.slots.rows():
             if belongs(row):
                 self._release(row)
-        for row in self._preempted.forget(belongs):
+        for row in filter(belongs, self._preempted):
             self.queue.leave_group(row)
-
-    def clear(self) -> None:
-        """Clear the cached contents of free slots, and the snapshots."""
-        self._cache.forget()
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Bytes of the snapshots that are kept."""
-        return self._cache.snapshot_bytes
+        self._preempted = [row for row in self._preempted if not belongs(row)]
 
     def _release(self, row: Sequence) -> None:
-        self._budget.finished(row)
+        self._budget.finished += 1
+        self._budget.finished_tokens += len(row.tokens)
         self.queue.leave_group(row)
-        self._cache.waiting.pop(row, None)
-        self._cache.release(self.slots.release(row))
+        self.cache.waiting.pop(row, None)
+        self.cache.release(self.slots.release(row))
 
     def _admit(self, now: float) -> IdleReason:
         """Fill the free slots; return why the remaining ones stay free."""
-        while (row := self._preempted.next()) is not None:
-            if not self.slots.free or not policy.may_admit(row, self._budget.reserve(self.slots.rows())):
+        queue, budget = self.queue, self._budget
+        while self._preempted:
+            row = policy.resumed(self._preempted)
+            if not self.slots.free or not policy.may_admit(row, budget, budget.reserved(self.slots.rows())):
                 return IdleReason.ROOM
-            self._cache.empty_slot(row)
-            self._preempted.resume(row)
+            self.cache.empty_slot(row)
+            self._preempted.remove(row)
+            row.update_state()
             row.times.preempted_s += now
-        queue = self.queue
         taken: list[Sequence] = []
-        kv = self._budget.reserve(self.slots.rows())
+        reserved = budget.reserved(self.slots.rows())
         while len(taken) < self.slots.free:
-            row = queue.take(partial(policy.may_admit, state=kv))
-            if row is None:
+            admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
+            if admitted is None:
                 break
-            if kv.cells is not None:
-                kv = replace(kv, reserved=kv.reserved + policy.reservation(row, kv))
-            row.times.admitted = now
-            row.placement.admission = next(self._admissions)
-            taken.append(row)
+            reserved += budget.reserved([admitted])
+            admitted.times.admitted = now
+            admitted.placement.admission = next(self._admissions)
+            taken.append(admitted)
         if taken:
-            self._cache.place(taken)
+            self.cache.place(taken)
         if queue.waiting:
             return IdleReason.ROOM if queue.admissible else IdleReason.CREDIT
         return IdleReason.TAIL if queue.ended else IdleReason.INPUT
 
     def _decode_batch(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
         """Make a step of all decoding sequences, and chunks of those that are `prefilling`."""
-        if self._shape.per_sequence:
-            self._decode_calls += 1
-            every = self._preempt_every
-            if every is not None and self._decode_calls % every == 0 and len(self.slots) > 1:
-                self._preempt()
-            # A hole cuts the step into several micro-batches; and the backend computes a row that is alone in one with
-            # other kernels.
-            if self._settings.optimise.compaction or (self._shape.needs_rules and self.slots.lonely()):
-                self._close_holes()
+        compaction = self._settings.optimise.compaction
+        if policy.closes_holes(self._shape, compaction=compaction, lonely=not compaction and self.slots.lonely()):
+            while (hole := self.slots.hole()) is not None:
+                self.cache.move(*hole)
+                self.counts.moves += 1
+        budget = self._budget
         while True:
             rows = self.slots.rows()
             decoding = [row for row in rows if row.state is State.DECODE]
             tokens = len(decoding) * self._shape.step_tokens
             most = self._shape.n_ubatch if decoding else self._shape.call_tokens
-            room = self._budget.left(rows, most) - tokens
-            chunks = self._chunking.within([row for row in prefilling if row.state is State.PREFILL], room)
-            if not self._budget.is_shared or (room >= 0 and (decoding or chunks)):
+            if budget.cells is not None and len(rows) > 1:  # else the backend says if a lone sequence does not fit
+                most = min(most, budget.cells - sum(row.slot.num_cached for row in rows))
+            waiting = (row for row in prefilling if row.state is State.PREFILL)
+            chunks = policy.prefill_beside(waiting, self._chunking, most - tokens)
+            if budget.cells is None or (most >= tokens and (decoding or chunks)):
                 break
             self._preempt()
-        reasons = {idle: self.slots.free, IdleReason.PREFIX: len(self._cache.waiting)}
-        return self._batch(decoding, chunks, {reason: count for reason, count in reasons.items() if count})
-
-    def _batch(
-        self, rows: list[Sequence], chunks: list[PrefillChunk], idle: dict[IdleReason, int] | None = None
-    ) -> StepBatch:
-        """Make a batch, with a dummy token if it has a single token."""
-        batch = StepBatch(rows, chunks, idle=idle or {})
-        if len(rows) + len(chunks) == 1 and (rows or self._shape.block == 1):
-            batch.dummy = self._dummy_beside(batch.sequences[0])
-        return batch
+        reasons = {idle: self.slots.free, IdleReason.PREFIX: len(self.cache.waiting)}
+        return self.batch(decoding, chunks, {reason: count for reason, count in reasons.items() if count})
 
     def _preempt(self) -> None:
+        """Take a sequence out of its slot, to compute its tokens again when there is room."""
         row = policy.victim(self.slots.rows())
-        self._cache.waiting.pop(row, None)
-        self._preempted.add(row)
+        self.cache.waiting.pop(row, None)
+        row.placement.preemptions += 1
+        self.counts.preempted += 1
+        row.state = State.WAITING
+        self._preempted.append(row)
         row.times.preempted_s -= self._now
-        self._cache.clear(self.slots.release(row))
+        self.cache.clear(self.slots.release(row))
 
     def _dummy_beside(self, row: Sequence) -> Slot | None:
         """Return a slot for the dummy token that keeps the bits of a lone row, if the backend computes one token with
@@ -234,10 +212,5 @@ class Scheduler:
         above = lone.index + 1
         neighbour = self.slots.slots[above if above < self.slots.size else lone.index - 1]
         if neighbour.row is None:
-            self._cache.clear(neighbour)
+            self.cache.clear(neighbour)
         return neighbour
-
-    def _close_holes(self) -> None:
-        while (hole := self.slots.hole()) is not None:
-            self._cache.move(*hole)
-            self.counts.moves += 1

@@ -1,16 +1,12 @@
-"""Slots (SlotPool) and cells of the KV cache (KvBudget), and the sequences that lost theirs (Preempted)."""
+"""SlotPool: the slots of a decoder; Counts: what happened to the sequences in them."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from operators.engine.backend.interface import Decoder, DecoderShape
-from operators.engine.scheduler import policy
-from operators.engine.scheduler.policy import KvState
-from operators.engine.sequence import Sequence, State
+from operators.engine.backend.interface import Decoder
+from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
 from pipeline.api.numbers import counted
 
@@ -85,90 +81,3 @@ class SlotPool:
         """True if a sequence has no neighbour in an adjacent slot."""
         taken = {slot.index for slot in self.slots if slot.row is not None}
         return any(index - 1 not in taken and index + 1 not in taken for index in taken)
-
-
-class KvBudget:
-    """The cells of a decoder.
-
-    In the per-sequence layout every slot has room for a sequence of the greatest length, so nothing is decided here. In
-    the unified layout all slots share the cells. By default a sequence is admitted if its greatest length fits beside
-    the greatest lengths of the others; with `optimistic` if its expected length does, estimated from finished
-    sequences. Cells shared by sequences are counted for each.
-
-    Args:
-        shape: the decoder's sizes.
-        optimistic: reserve cells by expected lengths; sequences may then be preempted.
-    """
-
-    def __init__(self, shape: DecoderShape, optimistic: bool) -> None:
-        self._cells = None if shape.per_sequence else shape.cells
-        self._optimistic = optimistic
-        self._finished = 0
-        self._finished_tokens = 0
-
-    @property
-    def is_shared(self) -> bool:
-        """True if sequences compete for cells."""
-        return self._cells is not None
-
-    def shrink(self, rows: Seq[Sequence]) -> None:
-        """Lower the budget to the cells that `rows` have now, since the backend has no room for more; but let the
-        longest fit alone."""
-        if self._cells is not None:
-            held = sum(row.slot.num_cached for row in rows)
-            self._cells = min(self._cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
-
-    def reserve(self, rows: Iterable[Sequence]) -> KvState:
-        """Return the cells, and the reservations of `rows`."""
-        mean = self._finished_tokens / self._finished if self._finished else None
-        state = KvState(self._cells, 0, self._optimistic, mean)
-        if self._cells is None:
-            return state
-        return replace(state, reserved=sum(policy.reservation(row, state) for row in rows))
-
-    def left(self, rows: Seq[Sequence], most: int) -> int:
-        """Return how many tokens may be computed beside those that `rows` have in the cache, at most `most`. A lone
-        sequence may take all: the backend then says if it does not fit."""
-        if self._cells is None or len(rows) < 2:
-            return most
-        return min(most, self._cells - sum(row.slot.num_cached for row in rows))
-
-    def finished(self, row: Sequence) -> None:
-        """Learn from the length of `row`."""
-        self._finished += 1
-        self._finished_tokens += len(row.tokens)
-
-
-class Preempted:
-    """Sequences that lost their slots, to be resumed when there is room, in order of admission. They compute their
-    tokens again.
-
-    Args:
-        counts: `preempted` is incremented here.
-    """
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-        self.rows: list[Sequence] = []
-
-    def add(self, row: Sequence) -> None:
-        """Add `row`, which leaves its slot."""
-        row.placement.preemptions += 1
-        row.state = State.WAITING
-        self._counts.preempted += 1
-        self.rows.append(row)
-
-    def next(self) -> Sequence | None:
-        """Return the sequence to resume next."""
-        return min(self.rows, key=lambda row: row.placement.admission, default=None)
-
-    def resume(self, row: Sequence) -> None:
-        """Resume `row`, which is in an empty slot."""
-        self.rows.remove(row)
-        row.update_state()
-
-    def forget(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Remove the sequences for which `belongs` is true, and return them."""
-        left = [row for row in self.rows if belongs(row)]
-        self.rows = [row for row in self.rows if not belongs(row)]
-        return left

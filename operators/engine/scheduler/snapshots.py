@@ -59,7 +59,7 @@ class SnapshotCache(PrefixCache):
         self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts, most_bytes: int
     ) -> None:
         super().__init__(pool, queue, chunking, counts)
-        self._keeps, self._worth_a_copy = False, 0  # what a sequence leaves in its slot is of no use to others
+        self._keeps, self._least_copy = False, 0  # what a sequence leaves in its slot is of no use to others
         self._most_bytes = most_bytes
         self._snapshots: dict[SlotSnapshot, None] = {}
         if not most_bytes:
@@ -101,10 +101,7 @@ class SnapshotCache(PrefixCache):
         self._counts.snapshots_taken += 1
 
     def _keep(self, snapshot: SlotSnapshot) -> None:
-        with self._queue.lock:
-            self._queue.tree.insert(snapshot, snapshot.node)
-            if snapshot.group is not None:
-                snapshot.group.owners.add(snapshot)
+        self._queue.own(snapshot)
         self._snapshots[snapshot] = None
         self.snapshot_bytes += len(snapshot.saved.data)
         while self.snapshot_bytes > self._most_bytes:
@@ -117,10 +114,7 @@ class SnapshotCache(PrefixCache):
     def _drop(self, snapshot: SlotSnapshot) -> None:
         del self._snapshots[snapshot]
         self.snapshot_bytes -= len(snapshot.saved.data)
-        with self._queue.lock:
-            self._queue.tree.release(snapshot, snapshot.node)
-            if snapshot.group is not None:
-                snapshot.group.owners.discard(snapshot)
+        self._queue.disown(snapshot)
 
     def _take(self, row: Sequence, match: Match) -> bool:
         assert isinstance(match.source, SlotSnapshot)
@@ -143,7 +137,7 @@ class SnapshotCache(PrefixCache):
             count = len(owner.prompt)
             if isinstance(owner, Slot) and owner.row is not None:
                 count = owner.row.placement.stop
-            if count and self._chunking.shared(row, owner.prompt[:count], node.depth * BLOCK) == count:
+            if count and self._chunking.shared(row.prompt, owner.prompt[:count], node.depth * BLOCK) == count:
                 yield Match(owner, count)
 
     def _may_serve(self, owner: Slot | SlotSnapshot, row: Sequence) -> bool:
@@ -163,7 +157,7 @@ class SnapshotCache(PrefixCache):
         Sequences that branch off close to each other share a stop: the first that spares nearly as many tokens as the
         best, since it suits more of those that are still to come.
         """
-        begun, least = row.slot.num_cached, self._chunking.least(row)
+        begun, least = row.slot.num_cached, self._chunking.least(len(row.prompt))
         first, last = begun + max(least, BLOCK), len(row.prompt) - least
         with self._queue.lock:
             points = sorted(point for point in self._branches(row) if point >= first)
@@ -198,4 +192,4 @@ class SnapshotCache(PrefixCache):
         group = other.placement.group
         if other is row or (group is not None and group is row.placement.group):
             return 0
-        return self._chunking.shared(other, row.prompt)
+        return self._chunking.shared(other.prompt, row.prompt)

@@ -1,4 +1,4 @@
-"""StepBatch: the work of one step; Chunking: how prompts are split into chunks, and which chunks share a call.
+"""StepBatch: the work of one step; Chunking: how prompts may be split into chunks.
 
 In the per-sequence layout llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, each
 of which streams all weights: prompts of 60, 70 and 90 tokens become 3x60, 2x10, 1x20. So a call takes prompts of equal
@@ -13,11 +13,10 @@ nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderS
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits, TokenIds
+from operators.engine.backend.interface import Decoder, Logits, TokenIds
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
@@ -83,8 +82,9 @@ class StepBatch:
             DecodeFailed: the backend refused the batch, and `undo` is to be called.
         """
         logits = decoder.decode()
+        tokens = decoder.shape.step_tokens
         for row in self.decoding:
-            row.slot.num_cached += decoder.shape.step_tokens
+            row.slot.num_cached += tokens
         for chunk in self.chunks:
             chunk.row.slot.num_cached += chunk.count
         if self.dummy is not None:
@@ -105,62 +105,44 @@ class Chunking:
     Args:
         kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token;
             2 where there is one kernel for all of them; 0: prompts may be cut anywhere.
+
+    Attributes:
+        shares_logits: whether sequences with equal prompts may draw from the same logits.
     """
 
+    shares_logits = True
+
     def __init__(self, kernel_tokens: int) -> None:
-        self._kernel_tokens = kernel_tokens
+        self.kernel_tokens = kernel_tokens
 
     def size(self, row: Sequence, room: int) -> int:
         """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
-        left = row.to_compute
-        if row.slot.num_cached < row.placement.stop:
-            left = row.placement.stop - row.slot.num_cached
-        if left <= room:
-            return left
-        if not self._kernel_tokens:
-            return room
+        cached = row.slot.num_cached
+        left = row.placement.stop - cached if cached < row.placement.stop else row.to_compute
         # Forced tokens after a prompt are always fewer than kernel_tokens.
-        least = self.least(row) if row.slot.num_cached < len(row.prompt) else 2
-        count = min(room, left - least)
-        return count if count >= least else 0
+        length = len(row.prompt) if cached < len(row.prompt) else 0
+        return next_piece(left, room, self.least(length))
 
-    def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
-        """Return how many tokens of `row`, which has not begun, may be taken from a slot with `prompt`; 0 if that does
-        not pay. `known`: tokens known to be equal."""
-        if not self._kernel_tokens:
-            return min(common_length(row.prompt, prompt, known), len(row.prompt) - 1)
-        if (len(prompt) >= self._kernel_tokens) != (len(row.prompt) >= self._kernel_tokens):
+    def shared(self, text: TokenIds, other: TokenIds, known: int = 0) -> int:
+        """Return how many tokens of `text` may be taken from a slot with `other`; 0 if that does not pay. `known`:
+        tokens known to be equal."""
+        if (len(text) >= self.kernel_tokens) != (len(other) >= self.kernel_tokens):
             return 0
-        least = self.least(row)
-        count = min(common_length(row.prompt, prompt, known), len(row.prompt) - least)
+        least = self.least(len(text))
+        count = min(common_length(text, other, known), len(text) - least)
         return count if count >= least else 0
 
-    def group(self, rows: Seq[Sequence], shape: DecoderShape, *, grouped: bool) -> list[PrefillChunk]:
-        """Return a chunk of the first of `rows`, which are in slot order; if `grouped`, also chunks of equal length of
-        the rows in the following slots: one micro-batch."""
-        first = rows[0]
-        size = self.size(first, shape.n_ubatch)
-        most = shape.n_ubatch // size if grouped else 1
-        chunks: list[PrefillChunk] = []
-        for place, row in enumerate(rows[:most]):
-            if row.slot.index != first.slot.index + place or self.size(row, shape.n_ubatch) != size:
-                break
-            chunks.append(PrefillChunk(row, size, size == row.to_compute))
-        return chunks
-
-    def within(self, rows: Seq[Sequence], room: int) -> list[PrefillChunk]:
-        """Return chunks of `rows`, in this order, that fit into `room` tokens of a mixed batch."""
-        chunks: list[PrefillChunk] = []
-        for row in rows:
-            size = self.size(row, room) if room > 0 else 0
-            if not size:
-                break
-            chunks.append(PrefillChunk(row, size, size == row.to_compute))
-            room -= size
-        return chunks
-
-    def least(self, row: Sequence) -> int:
-        """Return the fewest tokens of a chunk of the prompt of `row`."""
-        if not self._kernel_tokens:
+    def least(self, length: int) -> int:
+        """Return the fewest tokens of a chunk of a text of `length` tokens."""
+        if not self.kernel_tokens:
             return 1
-        return self._kernel_tokens if len(row.prompt) >= self._kernel_tokens else 2
+        return self.kernel_tokens if length >= self.kernel_tokens else 2
+
+
+def next_piece(left: int, room: int, least: int) -> int:
+    """Return the tokens of the next piece of a text of which `left` are left, if `room` fit: no piece has fewer than
+    `least` unless the text has; 0 if none fits."""
+    if left <= room:
+        return left
+    count = min(room, left - least)
+    return count if count >= least else 0

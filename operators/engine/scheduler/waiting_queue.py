@@ -1,8 +1,4 @@
-"""WaitingQueue: the sequences that wait for a slot, and their order.
-
-The sequences of a node are sorted by `policy.order` (age, priority, expected length, arrival), but at equal age and
-priority those with a cached prefix come first.
-"""
+"""WaitingQueue: the sequences that wait for a slot. Their order is that of policy.py."""
 
 from __future__ import annotations
 
@@ -14,19 +10,20 @@ from dataclasses import replace
 
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, PromptGroup
+from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, PromptGroup, Slot, SlotSnapshot
 from operators.settings.runtime import OptimiseSettings
 
 
 class WaitingQueue:
     """The queues of all nodes. Safe to use from several threads."""
 
-    def __init__(self, optimise: OptimiseSettings, kernel_tokens: int) -> None:
+    def __init__(self, optimise: OptimiseSettings, chunking: Chunking) -> None:
         self.lock = threading.RLock()
-        self.tree = RadixTree(kernel_tokens)
+        self.tree = RadixTree(chunking.kernel_tokens)
         self.nodes: list[NodeQueue] = []
-        self._optimise = optimise
+        self._optimise = optimise if chunking.shares_logits else replace(optimise, sample_sharing=False)
         self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
 
@@ -42,7 +39,7 @@ class WaitingQueue:
     def add(self, node: NodeQueue) -> None:
         """Serve the sequences of `node` from now on."""
         with self.lock:
-            self.nodes = sorted([*self.nodes, node], key=lambda other: -other.depth)
+            self.nodes = policy.by_depth([*self.nodes, node])
 
     def drop(self, node: NodeQueue) -> None:
         """Stop serving `node`; its sequences in slots go on."""
@@ -89,6 +86,20 @@ class WaitingQueue:
                     return row
         return None
 
+    def own(self, owner: Slot | SlotSnapshot) -> None:
+        """Have rows find the prompt of `owner` in it."""
+        with self.lock:
+            self.tree.insert(owner, owner.node)
+            if owner.group is not None:
+                owner.group.owners.add(owner)
+
+    def disown(self, owner: Slot | SlotSnapshot) -> None:
+        """Have no row find the prompt of `owner` in it any more."""
+        with self.lock:
+            self.tree.release(owner, owner.node)
+            if owner.group is not None:
+                owner.group.owners.discard(owner)
+
     def leave_group(self, row: Sequence) -> None:
         """Remove `row`, which has its prompt or no longer needs it, from its prompt group."""
         group, row.placement.group = row.placement.group, None
@@ -105,22 +116,19 @@ class WaitingQueue:
         node.heap.discard()
 
     def _next(self, node: NodeQueue) -> Sequence | None:
+        """Return the sequence of `node` to admit next: the first one, or another that shares more with a slot."""
         first = node.heap.first()
         if first is None:
             return None
         order, row = first
         if row.placement.node is None or not self.tree.cached or _is_cached(row.placement.node):
             return row
-        return self._nearest(node, order[:2]) or row
-
-    def _nearest(self, node: NodeQueue, rank: tuple[int, float]) -> Sequence | None:
-        """Return the sequence that shares most with a slot, among those first in age and priority."""
         for prefix in self.tree.longest_first():
             rows = prefix.waiting.get(node)
-            first = None if rows is None else rows.first()
-            if first is not None and first[0][:2] <= rank:
-                return first[1]
-        return None
+            found = None if rows is None else rows.first()
+            if found is not None and policy.may_pass(found[0], order):
+                return found[1]
+        return row
 
     def _enter(self, row: Sequence, order: Order) -> None:
         if self._optimise.prefix_sharing:

@@ -92,6 +92,14 @@ class NodeQueue:
     def waiting(self) -> int:
         return self.heap.count
 
+    def count(self, row: Sequence) -> None:
+        """Count the tokens that `row` has got since the last call, with the first also those of its prompt."""
+        place, made = row.placement, len(row.tokens)
+        if not place.counted and (made or row.finish_reason is not None):
+            self.meter.tokens_in += len(row.prompt)
+        self.meter.tokens_out += made - place.counted
+        place.counted = made
+
     def finish(self, row: Sequence) -> None:
         """Return the finished `row` to the node. Called from the engine's thread."""
         self.on_finished(row)
@@ -247,6 +255,7 @@ class Placement:
         shared_tokens: prompt tokens that it did not compute but took from another slot.
         shared_logits: whether it drew its first token from the logits of a sequence with an equal prompt.
         preemptions: number of times that it lost its slot.
+        counted: of its tokens, those that the meter of its node has.
         stop: number of prompt tokens after which a snapshot is taken; 0: none.
     """
 
@@ -257,4 +266,5 @@ class Placement:
     shared_tokens: int = 0
     shared_logits: bool = False
     preemptions: int = 0
+    counted: int = 0
     stop: int = 0

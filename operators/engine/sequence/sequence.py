@@ -151,11 +151,25 @@ class Sequence:
 
     def next_tokens(self, count: int) -> TokenIds:
         """Return the first `count` of the tokens to compute, int32 [count]."""
-        start, size = self.slot.num_cached, len(self.prompt)
-        if start + count <= size:
-            return self.prompt[start : start + count]
-        made = self.tokens[max(start - size, 0) : start + count - size]
-        return np.concatenate([self.prompt[start:], np.array(made, np.int32)])
+        return self.ids(self.slot.num_cached, self.slot.num_cached + count)
+
+    def ids(self, start: int, end: int) -> TokenIds:
+        """Return the tokens of prompt and completion from `start` to `end`, int32 [end - start]."""
+        size = len(self.prompt)
+        if end <= size:
+            return self.prompt[start:end]
+        made = np.array(self.tokens[max(start - size, 0) : end - size], np.int32)
+        return made if start >= size else np.concatenate([self.prompt[start:], made])
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of prompt and completion."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def ended(self) -> bool:
+        """True if it is complete, or cannot be completed."""
+        return self.finish_reason is not None or self.error is not None
 
     def update_state(self) -> None:
         """Set the state by the number of tokens to compute: prefill, or decode for a single token.
@@ -173,9 +187,6 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Add a drawn token; sets the finish reason if it is the last one."""
-        meter = self.owner.meter if self.owner is not None else None
-        if meter is not None and not self.tokens:
-            meter.tokens_in += len(self.prompt)
         if token in self.params.stop_ids:
             self.finish_reason = FinishReason.STOP
             if token not in self.params.kept_stop_ids:
@@ -185,8 +196,6 @@ class Sequence:
         self.tokens.append(token)
         if self.sampling.scored is not None:
             self.sampling.scores.append(self.sampling.scored)
-        if meter is not None:
-            meter.tokens_out += 1
         matcher = self.sampling.matcher
         if matcher is not None:
             matcher.take(token)
@@ -214,7 +223,7 @@ class Sequence:
             True if there were any.
         """
         matcher = self.sampling.matcher
-        if not self.params.skips_forced or matcher is None or self._has_ended():
+        if not self.params.skips_forced or matcher is None or self.ended:
             return False
         forced = matcher.forced()[: KERNEL_TOKENS - 1 - self.to_compute]
         for token in forced:
@@ -223,7 +232,7 @@ class Sequence:
                 return True
             self.append(token)
             matcher.costs.forced_tokens += 1
-            if self._has_ended():
+            if self.finish_reason is not None or self.error is not None:
                 return True
         if forced:
             self.update_state()
@@ -239,6 +248,3 @@ class Sequence:
     def _note_fit(self) -> None:
         if (matcher := self.sampling.matcher) is not None:
             self.fits = matcher.complete
-
-    def _has_ended(self) -> bool:
-        return self.finish_reason is not None or self.error is not None

@@ -7,24 +7,27 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from operators.engine.backend.interface import Logits
+from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import PrefillChunk, StepBatch
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.base import Strategy
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
-from operators.settings.runtime import EngineSettings
+from operators.engine.strategies.base import DraftContext, Strategy
+from operators.settings import DecodeSettings
 
 
 class Autoregressive(Strategy):
     """Token by token."""
 
-    def __init__(self, settings: DecodeSettings, sampler: Sampler | None = None) -> None:
-        super().__init__(settings)
+    def __init__(
+        self,
+        settings: DecodeSettings,
+        decoder: Decoder,
+        model: Model,
+        draft: DraftContext | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        super().__init__(settings, decoder, model, draft)
         self._sampler = sampler or Sampler()
-
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
-        """Accept all settings."""
 
     def fill(self, batch: StepBatch) -> None:
         buffer = self.decoder.batch
@@ -84,7 +87,8 @@ def take(row: Sequence, token: int | None) -> None:
     """Append `token`, which `row` has drawn, and the forced ones behind it; None: there was no distribution."""
     if token is not None:
         row.append(token)
-        row.skip()
+        if row.params.constraint is not None:
+            row.skip()
     elif row.error is None:
         row.error = f"the logits of step {len(row.tokens)} are no distribution (NaN or -inf everywhere)"
 

@@ -1,41 +1,43 @@
-"""Strategy: the interface of decode strategies to the step loop and its setup."""
+"""Strategy: how completions are made on a context; DecodeSetup: what is asked of one before there is a context."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, ClassVar
 
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, max_sequence_tokens
+from operators.engine.backend.interface import Decoder, Logits, Model, max_sequence_tokens
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
-from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 
+DraftContext = tuple[Decoder, Model]
+"""A context of a draft model, empty, and that model."""
 
-class Strategy(ABC):
-    """A way to make completions: fills the batch of each call, and uses its logits.
 
-    `decode.strategy` names a subclass. It is made from the config group `decode`, before there is a context; `bind`
-    sets the context. The defaults are for sequences that decode one token per step.
+class DecodeSetup:
+    """Answers what is asked of a decode strategy before there is a context. The defaults are for sequences that decode
+    one token per step, with any settings and models.
+
+    Args:
+        settings: the config group `decode`.
+        strategy: the class that `decode.strategy` names.
 
     Attributes:
-        decoder: the context, once bound; its batch is filled in place.
         block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
         draft: tokens that a sequence may bring to a call beyond one, see DecoderShape.
         draft_model: a second model, which drafts these tokens; None: it needs none.
     """
 
-    decoder: Decoder
     block: int = 0
     draft: int = 0
     draft_model: ModelSettings | None = None
 
-    def __init__(self, settings: DecodeSettings) -> None:
+    def __init__(self, settings: DecodeSettings, strategy: type[Strategy]) -> None:
         self.settings = settings
+        self._strategy = strategy
 
-    @abstractmethod
     def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
 
@@ -54,25 +56,35 @@ class Strategy(ABC):
         """Return a constructor of sequences, with the arguments of Sequence."""
         return Sequence
 
-    def queue(self, settings: EngineSettings, shape: DecoderShape) -> WaitingQueue:
-        """Return the queue for its sequences, set up for the sharing that is possible on a decoder of this shape."""
-        return WaitingQueue(settings.optimise, shape.kernel_tokens)
+    def bind(self, decoder: Decoder, model: Model, draft: DraftContext | None = None) -> Strategy:
+        """Return the strategy for the context `decoder` of `model`; `draft`: given if there is a `draft_model`. Raises
+        ConfigError if it cannot work with `model`."""
+        return self._strategy(self.settings, decoder, model, draft)
 
-    def chunking(self, shape: DecoderShape) -> Chunking:
-        """Return the rule for splitting prompts on a decoder of this shape."""
-        return Chunking(shape.kernel_tokens)
 
-    def bind(self, decoder: Decoder, model: Model) -> Self:
-        """Set the context, and return itself; raise ConfigError if it cannot work with `model`."""
+class Strategy(ABC):
+    """A way to make completions on one context: fills the batch of each call, and uses its logits. `decode.strategy`
+    names a subclass.
+
+    Attributes:
+        setup: answers what is asked before there is a context.
+        drafts: whether `draft` is to be called.
+        decoder: the context; its batch is filled in place.
+        chunking: the rule for splitting prompts.
+    """
+
+    setup: ClassVar[type[DecodeSetup]] = DecodeSetup
+    drafts: ClassVar[bool] = False
+
+    def __init__(
+        self, settings: DecodeSettings, decoder: Decoder, model: Model, draft: DraftContext | None = None
+    ) -> None:
+        self.settings = settings
         self.decoder = decoder
-        return self
+        self.chunking = Chunking(decoder.shape.kernel_tokens)
 
-    def take_draft_model(self, model: Model, settings: EngineSettings) -> Callable[[], None]:
-        """Make a context of its draft model, once it is bound; return a function that gives it back."""
-        raise TypeError(f"{type(self).__name__} has no draft model")
-
-    def prepare(self, batch: StepBatch) -> None:  # noqa: B027 - most strategies draft nothing
-        """Make the drafts for `batch`, which is filled next; called if `draft` is not 0."""
+    def draft(self, batch: StepBatch) -> None:  # noqa: B027 - most strategies draft nothing
+        """Make the drafts for `batch`, which is filled next."""
 
     @abstractmethod
     def fill(self, batch: StepBatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from typing import Any
@@ -12,10 +14,10 @@ import numpy as np
 from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.step_log import STEPS_SCHEMA
+from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
@@ -24,8 +26,8 @@ from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.settings import DecodeSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
-from pipeline.api.meter import StageMeter
-from tests.operators.engine.rules import scheduled
+from pipeline.api.meter import Clock, StageMeter
+from tests.operators.engine.rules import preempt
 
 GREEDY = SamplingParams(stop_ids=frozenset({END_ID}))
 WARM = SamplingParams(temperature=1.0, top_k=20, stop_ids=frozenset({END_ID}))
@@ -102,12 +104,13 @@ def in_slot(row: Sequence, num_cached: int = 0) -> Sequence:
 def worker_on(
     decoder: Decoder,
     settings: EngineSettings,
-    sampler: Sampler | None = None,
-    strategy: Strategy | None = None,
+    make: Callable[[Decoder], Strategy] | None = None,
+    steps: Table | None = None,
+    clock: Clock = time.perf_counter,
 ) -> StepLoop:
-    meters = (StageMeter("decode"), StageMeter("sample"))
-    strategy = strategy or Autoregressive(DecodeSettings(), sampler)
-    return StepLoop(strategy.bind(decoder, FakeModel()), settings, meters)
+    strategy = make(decoder) if make is not None else Autoregressive(DecodeSettings(), decoder, FakeModel())
+    log = StepLog(steps or Table(), decoder.shape, (StageMeter("decode"), StageMeter("sample")), clock)
+    return StepLoop(strategy, settings, log)
 
 
 def check_pool(pool: SlotPool) -> None:
@@ -125,7 +128,7 @@ def check_slots(scheduler: Scheduler) -> None:
 
 
 class Bench:
-    """An engine whose steps the test calls itself, on one client. `preempt_every`: see Scheduler."""
+    """An engine whose steps the test calls itself, on one client. `preempt_every`: see `preempt`."""
 
     def __init__(self, sizes: DecoderShape, *, preempt_every: int | None = None, **settings: Any) -> None:
         self.settings = settings_for(sizes, **settings)
@@ -135,13 +138,14 @@ class Bench:
         self._preempt_every = preempt_every
         self.use(None)
 
-    def use(self, strategy: Strategy | None) -> None:
-        """Make the engine with `strategy`; None: Autoregressive."""
-        with scheduled(preempt_every=self._preempt_every):
-            self.worker = worker_on(self.decoder, self.settings, strategy=strategy)
+    def use(self, make: Callable[[Decoder], Strategy] | None) -> None:
+        """Make the engine with the strategy that `make` makes; None: Autoregressive."""
+        self.worker = worker_on(self.decoder, self.settings, make, self.steps)
         self.scheduler = self.worker.scheduler
+        if self._preempt_every is not None:
+            preempt(self.scheduler, self._preempt_every)
         self.queue = self.scheduler.queue
-        self.engine = Engine(self.worker, self.steps)
+        self.engine = Engine(self.worker, EngineThread())
 
     def client(self, depth: int = 1, capacity: int = 1000):
         return self.engine.connect(StageMeter("node"), depth, capacity, self.woken.set, steps=False)

@@ -78,36 +78,6 @@ def test_greedy_takes_the_likeliest_of_what_fits(structured, skip):
     assert found == {i: by_hand(prompt, wanted, 60) for i, prompt in enumerate(texts)}
 
 
-LAYOUTS: list[dict[str, Any]] = [
-    {"slots": 1},
-    {"slots": 2},
-    {"slots": 7},
-    {"slots": 3, "preempt_every": 1},
-    {"slots": 5, "preempt_every": 3},
-    {"slots": 6, "per_sequence": False, "deterministic": False, "n_ctx": 400, "admission": "optimistic"},
-]
-
-
-MIXED: dict[str, Any] = {"temperature": 1.3, "top_k": 20, "xtc_probability": 0.5}
-
-
-@pytest.mark.parametrize("values", often([{}, {"temperature": 1.0}, MIXED], MIXED))
-def test_slots_neighbours_and_preemption_change_no_token(values):
-    kinds = [params(structured, **values) for structured in KINDS]
-    texts = prompts(30, longest=70)
-
-    def run(slots: int, **given: Any) -> dict[object, list[int]]:
-        sizes = {key: given.pop(key) for key in ("per_sequence", "deterministic", "n_ctx") if key in given}
-        rows = [
-            Sequence(i, prompt, kinds[i % len(kinds)], seed=50 + i, max_tokens=60) for i, prompt in enumerate(texts)
-        ]
-        return Bench(shape(slots, **sizes), **given).run(rows)
-
-    expected = run(4)
-    for layout in LAYOUTS:
-        assert run(**layout) == expected, layout
-
-
 def test_rows_without_a_constraint_are_not_touched_by_one_beside_them():
     plain = SamplingParams(temperature=1.0, stop_ids=ENDS)
     texts = prompts(20)

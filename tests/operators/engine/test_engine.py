@@ -15,7 +15,6 @@ from operators.engine.sequence import Sequence
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import (
     Bench,
-    Table,
     prompts,
     sequences,
     settings_for,
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("memory")
 
 
 def engine_on(decoder: FakeDecoder, thread: EngineThread | None = None) -> Engine:
-    return Engine(worker_on(decoder, settings_for(decoder.shape)), Table(), thread)
+    return Engine(worker_on(decoder, settings_for(decoder.shape)), thread or EngineThread())
 
 
 def collect_all(client, woken: threading.Event, count: int):
@@ -52,7 +51,7 @@ def test_two_clients_share_an_engine_and_get_their_own_rows():
     assert collect_all(clients[1], woken[1], 15) == {i: expected[i] for i in range(25, 40)}
     assert clients[0].meter.tokens_in == sum(len(t) for t in texts[:25])
     assert clients[1].meter.tokens_out == sum(len(expected[i]) for i in range(25, 40))
-    engine.close()
+    engine.thread.close()
 
 
 def test_a_failure_of_the_backend_reaches_the_client():
@@ -64,7 +63,7 @@ def test_a_failure_of_the_backend_reaches_the_client():
     with pytest.raises(DecodeFailed, match="-3"):
         client.collect()
     client.leave()
-    engine.close()
+    engine.thread.close()
 
 
 def test_leaving_frees_the_slots_for_the_others():
@@ -85,7 +84,7 @@ def test_leaving_frees_the_slots_for_the_others():
     texts = prompts(5, seed=9)
     second.submit(sequences(texts))
     assert collect_all(second, stays, 5) == Bench(shape(2)).run(sequences(texts))
-    engine.close()
+    engine.thread.close()
 
 
 def test_closing_an_engine_that_never_ran():

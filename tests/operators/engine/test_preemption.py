@@ -19,16 +19,6 @@ from tests.sets import often
 pytestmark = pytest.mark.usefixtures("memory")
 
 
-@pytest.mark.parametrize("every", often([1, 2, 5], 1))
-@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_forced_preemption_changes_no_token(every, params):
-    texts = prompts(40)
-    bench = Bench(shape(6), preempt_every=every)
-    rows = sequences(texts, params)
-    assert bench.run(rows) == Bench(shape(6)).run(sequences(texts, params))
-    assert bench.scheduler.counts.preempted == sum(row.placement.preemptions for row in rows) > 10
-
-
 @pytest.mark.parametrize("params", often([GREEDY, WARM], WARM), ids=["greedy", "warm"])
 def test_a_cache_that_is_promised_twice_loses_no_row(params):
     """Eight slots share 300 cells; a row may take 150. Two rows of three end early, so that little is expected."""

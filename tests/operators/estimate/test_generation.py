@@ -17,7 +17,7 @@ from operators.estimate.generation import computed_share, generated, last_ends
 from operators.estimate.trial import Trial
 from pipeline.api.forecast import Forecast, Range
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, prompts, settings_for, shape, worker_on
+from tests.operators.engine.fixtures import prompts, settings_for, shape, worker_on
 
 ENDLESS = SamplingParams()
 ENDING = SamplingParams(temperature=1.0, top_k=40, stop_ids=frozenset({END_ID}))
@@ -41,7 +41,8 @@ class Timed(FakeDecoder):
 
 def engine_on(decoder: Timed) -> Engine:
     settings = settings_for(decoder.shape)
-    return Engine(worker_on(decoder, settings), Table(), EngineThread(lambda: decoder.now))
+    thread = EngineThread(lambda: decoder.now)
+    return Engine(worker_on(decoder, settings, clock=thread.clock), thread)
 
 
 def rows(texts: Seq[np.ndarray], params: SamplingParams = ENDLESS, max_tokens: int = 40) -> list[Sequence]:

@@ -14,10 +14,13 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.loop.engine import Engine
+from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
+from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.speculative.lookup import DraftedRow
 from operators.generation.canary import canary
 from operators.llama.context_pool import ContextPool
 from operators.llama.model import LlamaModel
@@ -26,7 +29,7 @@ from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Table, check_pool, worker_on
+from tests.operators.engine.fixtures import check_pool, worker_on
 from tests.operators.llama.kernels.test_graphs import padded
 from tests.sets import often
 from tools.models import make_model
@@ -41,6 +44,7 @@ LENGTHS = (5, 1, 2, 31, 33, 60, 63, 64, 65, 66, 100, 127, 129, 300, 511, 512, 51
 
 WARM = SamplingParams(temperature=1.0, top_k=40)
 COUNTS: dict[str, float] = {}
+MOST_DRAFTED = 7
 """The totals of the last `complete`."""
 
 WHOLLY_OURS = ("q8_0", "q4_k_m", "q6_k")
@@ -85,11 +89,11 @@ def complete(
     order: Seq[int],
     params: SamplingParams,
     max_tokens: int | None = None,
-    make: Callable[[Sampler], Strategy] | None = None,
+    make: Callable[[Decoder, Sampler], Strategy] | None = None,
     **settings,
 ) -> tuple[dict[object, list[int]], dict[tuple[object, int], bytes]]:
     """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11. `make`:
-    makes the strategy from a sampler; default: Autoregressive."""
+    makes a strategy that drafts, on a decoder and with a sampler; default: Autoregressive."""
     engine_settings = EngineSettings(max_sequence_tokens=1024, **settings)
     bits: dict[tuple[object, int], bytes] = {}
 
@@ -107,12 +111,12 @@ def complete(
                 bits.update({(row.handle, first + i): line.tobytes() for i, line in enumerate(own)})
             return drawn
 
-    strategy = Autoregressive(DecodeSettings(), Watching()) if make is None else make(Watching())
-    decoder, give_back = model.lease(engine_settings, draft=strategy.draft)
-    worker = worker_on(decoder, engine_settings, strategy=strategy)
-    engine = Engine(worker, Table())
+    decoder, give_back = model.lease(engine_settings, draft=0 if make is None else MOST_DRAFTED)
+    make = make or (lambda decoder, sampler: Autoregressive(DecodeSettings(), decoder, model, sampler=sampler))
+    worker = worker_on(decoder, engine_settings, lambda decoder: make(decoder, Watching()))
+    engine = Engine(worker, EngineThread())
     client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
-    kind = strategy.sequence_type()
+    kind = DraftedRow if worker.strategy.drafts else Sequence
     client.submit([kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
     client.end()
     while worker.scheduler.runnable:

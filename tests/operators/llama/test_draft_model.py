@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from operators.engine.backend.interface import Decoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import NOTHING, DraftedRow
+from operators.engine.strategies.speculative.strategy import Speculative
 from operators.llama.gguf_check import tokens_of
 from operators.llama.model import LlamaModel
 from operators.llama.pieces import text_of
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from tests.operators.engine.speculative.drafters import WithModel
+from tests.operators.engine.speculative.drafters import with_model
 from tests.operators.llama.test_decoding import COUNTS, WARM, complete, model, model_file, texts
 from tests.operators.llama.test_recovery import FailingModel
 from tests.operators.llama.test_structured import constrained
@@ -26,6 +28,7 @@ from tools.models.make_model import write_model
 __all__ = ["model", "model_file"]
 
 GREEDY = SamplingParams()
+Made = tuple[Speculative, Callable[[], None]]
 pytestmark = pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 
 
@@ -39,14 +42,14 @@ def other(tmp_path_factory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
-def drafting(draft: LlamaModel, made: list[WithModel] | None = None, slots: int = 4, **values: Any):
+def drafting(draft: LlamaModel, made: list[Made] | None = None, slots: int = 4, **values: Any):
     """Return a maker of the strategy with drafts by `draft`, which appends what it makes to `made`."""
 
-    def make(sampler: Sampler) -> WithModel:
-        strategy = WithModel(draft, EngineSettings(slots=slots, threads=1), sampler, **values)
+    def make(decoder: Decoder, sampler: Sampler) -> Speculative:
+        found = with_model(draft, EngineSettings(slots=slots, threads=1), decoder, sampler, **values)
         if made is not None:
-            made.append(strategy)
-        return strategy
+            made.append(found)
+        return found[0]
 
     return make
 
@@ -57,10 +60,10 @@ def test_ids_and_bits_are_those_of_autoregressive(model, other, params):
     expected = complete(model, prompts, range(19), params, slots=16, threads=1)
     for draft, right in ((model, True), (other, False)):
         for slots, most, order in [(1, 7, range(19)), (4, 3, shuffled), (16, 2, shuffled)]:
-            made: list[WithModel] = []
+            made: list[Made] = []
             make = drafting(draft, made, slots, adaptive=False, draft_tokens=most)
             found = complete(model, prompts, order, params, slots=slots, threads=1, make=make)
-            made[0].give_back()
+            made[0][1]()
             assert found == expected, f"{slots} slots"
             drafted, accepted = COUNTS["drafted_tokens"], COUNTS["accepted_tokens"]
             assert drafted > 20
@@ -93,25 +96,25 @@ def test_a_failing_call_of_either_model_changes_no_bit(model, other):
 def test_contexts_of_the_draft_model_are_made_once(model, other):
     before = other.contexts.made
     for _ in range(3):
-        made: list[WithModel] = []
+        made: list[Made] = []
         make = drafting(other, made, 5, adaptive=False)
         complete(model, texts(3), range(3), GREEDY, slots=5, threads=1, make=make)
-        made[0].give_back()
+        made[0][1]()
     assert other.contexts.made == before + 1
 
 
 def test_an_aborted_draft_is_none(model, other, caplog):
     """Where a run is stopped its own model is aborted, too, which ends it: there is nothing to say of drafts."""
-    made: list[WithModel] = []
+    made: list[Made] = []
     drafting_rows = drafting(other, made, 2, adaptive=False)
     complete(model, texts(2), range(2), GREEDY, slots=2, threads=1, make=drafting_rows)
     row = DraftedRow(0, texts(1)[0], GREEDY, seed=0, max_tokens=9)
-    drafter = made[0]._drafter
+    drafter = made[0][0]._drafter
     assert len(drafter.drafts([row], [3])[0].tokens) == 3
     other.abort()
     assert drafter.drafts([row], [3]) == [NOTHING]
     assert not [record for record in caplog.records if record.name == "pipeline.decode"]
-    made[0].give_back()
+    made[0][1]()
 
 
 def test_the_texts_of_tokens_are_read_off_the_header(model, model_file):

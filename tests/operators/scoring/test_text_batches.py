@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from operators.engine.backend.fake import N_EMBD, N_VOCAB, FakeDecoder
 from operators.engine.backend.interface import Wanted
-from operators.scoring.prefix_tree import Cuts, Text, TokenSpan, pieces
+from operators.engine.scheduler.step_batch import Chunking
+from operators.scoring.prefix_tree import Cuts, Text, TokenSpan
 from operators.scoring.text_batches import OUTPUT_BYTES, SLOTS, DecoderReader, reading_settings
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 from tests.operators.engine.fixtures import prompts, shape
@@ -144,7 +145,7 @@ def test_a_text_is_cut_by_the_rules_of_its_own_parts(chosen, room):
             assert set(after.texts) <= set(piece.texts)
             walk(after, path)
 
-    walk(Cuts(room, kernel_tokens=KERNEL_TOKENS, sharing=True).tree(texts), [])
+    walk(Cuts(room, Chunking(KERNEL_TOKENS), sharing=True).tree(texts), [])
     for number, path in found.items():
         text = texts[number]
         assert np.array_equal(np.concatenate([piece.ids for piece in path]), text.ids)
@@ -169,14 +170,6 @@ def decoded(texts: Seq[np.ndarray | Text]) -> int:
     decoders: list[CheckingDecoder] = []
     read(texts, decoders=decoders, slots=16, n_batch=256, n_ubatch=256)
     return sum(len(call) for call in decoders[0].calls)
-
-
-@given(st.integers(1, 2000), st.integers(2 * KERNEL_TOKENS, 600))
-def test_no_piece_is_too_long_or_of_another_kernel(length, room):
-    cut = list(pieces(length, room, KERNEL_TOKENS))
-    assert sum(cut) == length
-    assert max(cut) <= room
-    assert min(cut) >= min(length, KERNEL_TOKENS)
 
 
 def test_memory_for_the_logits_of_a_call_is_bounded():

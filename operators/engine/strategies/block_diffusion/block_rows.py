@@ -58,9 +58,8 @@ class BlockRow(Sequence):
     @property
     def to_compute(self) -> int:
         """Number of tokens in whole blocks that are not in the KV cache, without the current block."""
-        known = len(self.prompt) + len(self.tokens)
         made = self.block_length if self.block is not None and self.block.is_complete else 0
-        return self._whole(known) - made - self.slot.num_cached
+        return self._whole(self.length) - made - self.slot.num_cached
 
     def update_state(self) -> None:
         self.state = State.PREFILL if self.to_compute > 0 else State.DECODE
@@ -85,7 +84,7 @@ class BlockRow(Sequence):
         made = self.block.ids[max(0, len(self.prompt) - self.slot.num_cached) :].tolist()
         for taken, token in enumerate(made, 1):
             self.append(token)
-            if self.finish_reason is not None or self.error is not None:
+            if self.ended:
                 return len(made) - taken
         return 0
 
@@ -94,12 +93,15 @@ class BlockRow(Sequence):
 
 
 class BlockChunking(Chunking):
-    """Splits prompts into chunks of one block, of `length` tokens.
+    """Splits prompts into chunks of one block, of `length` tokens. So prompts of all lengths share prefixes, but no
+    logits.
 
     Args:
         shift: the last token of a prompt's blocks predicts the first one after them, so every sequence computes its
             last block itself.
     """
+
+    shares_logits = False
 
     def __init__(self, length: int, shift: bool = False) -> None:
         super().__init__(0)
@@ -109,14 +111,14 @@ class BlockChunking(Chunking):
     def size(self, row: Sequence, room: int) -> int:
         return self._length if min(row.to_compute, room) >= self._length else 0
 
-    def shared(self, row: Sequence, prompt: TokenIds, known: int = 0) -> int:
+    def shared(self, text: TokenIds, other: TokenIds, known: int = 0) -> int:
         """Share only whole blocks: the tokens of a block see all of it.
 
         Blocks of one token are not: sequences that wait for others would leave holes, in which one may be alone.
         """
         if self._length == 1:
             return 0
-        count = common_length(row.prompt, prompt, known)
+        count = common_length(text, other, known)
         if self._shift:
-            count = min(count, max(0, len(row.prompt) // self._length - 1) * self._length)
+            count = min(count, max(0, len(text) // self._length - 1) * self._length)
         return count - count % self._length

@@ -11,28 +11,24 @@ docs/block_diffusion.md has the algorithm and its sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits, Model, TokenIds
+from operators.engine.backend.interface import Decoder, Logits, Model, TokenIds
 from operators.engine.sampling.candidates import Flags
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.scheduler.waiting_queue import WaitingQueue
-from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.base import DraftContext, Strategy
 from operators.engine.strategies.block_diffusion.block_rows import Before, BlockChunking, BlockRow, TokenBlock
 from operators.engine.strategies.block_diffusion.remasking import Confidences, committed, confidences_of
-from operators.engine.strategies.block_diffusion.requirements import check_sampling, check_sizes, mask_of
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.engine.strategies.block_diffusion.setup import BlockDiffusionSetup, mask_of
+from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
-from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import counted
 
 
@@ -74,37 +70,20 @@ class BlockDiffusion(Strategy):
     those that the model's file suppresses."""
 
     settings: BlockDiffusionSettings
+    setup = BlockDiffusionSetup
 
-    def __init__(self, settings: DecodeSettings) -> None:
-        if not isinstance(settings, BlockDiffusionSettings):
-            raise ConfigError(
-                f"decode.strategy='{settings.strategy}' has settings of its own; use decode=block_diffusion"
-            )
-        super().__init__(settings)
-        self.block = settings.block_length
+    def __init__(
+        self, settings: DecodeSettings, decoder: Decoder, model: Model, draft: DraftContext | None = None
+    ) -> None:
+        super().__init__(settings, decoder, model, draft)
+        self._length = self.settings.block_length
+        self.chunking = BlockChunking(self._length, shift=self.settings.shift_logits)
         self.counts = PassCounts()
-        self._sampler = Sampler()
-        self._passes: list[Pass] = []
-        self._outputs: Flags = np.empty((0, self.block), np.bool_)
-
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
-        check_sampling(sampling)
-        check_sizes(runtime, self.block)
-
-    def sequence_type(self) -> Callable[..., BlockRow]:
-        return partial(BlockRow, block_length=self.block)
-
-    def queue(self, settings: EngineSettings, shape: DecoderShape) -> WaitingQueue:
-        """Let prompts of all lengths share prefixes, since all are computed in chunks of one length, but no logits."""
-        return WaitingQueue(replace(settings.optimise, sample_sharing=False), 0)
-
-    def chunking(self, shape: DecoderShape) -> BlockChunking:
-        return BlockChunking(self.block, shift=self.settings.shift_logits)
-
-    def bind(self, decoder: Decoder, model: Model) -> Self:
         self._mask_id = mask_of(decoder, model, self.settings.mask_token_id)
         self._never = [self._mask_id, *model.suppressed_ids]
-        return super().bind(decoder, model)
+        self._sampler = Sampler()
+        self._passes: list[Pass] = []
+        self._outputs: Flags = np.empty((0, self._length), np.bool_)
 
     def fill(self, step: StepBatch) -> None:
         """Put the blocks of all sequences into the decoder's buffer, in slot order."""
@@ -148,7 +127,7 @@ class BlockDiffusion(Strategy):
             wanted = _one_before(~block.known) if self.settings.shift_logits else ~block.known
             yield Pass(row, row.slot.index, row.slot.num_cached, block.ids, wanted, block)
         if step.dummy is not None:
-            tokens = np.zeros(self.block, np.int32)
+            tokens = np.zeros(self._length, np.int32)
             yield Pass(None, step.dummy.index, step.dummy.num_cached, tokens, np.ones(tokens.shape, np.bool_))
 
     def _move(self, row: BlockRow, one: Pass, logits: Logits, found: Confidences, lines: Seq[int]) -> None:

@@ -19,9 +19,10 @@ import numpy as np
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.sequence import Sequence
+from operators.engine.strategies.speculative.call_times import MEASURED_STEPS, CallTimes, StepTime
+from operators.engine.strategies.speculative.draft_length import DraftingCosts, Kind
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow
-from operators.engine.strategies.speculative.pace import TRIAL_STEPS, Ahead, CallCosts, Kind, StepTime
-from operators.engine.strategies.speculative.seats import Seats, length_of, text_of
+from operators.engine.strategies.speculative.seats import Seats
 from pipeline.api.meter import Clock
 
 MODEL: Kind = ("model", 0)
@@ -50,7 +51,7 @@ class DraftModel:
         self._most_tokens, self._longest = decoder.shape.n_ubatch, decoder.shape.max_sequence_tokens
         self._clock = clock
         self._seats = Seats(decoder, n_vocab, own_vocab)
-        self._calls = CallCosts()
+        self._calls = CallTimes()
         self._token_s: StepTime | None = None
         self._failures = self._ended = self._ended_tokens = 0
 
@@ -59,13 +60,13 @@ class DraftModel:
         """True if its costs are known, or it has failed too often."""
         return self._token_s is not None or self._failures >= MOST_FAILURES
 
-    def ahead(self, rows: Seq[DraftedRow]) -> Ahead:
+    def costs(self, rows: Seq[DraftedRow]) -> DraftingCosts:
         """Return what drafts for `rows` would cost now, once it is measured."""
         if self._token_s is None or self._failures >= MOST_FAILURES:
-            return Ahead((_NEVER_S, _NEVER_S))
+            return DraftingCosts((_NEVER_S, _NEVER_S))
         late = sum(max(0, self._seats.behind(row) - USUAL_TOKENS) for row in rows)
         left = sum(map(self._expected, rows))
-        return Ahead(self._calls.bounds(len(rows), 1), late * self._token_s.seconds, left)
+        return DraftingCosts(self._calls.bounds(len(rows), 1), late * self._token_s.seconds, left)
 
     def drafts(self, rows: Seq[DraftedRow], most: Seq[int]) -> list[Draft]:
         """Return a draft for each of `rows`, of so many tokens; empty ones if the model cannot compute them."""
@@ -89,13 +90,13 @@ class DraftModel:
         began, read = self._clock(), self._seats.read
         seats = self._seats.arrange(counts)
         rows = [seat.row for seat in seats if seat.row is not None]
-        lengths = [length_of(row) for row in rows]
+        lengths = [row.length for row in rows]
         width = self._width([self._seats.behind(row) for row in rows], lengths)
         for seat, row, length in zip(seats, rows, lengths, strict=True):
             if seat.sure < length - width:
                 self._seats.read_text(seat, row, length - width)
             self._seats.truncate(seat, length - width)
-        texts = [text_of(row, length - width, length) for row, length in zip(rows, lengths, strict=True)]
+        texts = [row.ids(length - width, length) for row, length in zip(rows, lengths, strict=True)]
         drafts = [[token] for token in self._seats.compute(seats, texts)]
         for seat in seats:
             seat.sure = seat.length
@@ -137,7 +138,7 @@ class DraftModel:
                 self._note_reading((self._clock() - began) / len(text))
                 seats.truncate(seats.all[0], 0)
             for count in sorted({1, len(seats.all)}):
-                for _ in range(1 + TRIAL_STEPS):
+                for _ in range(1 + MEASURED_STEPS):
                     began = self._clock()
                     seats.compute(seats.all[:count], [text[:1]] * count)
                     self._calls.note(count, 1, self._clock() - began)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue
-from operators.engine.strategies.speculative.pace import Kind
+from operators.engine.strategies.speculative.draft_length import Kind
 
 LENGTHS = (3, 2, 1)
 """Tokens that have to be equal: it looks for the longest match, and first in the row's own text."""

@@ -80,11 +80,11 @@ class Seats:
 
     def behind(self, row: Sequence) -> int:
         """Return how many tokens of `row` are to be computed for its next draft, at least 1."""
-        length, seat = length_of(row), self._of.get(row)
+        length, seat = row.length, self._of.get(row)
         if seat is None:
             return length - min(int(self._common(row.prompt).max()), length - 1)
         held = self._lines[seat.index, seat.sure : seat.length]
-        right = seat.sure + common_length(held, text_of(row, seat.sure, min(length, seat.length)))
+        right = seat.sure + common_length(held, row.ids(seat.sure, min(length, seat.length)))
         seat.sure = min(right, length - 1)
         return length - seat.sure
 
@@ -94,7 +94,7 @@ class Seats:
         self.read += end - seat.length
         while seat.length < end:
             upto = min(end, seat.length + self._decoder.shape.n_ubatch)
-            self.compute([seat], [text_of(row, seat.length, upto)], outputs=0)
+            self.compute([seat], [row.ids(seat.length, upto)], outputs=0)
         seat.sure = end
 
     def compute(self, seats: Seq[Seat], texts: Seq[TokenIds], outputs: int = 1) -> list[int]:
@@ -132,7 +132,7 @@ class Seats:
             self._copy(best, seat, known)
         self._take(seat, row)
         seat.sure = known
-        if (length := length_of(row)) > known + LEAST_COPY:  # now, so that the next row can copy it
+        if (length := row.length) > known + LEAST_COPY:  # now, so that the next row can copy it
             self.read_text(seat, row, length - 1)
 
     def _take(self, seat: Seat, row: DraftedRow) -> None:
@@ -152,17 +152,3 @@ class Seats:
         self._decoder.copy(source.index, target.index, length)
         self._lines[target.index, :length] = self._lines[source.index, :length]
         target.length, target.sure = length, min(length, source.sure)
-
-
-def length_of(row: Sequence) -> int:
-    """Return the number of tokens of `row`."""
-    return len(row.prompt) + len(row.tokens)
-
-
-def text_of(row: Sequence, start: int, end: int) -> TokenIds:
-    """Return the tokens of `row` from `start` to `end`, int32 [end - start]."""
-    size = len(row.prompt)
-    if end <= size:
-        return row.prompt[start:end]
-    made = np.array(row.tokens[max(start - size, 0) : end - size], np.int32)
-    return made if start >= size else np.concatenate([row.prompt[start:], made])

@@ -13,21 +13,19 @@ of the text; drawing keeps the text itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
-from typing import Any, Self, cast
+from typing import cast
 
 from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.autoregressive import Autoregressive, take
-from operators.engine.strategies.speculative.compatible import check_draft_model, check_model
+from operators.engine.strategies.base import DraftContext
+from operators.engine.strategies.speculative.draft_length import NO_COSTS, DraftLength, RowDraft
 from operators.engine.strategies.speculative.draft_model import MODEL, DraftModel
 from operators.engine.strategies.speculative.lookup import NOTHING, Draft, DraftedRow, PromptLookup
-from operators.engine.strategies.speculative.pace import NOTHING_AHEAD, Bid, DraftPace
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
-from operators.settings.runtime import EngineSettings
+from operators.engine.strategies.speculative.setup import SpeculativeSetup
+from operators.settings import DecodeSettings
 from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import Clock
@@ -40,19 +38,26 @@ class Speculative(Autoregressive):
     """Several tokens a step, where drafts are right."""
 
     settings: SpeculativeSettings
+    setup = SpeculativeSetup
+    drafts = True
 
     def __init__(
-        self, settings: DecodeSettings, sampler: Sampler | None = None, clock: Clock = time.perf_counter
+        self,
+        settings: DecodeSettings,
+        decoder: Decoder,
+        model: Model,
+        draft: DraftContext | None = None,
+        sampler: Sampler | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        if not isinstance(settings, SpeculativeSettings):
-            raise ConfigError(f"decode.strategy='{settings.strategy}' has settings of its own; use decode=speculative")
-        super().__init__(settings, sampler)
-        self.draft = settings.draft_tokens
+        if not decoder.partial:
+            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
+        super().__init__(settings, decoder, model, draft, sampler)
         self._clock = clock
-        self.draft_model = settings.draft_model
         self._drafter: PromptLookup | DraftModel = PromptLookup()
-        self._pace = DraftPace()
-        self._n_vocab = 0
+        if draft is not None:
+            self._drafter = DraftModel(draft[0], model.n_vocab, draft[1].n_vocab, clock)
+        self._length = DraftLength()
         self._prepared: StepBatch | None = None
         self._tokens = 1
         self._known: list[int] = []
@@ -60,40 +65,7 @@ class Speculative(Autoregressive):
         self._brought: list[list[int]] = []
         self._began = self._drafting_s = 0.0
 
-    def settled(self, settings: EngineSettings) -> EngineSettings:
-        works: dict[str, Any] = {"kv": "per_sequence"} | ({"flash_attention": True} if settings.deterministic else {})
-        return replace(settings, **{key: value for key, value in works.items() if key in settings.open_keys()})
-
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
-        """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
-        if runtime.kv == "unified":
-            raise ConfigError("decode=speculative needs runtime.kv=per_sequence: rows share the cells of one stream")
-        if runtime.deterministic and runtime.flash_attention is not True:
-            raise ConfigError(
-                "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"
-                " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
-                " allows that)"
-            )
-        check_model(model)
-        if self.draft_model is not None:
-            check_draft_model(self.draft_model, model, runtime)
-
-    def sequence_type(self) -> Callable[..., DraftedRow]:
-        return DraftedRow
-
-    def bind(self, decoder: Decoder, model: Model) -> Self:
-        if not decoder.partial:
-            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
-        self._n_vocab = model.n_vocab
-        return super().bind(decoder, model)
-
-    def take_draft_model(self, model: Model, settings: EngineSettings) -> Callable[[], None]:
-        longest = self.decoder.shape.max_sequence_tokens
-        decoder, give_back = model.lease(replace(settings, max_sequence_tokens=longest))
-        self._drafter = DraftModel(decoder, self._n_vocab, model.n_vocab, self._clock)
-        return give_back
-
-    def prepare(self, batch: StepBatch) -> None:
+    def draft(self, batch: StepBatch) -> None:
         began = self._clock()
         self._reset(batch)
         if batch.decoding and not batch.chunks:
@@ -127,9 +99,9 @@ class Speculative(Autoregressive):
             counted += row.slot.num_cached - cached
             self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
         if rows and not batch.chunks:
-            self._pace.note(len(rows), self._tokens, counted, self._clock() - self._began, self._drafting_s)
+            self._length.note(len(rows), self._tokens, counted, self._clock() - self._began, self._drafting_s)
         elif batch.chunks:
-            self._pace.costs.interrupted()
+            self._length.times.interrupted()
         for ended in batch.sequences:
             if ended.finish_reason is not None:
                 self._drafter.ended(cast(DraftedRow, ended))
@@ -145,32 +117,32 @@ class Speculative(Autoregressive):
         """
         shape = self.decoder.shape
         room = shape.max_sequence_tokens - max(row.slot.num_cached for row in rows)
-        most = min(1 + self.draft, shape.n_ubatch // len(rows), room)
+        most = min(1 + self.settings.draft_tokens, shape.n_ubatch // len(rows), room)
         model = self._drafter if isinstance(self._drafter, DraftModel) else None
-        early = model is not None and self._pace.costs.steps < FIRST_STEPS
-        if self.settings.adaptive and (early or self._pace.rests(len(rows), most)):
+        early = model is not None and self._length.times.steps < FIRST_STEPS
+        if self.settings.adaptive and (early or self._length.skips(len(rows), most)):
             return
         if self.settings.adaptive and model is not None and not model.is_measured:
-            self._pace.lose(model.measure())
+            self._length.lose(model.measure())
             return
         began = self._clock()
         self._known = known = [row.to_compute for row in rows]
         # The last token of a completion is drawn and never computed.
         left = [min(most - n, row.max_tokens - len(row.tokens) - 1) for n, row in zip(known, rows, strict=True)]
-        ahead, rate = NOTHING_AHEAD, self._pace.rate
+        costs, rate = NO_COSTS, self._length.rate
         if model is not None:
-            ahead = model.ahead(rows) if self.settings.adaptive else NOTHING_AHEAD
+            costs = model.costs(rows) if self.settings.adaptive else NO_COSTS
             self._drafts = [NOTHING] * len(rows)
-            bids = [Bid(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
+            brings = [RowDraft(n, room, rate(MODEL, row.rate)) for n, room, row in zip(known, left, rows, strict=True)]
         else:
             self._drafts = drafts = self._drafter.drafts(rows, left)
             of_rows = zip(known, drafts, rows, strict=True)
-            bids = [Bid(n, len(draft.tokens), rate(draft.kind, row.rate)) for n, draft, row in of_rows]
+            brings = [RowDraft(n, len(draft.tokens), rate(draft.kind, row.rate)) for n, draft, row in of_rows]
         self._tokens = max(1, most)
         if self.settings.adaptive:
-            self._tokens = self._pace.choose(bids, most, ahead)
+            self._tokens = self._length.choose(brings, most, costs)
             if self._tokens == 1:
-                self._pace.rest(len(rows), self._clock() - began)
+                self._length.skip(len(rows), self._clock() - began)
         if model is not None and self._tokens > 1:
             brought = [min(n, self._tokens - k) for n, k in zip(left, known, strict=True)]
             self._drafts = model.drafts(rows, brought)
@@ -188,7 +160,7 @@ class Speculative(Autoregressive):
         for row, length in zip(rows, computed, strict=True):
             if row.slot.num_cached < length:
                 row.slot.truncate(row.slot.num_cached)
-            if _goes_on(row):
+            if not row.ended:
                 row.update_state()
 
     def _draw_all(self, rows: Seq[DraftedRow], lines: Logits) -> None:
@@ -206,7 +178,7 @@ class Speculative(Autoregressive):
         """Compare `draft`, of which the call had the first `room` tokens, with the tokens that `row` has `drawn`."""
         pairs = list(zip(draft.tokens, drawn, strict=False))
         right = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        row.rate = self._pace.learn(draft.kind, row.rate, right, wrong=right < len(pairs))
+        row.rate = self._length.verified(draft.kind, row.rate, right, rejected=right < len(pairs))
         brought = min(len(draft.tokens), room)
         row.drafted += brought
         row.accepted += min(right, brought)
@@ -234,8 +206,4 @@ def _follow(row: DraftedRow, brought: Seq[int], tokens: Seq[int | None]) -> None
 
 def _is_next(row: DraftedRow, brought: Seq[int], place: int) -> bool:
     """Return True if `row` goes on, and with the token at `place` of those that it `brought`."""
-    return place < len(brought) and _goes_on(row) and row.next_token == brought[place]
-
-
-def _goes_on(row: DraftedRow) -> bool:
-    return row.finish_reason is None and row.error is None
+    return place < len(brought) and not row.ended and row.next_token == brought[place]

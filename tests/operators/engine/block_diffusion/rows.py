@@ -10,6 +10,8 @@ import numpy as np
 
 from operators.engine.backend.interface import Model
 from operators.engine.loop.engine import Engine
+from operators.engine.loop.step_log import StepLog
+from operators.engine.loop.thread import EngineThread
 from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
@@ -51,14 +53,16 @@ def complete(
 ) -> Done:
     """Complete `texts`. After every step slots are checked, and that none holds more than whole blocks."""
     runtime = EngineSettings(**({"max_sequence_tokens": 256, "slots": 4} | settings))
-    strategy = make(decode)
-    decoder, give_back = model.lease(runtime, block=strategy.block)
-    worker = StepLoop(strategy.bind(decoder, model), runtime, (StageMeter("decode"), StageMeter("sample")))
-    scheduler, steps = worker.scheduler, Table()
-    client = Engine(worker, steps).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
+    setup = make.setup(decode, make)
+    decoder, give_back = model.lease(runtime, block=setup.block)
+    steps = Table()
+    log = StepLog(steps, decoder.shape, (StageMeter("decode"), StageMeter("sample")))
+    worker = StepLoop(setup.bind(decoder, model), runtime, log)
+    scheduler = worker.scheduler
+    client = Engine(worker, EngineThread()).connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens
     own = params or SamplingParams()
-    rows = [strategy.sequence_type()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
+    rows = [setup.sequence_type()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
     for row in rows:
         row.stops = StopWatcher(stop, model.pieces()) if stop else None
     client.submit(rows)

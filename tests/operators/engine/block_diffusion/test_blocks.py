@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.engine.backend.fake import MASK_ID, N_VOCAB
+from operators.engine.backend.fake import MASK_ID, N_VOCAB, FakeDecoder, FakeModel
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import FinishReason
 from operators.engine.strategies.block_diffusion.block_rows import BlockChunking, BlockRow
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.settings.block_diffusion import BlockDiffusionSettings
-from tests.operators.engine.fixtures import in_slot
+from tests.operators.engine.fixtures import in_slot, shape
 
 FLAT = np.zeros(N_VOCAB, np.float32)
 
@@ -67,7 +67,7 @@ def test_a_row_that_begins_anew_computes_all_blocks_it_had():
 
 
 def test_a_token_is_drawn_by_seed_position_and_step():
-    strategy = BlockDiffusion(BlockDiffusionSettings())
+    strategy = BlockDiffusion(BlockDiffusionSettings(), FakeDecoder(shape(block=4)), FakeModel())
 
     def drawn(position: int, step: int, seed: int = 1) -> int | None:
         return strategy._candidate(row(6, seed=seed, temperature=1.0), position, step, FLAT, 0)

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
-from operators.generation.wiring import decode_strategy
+from operators.generation.wiring import decode_setup
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
@@ -95,11 +94,11 @@ def test_a_value_that_cannot_work_is_refused(values, said):
     ],
 )
 def test_what_cannot_work_together_is_refused(sampling, runtime, said):
-    strategy = BlockDiffusion(BlockDiffusionSettings())
+    setup = decode_setup(BlockDiffusionSettings())
     sampling_that_works = SamplingSettings(temperature=0.7, top_k=5, stop=["a"], stop_token_ids=[3], n=2)
-    strategy.check(sampling_that_works, EngineSettings(), ModelSettings())
+    setup.check(sampling_that_works, EngineSettings(), ModelSettings())
     with pytest.raises(ConfigError, match=re.escape(said)):
-        strategy.check(SamplingSettings(**sampling), EngineSettings(**runtime), ModelSettings())
+        setup.check(SamplingSettings(**sampling), EngineSettings(**runtime), ModelSettings())
 
 
 def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
@@ -109,7 +108,7 @@ def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys
 
 def test_a_class_that_is_no_strategy_is_named():
     with pytest.raises(ConfigError, match=re.escape("decode.strategy='json:JSONDecoder' is no decode strategy")):
-        decode_strategy(DecodeSettings(strategy="json:JSONDecoder"))
+        decode_setup(DecodeSettings(strategy="json:JSONDecoder"))
 
 
 def test_a_strategy_wants_its_own_settings(tmp_path, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.generation.wiring import decode_strategy
+from operators.generation.wiring import decode_setup
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
@@ -141,7 +141,7 @@ def test_blocks_of_one_token_that_are_read_one_position_before_are_one_token_a_s
     runtime = EngineSettings(slots=3, max_sequence_tokens=256, **EXACT)
     decoder, give_back = model.lease(runtime)
     rows = [Sequence(i, text, SamplingParams(), i, MAX_TOKENS[i]) for i, text in enumerate(TEXTS)]
-    complete_in_this_thread(decode_strategy(DecodeSettings()).bind(decoder, model), rows, runtime)
+    complete_in_this_thread(decode_setup(DecodeSettings()).bind(decoder, model), rows, runtime)
     give_back()
     assert complete(model, shifted, TEXTS, MAX_TOKENS, slots=3, **EXACT).ids == {r.handle: r.tokens for r in rows}
 

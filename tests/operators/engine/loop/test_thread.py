@@ -10,8 +10,9 @@ import pytest
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.loop.engine import Engine
-from operators.engine.loop.thread import PATIENCE, EngineThread
+from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.scheduler.policy import PATIENCE
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
 from tests.operators.engine.test_engine import collect_all, engine_on

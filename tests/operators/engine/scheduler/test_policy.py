@@ -1,13 +1,27 @@
-"""The four functions of the policy, each on what it is told."""
+"""The rules of scheduling, each on what it is told."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from operators.engine.backend.fake import FakeDecoder
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.policy import KvState, StepKind, may_admit, next_batch, order, victim
+from operators.engine.scheduler.policy import (
+    PATIENCE,
+    KvBudget,
+    StepKind,
+    engine_rank,
+    match_rank,
+    may_admit,
+    may_pass,
+    next_batch,
+    order,
+    resumed,
+    victim,
+)
 from operators.engine.sequence import Sequence
+from operators.engine.sequence.placement import Slot
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
 
 
@@ -23,18 +37,18 @@ def test_rows_wait_by_age_then_priority_then_length_then_arrival():
 
 
 @pytest.mark.parametrize(
-    ("state", "admits"),
+    ("budget", "reserved", "admits"),
     [
-        (KvState(None, 1_000_000), True),
-        (KvState(10, 0), True),  # alone
-        (KvState(100, 60), True),
-        (KvState(100, 61), False),
-        (KvState(100, 61, optimistic=True), True),  # 10 and 15 of 30 tokens
-        (KvState(100, 61, optimistic=True, mean_tokens=30.0), False),
+        (KvBudget(None), 1_000_000, True),
+        (KvBudget(10), 0, True),  # alone
+        (KvBudget(100), 60, True),
+        (KvBudget(100), 61, False),
+        (KvBudget(100, optimistic=True), 61, True),  # 10 and 15 of 30 tokens
+        (KvBudget(100, optimistic=True, finished=2, finished_tokens=60), 61, False),
     ],
 )
-def test_a_row_is_admitted_where_it_fits(state, admits):
-    assert may_admit(seq(), state) is admits
+def test_a_row_is_admitted_where_it_fits(budget, reserved, admits):
+    assert may_admit(seq(), budget, reserved) is admits
 
 
 @pytest.mark.parametrize(
@@ -75,8 +89,30 @@ def test_a_rule_is_changed_in_the_policy_alone(monkeypatch, rule):
     assert bench.column("rows") != expected.column("rows")
 
 
-def test_the_youngest_gives_up_its_slot():
+def test_a_cached_prefix_passes_rows_of_its_age_and_priority_alone():
+    first, shorter, less, younger = (
+        order(one, n, longest_first=True)
+        for n, one in enumerate((seq(), seq(max_tokens=1), seq(priority=-1.0), seq(chunk=2)))
+    )
+    assert may_pass(shorter, first)
+    assert not may_pass(less, first)
+    assert not may_pass(younger, first)
+
+
+def test_the_longest_prefix_is_taken_over_then_what_is_there_then_the_lowest_slot():
+    slots = [Slot(FakeDecoder(shape()), index, num_cached=cached) for index, cached in enumerate((50, 64, 64, 0))]
+    matches = [(slots[3], 80), (slots[1], 64), (slots[2], 64), (slots[0], 64)]
+    assert sorted(matches, key=lambda match: match_rank(*match), reverse=True) == matches
+
+
+def test_an_engine_that_waited_comes_first_then_the_fuller_then_the_deeper():
+    ranks = [engine_rank(PATIENCE, 0.1, 0), engine_rank(0, 1.0, 0), engine_rank(1, 0.5, 9), engine_rank(2, 0.5, 1)]
+    assert sorted(ranks, reverse=True) == ranks
+
+
+def test_the_youngest_gives_up_its_slot_and_the_oldest_is_resumed_first():
     rows = [seq(), seq(), seq()]
     for row, number in zip(rows, (4, 7, 2), strict=True):
         row.placement.admission = number
     assert victim(rows) is rows[1]
+    assert resumed(rows) is rows[2]

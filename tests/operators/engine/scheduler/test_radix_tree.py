@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
+from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, RowHeap, Slot, SlotSnapshot
@@ -26,6 +27,8 @@ from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, Bench, sequences, shape
 
+MOST_CALLS = 40
+"""Most calls of functions for a row that is admitted, on average."""
 NODES = 2
 """Most nodes that a row adds to the tree: where it ends, and where it leaves another."""
 
@@ -150,7 +153,7 @@ def decisions(texts: list[np.ndarray], draws: list[int], kinds: list[bool], tree
                     len(rows) + len(held) + len(bench.scheduler.slots.slots) + bench.scheduler.counts.snapshots_taken
                 )
         decided.append((bench.scheduler.counts, [row.tokens for row in rows]))
-        bench.scheduler.clear()
+        bench.scheduler.cache.forget()
         if isinstance(bench.queue.tree, RadixTree):
             assert not nodes_of(bench.queue.tree)
             assert not bench.queue.tree.cached
@@ -167,7 +170,7 @@ def test_rows_are_taken_and_prefixes_shared_as_with_a_node_for_each_block(texts,
 
 def queue_of(texts: list[np.ndarray]) -> tuple[WaitingQueue, NodeQueue, list[Sequence]]:
     """A queue, a node in it, and rows that it does not have yet."""
-    queue = WaitingQueue(OptimiseSettings(), KERNEL_TOKENS)
+    queue = WaitingQueue(OptimiseSettings(), Chunking(KERNEL_TOKENS))
     node = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
     queue.add(node)
     return queue, node, [Sequence(i, text, SamplingParams(), i, 1) for i, text in enumerate(texts)]
@@ -230,6 +233,20 @@ def test_the_work_for_a_row_does_not_grow_with_its_prompt(name):
         return [calls(lambda: queue.submit(node, rows)), calls(lambda: queue.drop(node))]
 
     assert work(512) == work(8_192) == work(32_768)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("longest_first", [True, False])
+@pytest.mark.parametrize(("times", "length"), [(5, 512), (100, 512), (5, 1536)])
+def test_the_work_of_an_admission_grows_neither_with_the_queue_nor_with_prompts(name, longest_first, times, length):
+    """Rows of the same texts are in slots, so that many prefixes are cached."""
+    sizes = shape(4, max_sequence_tokens=2048, n_batch=2048, n_ubatch=2048, deterministic=False)
+    bench = Bench(sizes, optimise=OptimiseSettings(longest_first=longest_first))
+    bench.client().submit(sequences(rows_of(name, length) * times))
+    for _ in range(4):
+        bench.worker.step()
+    admitted = [calls(lambda: bench.queue.take(lambda _: True)) for _ in range(20)]
+    assert sum(admitted) <= MOST_CALLS * len(admitted)
 
 
 def test_a_row_that_branches_off_what_stays_leaves_no_trace():

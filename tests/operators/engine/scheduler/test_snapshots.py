@@ -44,7 +44,7 @@ def test_a_common_prefix_is_computed_once(slots):
     assert counts.snapshots_used == len(texts) - 1
     assert sum(bench.column("snapshots_used")) == counts.snapshots_used
     # One has a single token more, which may not be computed alone.
-    assert max(bench.column("snapshot_bytes")) == bench.scheduler.snapshot_bytes == 8 * 128
+    assert max(bench.column("snapshot_bytes")) == bench.scheduler.cache.snapshot_bytes == 8 * 128
 
 
 @pytest.mark.parametrize("slots", [1, 5])
@@ -86,7 +86,7 @@ def test_equal_prompts_share_the_state_and_the_logits():
     assert bench.run(rows) == Bench(sizes(3), optimise=only()).run(sequences(texts, WARM))
     assert tokens_computed(bench) == sum(len(text) for text in texts[::8] if len(text) > 1)
     assert all(row.placement.group is None for row in rows)
-    assert bench.scheduler.snapshot_bytes <= 8 * 91  # of the last; those whose prompts have all begun are gone
+    assert bench.scheduler.cache.snapshot_bytes <= 8 * 91  # of the last; those whose prompts have all begun are gone
 
 
 @pytest.mark.parametrize(("slots", "params"), [(1, WARM), (4, GREEDY), (4, WARM)])
@@ -123,7 +123,7 @@ def test_a_snapshot_above_the_budget_is_told_once_and_prompts_are_computed_whole
     texts = family(6, 128)
     bench = Bench(sizes(2), flash_attention=False, snapshot_mb=1)
     assert bench.run(sequences(texts)) == Bench(sizes(2), optimise=only()).run(sequences(texts))
-    assert bench.scheduler.counts.snapshots_taken == bench.scheduler.snapshot_bytes == 0
+    assert bench.scheduler.counts.snapshots_taken == bench.scheduler.cache.snapshot_bytes == 0
     assert caplog.text.count("runtime.snapshot_mb=1") == 1
 
 
@@ -166,15 +166,6 @@ def test_no_snapshot_is_taken_while_a_copy_waits_for_a_call():
     assert ("copy", "save") not in itertools.pairwise(done)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_sequences_that_lose_their_slots_get_the_same_tokens(every):
-    texts = mixed_families()
-    expected = Bench(sizes(5), optimise=only()).run(sequences(texts, WARM))
-    bench = Bench(sizes(5), flash_attention=False, preempt_every=every)
-    assert bench.run(sequences(texts, WARM)) == expected
-    assert bench.scheduler.counts.preempted
-
-
 def test_sequences_whose_leader_leaves_compute_the_prefix_themselves():
     bench = Bench(sizes(2), flash_attention=False)
     first, second = bench.client(), bench.client()
@@ -193,9 +184,9 @@ def test_sequences_whose_leader_leaves_compute_the_prefix_themselves():
 def test_nothing_is_left_in_the_tree_but_the_snapshots():
     bench = Bench(sizes(3), flash_attention=False)
     bench.run(sequences(mixed_families()))
-    assert bench.scheduler.snapshot_bytes
-    bench.scheduler.clear()
-    assert bench.scheduler.snapshot_bytes == 0
+    assert bench.scheduler.cache.snapshot_bytes
+    bench.scheduler.cache.forget()
+    assert bench.scheduler.cache.snapshot_bytes == 0
     assert nodes_in(bench.queue.tree) == 0
     assert not bench.queue.tree.cached
     assert not bench.queue._groups

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 
+from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.interface import Decoder, Model
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import Draft, DraftedRow, PromptLookup
@@ -41,33 +42,24 @@ class Oracle(PromptLookup):
 
 
 def speculative(
-    drafter: PromptLookup | None = None,
+    drafter: PromptLookup | None,
+    decoder: Decoder,
     sampler: Sampler | None = None,
     clock: Clock = time.perf_counter,
     **values: int | bool,
 ) -> Speculative:
     """Return the strategy, which drafts by `drafter`."""
-    strategy = Speculative(SpeculativeSettings(**values), sampler, clock)  # type: ignore[arg-type]
+    settings = SpeculativeSettings(**values)  # type: ignore[arg-type]
+    strategy = Speculative(settings, decoder, FakeModel(), sampler=sampler, clock=clock)
     if drafter is not None:
         strategy._drafter = drafter
     return strategy
 
 
-class WithModel(Speculative):
-    """The strategy with drafts by `draft`, of which it takes a context when it is bound.
-
-    Attributes:
-        give_back: gives that context back.
-    """
-
-    give_back: Callable[[], None]
-
-    def __init__(self, draft: Model, runtime: EngineSettings, sampler: Sampler | None = None, **values: int | bool):
-        super().__init__(SpeculativeSettings(**values), sampler)  # type: ignore[arg-type]
-        self._own, self._runtime = draft, runtime
-
-    def bind(self, decoder: Decoder, model: Model) -> Self:
-        bound = super().bind(decoder, model)
-        self._n_vocab = self._own.n_vocab
-        self.give_back = self.take_draft_model(self._own, self._runtime)
-        return bound
+def with_model(
+    draft: Model, runtime: EngineSettings, decoder: Decoder, sampler: Sampler | None = None, **values: int | bool
+) -> tuple[Speculative, Callable[[], None]]:
+    """Return the strategy with drafts by `draft`, and a function that gives the context of that back."""
+    own, give_back = draft.lease(replace(runtime, max_sequence_tokens=decoder.shape.max_sequence_tokens))
+    settings = SpeculativeSettings(**values)  # type: ignore[arg-type]
+    return Speculative(settings, decoder, draft, (own, draft), sampler), give_back

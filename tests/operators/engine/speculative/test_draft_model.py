@@ -16,7 +16,7 @@ from operators.engine.strategies.speculative import draft_model
 from operators.engine.strategies.speculative.draft_model import DraftModel
 from operators.engine.strategies.speculative.strategy import FIRST_STEPS
 from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape
-from tests.operators.engine.speculative.drafters import WithModel
+from tests.operators.engine.speculative.drafters import with_model
 from tests.operators.engine.speculative.test_engine import SAMPLING, completions, rows_of
 from tests.sets import often
 
@@ -38,13 +38,12 @@ class Drafting(Bench):
     def __init__(self, slots: int, draft: FakeModel | None = None, **values: Any) -> None:
         of_drafts = {key: values.pop(key) for key in ("adaptive", "draft_tokens") if key in values}
         super().__init__(shape(slots), **values)
-        self.strategy = WithModel(draft or FakeModel(), self.settings, **of_drafts)
-        self.use(self.strategy)
+        self.use(lambda decoder: with_model(draft or FakeModel(), self.settings, decoder, **of_drafts)[0])
 
     @property
     def drafter(self) -> DraftModel:
-        assert isinstance(self.strategy._drafter, DraftModel)
-        return self.strategy._drafter
+        found: DraftModel = self.worker.strategy._drafter  # type: ignore[attr-defined]
+        return found
 
     def run(self, rows: Seq[Sequence]) -> dict[object, list[int]]:
         client = self.client()
@@ -200,4 +199,4 @@ def test_a_model_that_drafts_no_more_is_never_worth_it(monkeypatch):
     drafter = Drafting(2, FakeModel(lambda _: -3)).drafter
     drafter.measure()
     assert drafter.is_measured
-    assert drafter.ahead(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]
+    assert drafter.costs(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]

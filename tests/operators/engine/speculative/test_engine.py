@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
+from operators.engine.strategies.speculative.draft_length import EXPLORATION_SHARE, OVERHEAD_SHARE, DraftLength
 from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, PromptLookup
-from operators.engine.strategies.speculative.pace import IDLE_SHARE, TRIALS_SHARE, DraftPace
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
@@ -42,7 +43,7 @@ class Drafting(Bench):
     def __init__(self, slots: int, drafter: PromptLookup | None = None, **values: Any) -> None:
         strategy_values = {key: values.pop(key) for key in ("adaptive", "draft_tokens", "clock") if key in values}
         super().__init__(shape(slots), **values)
-        self.use(speculative(drafter, **strategy_values))
+        self.use(partial(speculative, drafter, **strategy_values))
 
 
 def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False) -> list[Sequence]:
@@ -119,12 +120,12 @@ def test_where_steps_are_quick_drafts_begin_soon_if_they_are_right_and_cost_litt
         return clock.now, [step for step, tokens in enumerate(bench.column("drafted_tokens")) if tokens]
 
     (well, drafted), (badly, _) = seconds(0.9), seconds(0.0)
-    monkeypatch.setattr(DraftPace, "rests", lambda *_: True)
+    monkeypatch.setattr(DraftLength, "skips", lambda *_: True)
     never, none = seconds(0.9)
     assert not none
     assert drafted[0] < 400
     assert well < never / 1.4
-    assert badly < never * (1 + TRIALS_SHARE + IDLE_SHARE)
+    assert badly < never * (1 + EXPLORATION_SHARE + OVERHEAD_SHARE)
 
 
 def test_forced_tokens_are_computed_together():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from operators.engine.strategies.speculative.compatible import MOST_UNUSED, _difference
+from operators.engine.strategies.speculative.setup import MOST_UNUSED, SpeculativeSetup, _difference
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.runtime import OPEN, EngineSettings
@@ -107,15 +107,15 @@ def test_runtime_auto_chooses_what_drafts_leave_open(tmp_path, monkeypatch):
     assert run(tmp_path / "a", "decode=speculative", "runtime=auto", "runtime.slots=0") == run(tmp_path / "b")
     chosen = json.loads((tmp_path / "a" / CHOICE_FILE).read_text())["values"]
     assert chosen.keys() == {"slots"}, "the others are given, or work with one value only"
-    settled = Speculative(SpeculativeSettings()).settled(EngineSettings(**OPEN, deterministic=False))
+    settled = SpeculativeSetup(SpeculativeSettings(), Speculative).settled(EngineSettings(**OPEN, deterministic=False))
     assert (settled.kv, settled.flash_attention) == ("per_sequence", None)
 
 
 def test_one_stream_for_all_rows_is_refused():
-    strategy = Speculative(SpeculativeSettings())
+    setup = SpeculativeSetup(SpeculativeSettings(), Speculative)
     settings = EngineSettings(kv="unified", deterministic=False)
     with pytest.raises(ConfigError, match=r"needs runtime\.kv=per_sequence"):
-        strategy.check(SamplingSettings(), settings, ModelSettings())
+        setup.check(SamplingSettings(), settings, ModelSettings())
 
 
 def test_a_dry_run_works(tmp_path, capsys):

@@ -1,19 +1,56 @@
-"""Checks of the models for `decode=speculative`, before any is loaded."""
+"""SpeculativeSetup: what speculative decoding needs of settings and models, before any is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
 
 from operators.engine.backend.interface import max_sequence_tokens
 from operators.engine.backend.loading import ModelFacts, inspect_model
-from operators.settings import ModelSettings
+from operators.engine.strategies.base import DecodeSetup, Strategy
+from operators.engine.strategies.speculative.lookup import DraftedRow
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
+from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError, InputError
 
 MOST_UNUSED = 128
 """Words that one vocabulary may have behind those of the other: models of a family are padded to different sizes.
 llama.cpp allows as many."""
 _KEYS = {"model.path=": "decode.draft.model=", "model.gpu_layers=": "decode.draft.gpu_layers="}
+
+
+class SpeculativeSetup(DecodeSetup):
+    """Answers for speculative decoding."""
+
+    def __init__(self, settings: DecodeSettings, strategy: type[Strategy]) -> None:
+        if not isinstance(settings, SpeculativeSettings):
+            raise ConfigError(f"decode.strategy='{settings.strategy}' has settings of its own; use decode=speculative")
+        super().__init__(settings, strategy)
+        self.draft, self.draft_model = settings.draft_tokens, settings.draft_model
+
+    def settled(self, settings: EngineSettings) -> EngineSettings:
+        works: dict[str, Any] = {"kv": "per_sequence"} | ({"flash_attention": True} if settings.deterministic else {})
+        return replace(settings, **{key: value for key, value in works.items() if key in settings.open_keys()})
+
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+        """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
+        if runtime.kv == "unified":
+            raise ConfigError("decode=speculative needs runtime.kv=per_sequence: rows share the cells of one stream")
+        if runtime.deterministic and runtime.flash_attention is not True:
+            raise ConfigError(
+                "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"
+                " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
+                " allows that)"
+            )
+        check_model(model)
+        if self.draft_model is not None:
+            check_draft_model(self.draft_model, model, runtime)
+
+    def sequence_type(self) -> Callable[..., DraftedRow]:
+        return DraftedRow
 
 
 def check_model(model: ModelSettings) -> None:

@@ -1,9 +1,15 @@
-"""Requirements of block diffusion on sampling settings, call sizes and models."""
+"""BlockDiffusionSetup: what block diffusion needs of sampling settings, call sizes and models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from operators.engine.backend.interface import Decoder, Model
-from operators.settings import SamplingSettings
+from operators.engine.strategies.base import DecodeSetup, Strategy
+from operators.engine.strategies.block_diffusion.block_rows import BlockRow
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -24,6 +30,25 @@ UNUSABLE = {
     "logit_bias": "it is not built for blocks",
 }
 """Sampling settings that must be off, and why."""
+
+
+class BlockDiffusionSetup(DecodeSetup):
+    """Answers for block diffusion."""
+
+    def __init__(self, settings: DecodeSettings, strategy: type[Strategy]) -> None:
+        if not isinstance(settings, BlockDiffusionSettings):
+            raise ConfigError(
+                f"decode.strategy='{settings.strategy}' has settings of its own; use decode=block_diffusion"
+            )
+        super().__init__(settings, strategy)
+        self.block = settings.block_length
+
+    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+        check_sampling(sampling)
+        check_sizes(runtime, self.block)
+
+    def sequence_type(self) -> Callable[..., BlockRow]:
+        return partial(BlockRow, block_length=self.block)
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
