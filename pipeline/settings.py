@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.by_batch import OnError
-from pipeline.api.errors import ConfigError
-from pipeline.api.removed import removed
+from pipeline.api.keys import above_0, at_least, check, check_values, in_data, key, not_in_data, one_of, read_by
 from pipeline.system.deadlines import ENDING_S, LEAST_S
 
 PROGRESS = ("auto", "log", "json", "none")
@@ -24,6 +23,13 @@ REFUSE = "refuse"
 OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
+
+
+_ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or more, or null")
+_ABOVE_0, _ABOVE_0_OR_NULL = above_0("it is above 0"), above_0("it is above 0, or null")
+_ON_A_NODE = "the driver has to run on a node of the cluster: use `ray job submit`, or start it there"
+_MODES = "it is true (estimate, with the model), plan (without) or false"
+_PROM = "node_exporter reads only files whose names end in .prom"
 
 
 @dataclass
@@ -41,14 +47,14 @@ class NodeSettings:
     op: dict[str, Any] = field(default_factory=dict)
     inputs: Any = field(default_factory=list)
     capacity_rows: int = 1024
-    on_error: str = OnError.FAIL.value
+    on_error: str = key(OnError.FAIL.value, *one_of(list(OnError)))
     step: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self, "on_error", self.on_error in list(OnError), f"it is one of {', '.join(OnError)}")
+        check_values(self)
         names = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
-        _check(self, "inputs", are_names, "it is the name of a node or a list of names")
+        check(are_names, "inputs", names, "it is the name of a node or a list of names")
         self.inputs = names
 
 
@@ -61,12 +67,11 @@ class HookSettings:
         timeout_s: time limit of the command, in seconds.
     """
 
-    command: list[str] = field(default_factory=list)
-    timeout_s: float = 30.0
+    command: list[str] = key([], "its first element is a program", lambda v: "" not in v[:1])
+    timeout_s: float = key(30.0, *above_0("it is above 0 seconds"))
 
     def __post_init__(self) -> None:
-        _check(self, "on_finish.timeout_s", self.timeout_s > 0, "it is above 0 seconds")
-        _check(self, "on_finish.command", "" not in self.command[:1], "its first element is a program")
+        check_values(self, "on_finish")
 
 
 @dataclass
@@ -85,26 +90,23 @@ class TargetSettings:
         max_cost: limit on money spent at servers, by `model.price_per_million`, over all attempts. Checked likewise.
     """
 
-    accepted_rows: int | None = None
-    sink: str | None = None
-    chunk_rows: int | None = None
-    max_rows: int | None = None
-    max_rounds: int | None = 100
-    max_tokens: int | None = None
-    max_minutes: float | None = None
-    max_cost: float | None = None
+    accepted_rows: int | None = in_data(None, *_ONE_OR_NULL)
+    sink: str | None = in_data(None)
+    chunk_rows: int | None = in_data(None, *_ONE_OR_NULL)
+    max_rows: int | None = in_data(None, *_ONE_OR_NULL)
+    max_rounds: int | None = in_data(100, *_ONE_OR_NULL)
+    # They end a run between two chunks, and a resume continues there.
+    max_tokens: int | None = not_in_data(None, *_ONE_OR_NULL)
+    max_minutes: float | None = not_in_data(None, *_ABOVE_0_OR_NULL)
+    max_cost: float | None = not_in_data(None, *_ABOVE_0_OR_NULL)
 
     def __post_init__(self) -> None:
-        for key in ("accepted_rows", "chunk_rows", "max_rows", "max_rounds", "max_tokens"):
-            value = getattr(self, key)
-            _check(self, f"target.{key}", value is None or value >= 1, "it is 1 or more, or null")
-        for key in ("max_minutes", "max_cost"):
-            value = getattr(self, key)
-            _check(self, f"target.{key}", value is None or value > 0, "it is above 0, or null")
+        check_values(self, "target")
         if self.accepted_rows is None:
             need = "it needs target.accepted_rows=N, the rows wanted (data.limit=N takes the first N of the input)"
             for other in fields(self):
-                _check(self, f"target.{other.name}", getattr(self, other.name) == other.default, need)
+                value = getattr(self, other.name)
+                check(value == other.default, f"target.{other.name}", value, need)
 
     def rows_of_chunk(self, chunk_rows: int) -> int:
         """Return source rows per chunk under this target. `chunk_rows`: the job's setting."""
@@ -133,30 +135,20 @@ class ClusterSettings:
         start_timeout_s: seconds to wait for the first worker.
     """
 
-    pool: str = "processes"
-    workers: int | None = None
-    address: str = "auto"
-    cpus: float | None = None
-    gpus: float = 0.0
-    memory: int | None = None
+    pool: str = key("processes", *one_of(POOLS))
+    workers: int | None = key(None, *_ONE)
+    address: str = key("auto", _ON_A_NODE, lambda v: not v.startswith("ray://"))
+    cpus: float | None = key(None, *_ABOVE_0)
+    gpus: float = key(0.0, *at_least(0, "it is 0 or more"))
+    memory: int | None = key(None, *_ABOVE_0)
     resources: dict[str, float] = field(default_factory=dict)
-    piece_rows: int | None = None
-    in_flight: int = 3
-    poison_after: int = 2
-    start_timeout_s: float = 600.0
+    piece_rows: int | None = key(None, *_ONE)
+    in_flight: int = key(3, *_ONE)
+    poison_after: int = key(2, *_ONE)
+    start_timeout_s: float = key(600.0, *_ABOVE_0)
 
     def __post_init__(self) -> None:
-        _check(self, "cluster.pool", self.pool in POOLS, f"it is one of {', '.join(POOLS)}")
-        for key in ("workers", "piece_rows", "in_flight", "poison_after"):
-            value = getattr(self, key)
-            _check(self, f"cluster.{key}", value is None or value >= 1, "it is 1 or more")
-        for key in ("cpus", "memory", "start_timeout_s"):
-            value = getattr(self, key)
-            _check(self, f"cluster.{key}", value is None or value > 0, "it is above 0")
-        _check(self, "cluster.gpus", self.gpus >= 0, "it is 0 or more")
-        client = self.address.startswith("ray://")
-        need = "the driver has to run on a node of the cluster: use `ray job submit`, or start it there"
-        _check(self, "cluster.address", not client, need)
+        check_values(self, "cluster")
 
 
 @dataclass
@@ -190,7 +182,7 @@ class JobSettings:
         report: write report.html at the end of each attempt.
     """
 
-    name: str = "job"
+    name: str = key("job", "it becomes the name of a directory", lambda v: v != ".." and Path(v).name == v != "")
     steps: dict[str, Any] = field(default_factory=dict)
     nodes: dict[str, NodeSettings] = field(default_factory=dict)
     data: Any = None
@@ -202,39 +194,25 @@ class JobSettings:
     store: Any = None
     bench: Any = None
     seed: int = 0
-    chunk_rows: int = 4096
-    max_open_chunks: int = 8
+    chunk_rows: int = key(4096, *_ONE)
+    max_open_chunks: int = key(8, *_ONE)
     cluster: Any = None
-    max_error_rate: float = 0.01
-    other_bits: str = REFUSE
-    output_dir: str | None = None
+    max_error_rate: float = key(0.01, "it is a share, 0 to 1", lambda v: 0 <= v <= 1)
+    other_bits: str = key(REFUSE, *one_of(OTHER_BITS))
+    output_dir: str | None = key(None, "give a directory, or null for outputs/<job>", lambda v: v != "")
     overwrite: bool = False
-    dry_run: Any = False  # false, true or plan
-    show: str | None = None
-    now: str | None = None
+    dry_run: Any = key(False, _MODES, lambda v: isinstance(v, bool) or v == PLAN)
+    show: str | None = key(None, "it is graph or null", lambda v: v in (None, "graph"))
+    now: str | None = key(None, *read_by(datetime.fromisoformat, "it is a date or a time, as 2026-01-31T06:00"))
     on_finish: HookSettings = field(default_factory=HookSettings)
-    prometheus_file: str | None = None
+    prometheus_file: str | None = key(None, _PROM, lambda v: v is None or v.endswith(".prom"))
     target: TargetSettings = field(default_factory=TargetSettings)
-    metrics_interval_s: float = 1.0
-    progress: str = "auto"
+    metrics_interval_s: float = key(1.0, *above_0("it is above 0 seconds"))
+    progress: str = key("auto", *one_of(PROGRESS))
     report: bool = True
 
     def __post_init__(self) -> None:
-        modes = "it is true (estimate, with the model), plan (without) or false"
-        is_prom = self.prometheus_file is None or self.prometheus_file.endswith(".prom")
-        is_file_name = self.name not in ("", ".", "..") and Path(self.name).name == self.name
-        _check(self, "chunk_rows", self.chunk_rows >= 1, "it is 1 or more")
-        _check(self, "max_open_chunks", self.max_open_chunks >= 1, "it is 1 or more")
-        _check(self, "max_error_rate", 0 <= self.max_error_rate <= 1, "it is a share, 0 to 1")
-        _check(self, "other_bits", self.other_bits in OTHER_BITS, f"it is one of {', '.join(OTHER_BITS)}")
-        _check(self, "metrics_interval_s", self.metrics_interval_s > 0, "it is above 0 seconds")
-        _check(self, "progress", self.progress in PROGRESS, f"it is one of {', '.join(PROGRESS)}")
-        _check(self, "dry_run", isinstance(self.dry_run, bool) or self.dry_run == PLAN, modes)
-        _check(self, "show", self.show in (None, "graph"), "it is graph or null")
-        _check(self, "now", self.now is None or _is_time(self.now), "it is a date or a time, as 2026-01-31T06:00")
-        _check(self, "prometheus_file", is_prom, "node_exporter reads only files whose names end in .prom")
-        _check(self, "output_dir", self.output_dir != "", "give a directory, or null for outputs/<job>")
-        _check(self, "name", is_file_name, "it becomes the name of a directory")
+        check_values(self)
 
     @property
     def directory(self) -> Path:
@@ -250,17 +228,3 @@ class JobSettings:
     def ending_s(self) -> float:
         """Seconds that a step of the ending of a run may take."""
         return max(self.stall_timeout_s or ENDING_S, LEAST_S)
-
-
-def _is_time(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _check(settings: object, key: str, holds: bool, allowed: str) -> None:
-    if not holds:
-        gone = removed(f"{key}={getattr(settings, key.rpartition('.')[2])}")
-        raise ConfigError(gone or f"{key}={getattr(settings, key.rpartition('.')[2])!r} cannot work: {allowed}")

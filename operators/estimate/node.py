@@ -21,6 +21,7 @@ from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
+from operators.settings.sampling import ENDS
 from pipeline.api.forecast import Forecast, Range, Task, share
 from pipeline.api.records import Batch
 
@@ -75,8 +76,7 @@ class Generating:
     def _fixed_lengths(self) -> bool:
         sampling = self.sampling
         ends = sampling.stop or sampling.stop_token_ids or sampling.structured.kind is not None
-        # A column may set a value that the job does not.
-        varied = {"stop", "stop_token_ids", "ignore_eos"} & set(sampling.per_row)
+        varied = set(ENDS) & set(sampling.per_row)  # a column may set a value that the job does not
         return sampling.ignore_eos and not ends and not varied
 
     def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:

@@ -16,6 +16,7 @@ from operators.prompts.arguments import tools_of_job, tools_of_row
 from operators.prompts.tool_formats import FORMATS, ToolFormat, format_in
 from operators.rows.json_schema import Validate, validator
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
+from operators.settings.sampling import ENDS
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean, install
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Tools:
         """Raise ConfigError if `choice` forces a call, and other values of `sampling` say how the text ends."""
         if choice in (AUTO, NONE):
             return
-        given = [key for key in ("stop", "stop_token_ids", "ignore_eos") if sampling[key]]
+        given = [key for key in ENDS if sampling[key]]
         given += ["structured"] if sampling["structured"].kind is not None else []
         if given:
             raise ConfigError(f"sampling.{given[0]} and sampling.tools={choice} cannot both be; keep one")

@@ -1,8 +1,7 @@
 """The config groups that operators read, as dataclasses that check their values.
 
 Hydra composes them from conf/; `__post_init__` runs when the composed config becomes objects, so a value that cannot
-work is refused before anything is loaded. A field whose metadata says `fingerprint: False` may change between two
-attempts of one run, because it cannot change a byte of data/.
+work is refused before anything is loaded. What else a key is, its field says (`pipeline/api/keys.py`).
 """
 
 from operators.settings.files import (

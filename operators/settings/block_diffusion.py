@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from operators.settings.checks import check, check_one_of
 from operators.settings.model import DecodeSettings
+from pipeline.api.keys import Rule, at_least, check_values, in_data, one_of
 
 
 class Remasking(StrEnum):
@@ -20,6 +20,10 @@ class Remasking(StrEnum):
     """The leftmost, as many as the schedule has."""
     ENTROPY = "entropy_bounded"
     """Those of the lowest entropy, as long as their sum stays below `eb_threshold`; one at least."""
+
+
+_LENGTH: Rule = ("it is 1 to 1024", lambda value: 1 <= value <= 1024)
+_SHARE: Rule = ("it is a probability, 0 to 1", lambda value: 0 <= value <= 1)
 
 
 @dataclass
@@ -38,23 +42,16 @@ class BlockDiffusionSettings(DecodeSettings):
     """
 
     strategy: str = "operators.engine.strategies.block_diffusion.denoise:BlockDiffusion"
-    block_length: int = 4
-    denoising_steps: int | None = None
-    remasking: str = Remasking.STATIC.value
-    confidence_threshold: float = 0.85
-    eb_threshold: float = 0.35
-    mask_token_id: int | None = None
+    block_length: int = in_data(4, *_LENGTH)
+    denoising_steps: int | None = in_data(None, *at_least(1, "1 or more, or null for block_length"))
+    remasking: str = in_data(Remasking.STATIC.value, *one_of(list(Remasking)))
+    confidence_threshold: float = in_data(0.85, *_SHARE)
+    eb_threshold: float = in_data(0.35, *at_least(0, "it is 0 nats or more"))
+    mask_token_id: int | None = in_data(None, *at_least(0, "a token id, 0 or more, or null for the model's"))
     shift_logits: bool = False
 
     def __post_init__(self) -> None:
-        steps, mask = self.denoising_steps, self.mask_token_id
-        check(1 <= self.block_length <= 1024, "decode.block_length", self.block_length, "it is 1 to 1024")
-        check(steps is None or steps >= 1, "decode.denoising_steps", steps, "1 or more, or null for block_length")
-        check_one_of("decode.remasking", self.remasking, list(Remasking))
-        threshold = self.confidence_threshold
-        check(0 <= threshold <= 1, "decode.confidence_threshold", threshold, "it is a probability, 0 to 1")
-        check(self.eb_threshold >= 0, "decode.eb_threshold", self.eb_threshold, "it is 0 nats or more")
-        check(mask is None or mask >= 0, "decode.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
+        check_values(self, "decode")
 
     @property
     def steps(self) -> int:

@@ -1,40 +1,18 @@
-"""Checks of the config groups, and the mark for fields that cannot change a result."""
+"""Checks of the values of config groups and of operators' arguments."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from pipeline.api.errors import ConfigError, InputError
-from pipeline.api.removed import removed
-
-NOT_IN_DATA: Mapping[str, Any] = {"fingerprint": False}
-"""Metadata of a field that may change between two attempts of a run, since it cannot change a byte of data/."""
-
-WHEN_GIVEN: Mapping[str, Any] = {"fingerprint": "given"}
-"""Metadata of a field that is in the fingerprint only where it is given: its default changes nothing."""
-
-
-def check(holds: bool, key: str, value: object, allowed: str) -> None:
-    """Raise ConfigError with `key`, its `value` and what is `allowed`, unless `holds`."""
-    if not holds:
-        if gone := removed(f"{key}={value}"):
-            raise ConfigError(gone)
-        quotes = "; yes, no, on, off, true and false are texts only in quotes" if _has_boolean(value) else ""
-        raise ConfigError(f"{key}={value!r} cannot work: {allowed}{quotes}")
+from pipeline.api.errors import InputError
+from pipeline.api.keys import check as check
 
 
 def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:
     """Raise ConfigError with `key` and `value`, unless the value is among `allowed`."""
     check(value in allowed, key, value, f"it is one of {', '.join(allowed)}")
-
-
-def _has_boolean(value: object) -> bool:
-    """Return True if a list or mapping has a boolean: YAML reads words like `no` as one."""
-    inside = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
-    return any(isinstance(v, bool) for v in inside)
 
 
 def read_text(path: str, key: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
-from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
-from operators.settings.model import AS_IS, ModelSettings
+from operators.settings.checks import check
+from operators.settings.model import ModelSettings
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import above_0, at_least, default_of, in_data, maps, not_in_data, one_of, when_given
 from pipeline.system.redaction import clean_url
 
 AUTO = "auto"
@@ -19,7 +20,33 @@ APIS = ("chat", "completions", "embeddings", "rerank")
 DIALECTS = ("openai", "vllm", "sglang", "llama_server", "llama_cpp_python")
 """The servers whose parameters are known, operators/endpoint/api/dialects.py has them."""
 PRICES = ("input", "cached", "output")
-_LOCAL = ("path", "repo", "file", "revision", "chat_template", "reasoning_tags", "tool_format", "date")
+_LIMIT = above_0("above 0, or null for no limit")
+
+
+def _are_texts(pair: tuple[object, object]) -> bool:
+    return all(isinstance(each, str) and each for each in pair)
+
+
+def _is_name_or_null(value: str | None) -> bool:
+    return value is None or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value) is not None
+
+
+def _is_header(pair: tuple[object, object]) -> bool:
+    name, value = pair
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and name.isascii() and name.replace("-", "").isalnum() and value.isprintable()
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def _are_prices(given: object) -> bool:
+    if not isinstance(given, dict) or not {"input", "output"} <= given.keys() <= set(PRICES):
+        return False
+    values = given.values()
+    return all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf for v in values)
 
 
 @dataclass
@@ -48,58 +75,40 @@ class EndpointSettings(ModelSettings):
         price_per_million: what a million tokens cost: {input: ..., output: ..., cached: ...}.
     """
 
-    loader: str = "operators.endpoint.server:load"
-    url: Any = field(default=None, metadata=NOT_IN_DATA)
-    name: str | None = None
-    api: str = "chat"
-    dialect: str = AUTO
-    key_env: str | None = field(default=None, metadata=NOT_IN_DATA)
-    headers: Any = field(default=None, metadata=NOT_IN_DATA)
-    query: Any = field(default=None, metadata=NOT_IN_DATA)
-    concurrency: Any = field(default=AUTO, metadata=NOT_IN_DATA)
-    requests_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
-    tokens_per_minute: float | None = field(default=None, metadata=NOT_IN_DATA)
-    timeout_s: float = field(default=600.0, metadata=NOT_IN_DATA)
-    retries: int = field(default=5, metadata=NOT_IN_DATA)
-    patience_s: float = field(default=600.0, metadata=NOT_IN_DATA)
-    refusals_in_a_row: int | None = field(default=16, metadata=NOT_IN_DATA)
-    extra_body: Any = field(default=None, metadata=WHEN_GIVEN)
-    price_per_million: Any = field(default=None, metadata=NOT_IN_DATA)
+    loader: str = in_data("operators.endpoint.server:load", local=False)
+    url: Any = not_in_data(None)
+    name: str | None = in_data(None)
+    api: str = in_data("chat", *one_of(APIS))
+    dialect: str = in_data(AUTO, *one_of((AUTO, *DIALECTS)))
+    key_env: str | None = not_in_data(
+        None, "it is the name of an environment variable, and not the key itself", _is_name_or_null, secret=True
+    )
+    headers: Any = not_in_data(None, *maps("names of headers to texts of one line", _is_header), secret=True)
+    query: Any = not_in_data(None, *maps("names to texts (a number in quotes)", _are_texts), secret=True)
+    concurrency: Any = not_in_data(AUTO, "auto, or 1 to 4096 requests", lambda v: v == AUTO or _is_count(v, 4096))
+    requests_per_minute: float | None = not_in_data(None, *_LIMIT)
+    tokens_per_minute: float | None = not_in_data(None, *_LIMIT)
+    timeout_s: float = not_in_data(600.0, *above_0("seconds above 0"))
+    retries: int = not_in_data(5, *at_least(0, "0 (none) or more"))
+    patience_s: float = not_in_data(600.0, *at_least(0, "0 seconds or more"))
+    refusals_in_a_row: int | None = not_in_data(16, *at_least(1, "1 or more, or null for any number"))
+    extra_body: Any = when_given(None, *maps("keys of the request's body to values"))
+    price_per_million: Any = not_in_data(
+        None,
+        f"it maps {', '.join(PRICES)} to numbers, input and output at least, or is null",
+        lambda v: v is None or _are_prices(v),
+    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in _LOCAL:
-            if (given := getattr(self, key)) is not None:
-                raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
-        for key, usual in (("gpu_layers", 0), ("options", {}), ("weights", AS_IS), ("probe", True)):
-            if (given := getattr(self, key)) != usual:
-                raise ConfigError(f"model.{key}={given} is of a model in this process, and model.url names a server")
+        for key in fields(ModelSettings):
+            if key.metadata["local"] and (given := getattr(self, key.name)) != default_of(key):
+                raise ConfigError(
+                    f"model.{key.name}={given} is of a model in this process, and model.url names a server"
+                )
         urls = self.url if isinstance(self.url, list) else [self.url]
         for url in urls or [None]:
             self._check_url(url)
-        check_one_of("model.api", self.api, APIS)
-        check_one_of("model.dialect", self.dialect, (AUTO, *DIALECTS))
-        fits = self.key_env is None or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env) is not None
-        check(fits, "model.key_env", "...", "it is the name of an environment variable, and not the key itself")
-        fits = self.headers is None or (isinstance(self.headers, dict) and all(map(_is_header, self.headers.items())))
-        check(fits, "model.headers", "...", "it maps names of headers to texts of one line, or is null")
-        fits = self.query is None or (isinstance(self.query, dict) and all(map(_are_texts, self.query.items())))
-        check(fits, "model.query", "...", "it maps names to texts (a number in quotes), or is null")
-        many = self.concurrency
-        fits = many == AUTO or (isinstance(many, int) and not isinstance(many, bool) and 1 <= many <= 4096)
-        check(fits, "model.concurrency", many, "auto, or 1 to 4096 requests")
-        for key in ("requests_per_minute", "tokens_per_minute"):
-            limit = getattr(self, key)
-            check(limit is None or limit > 0, f"model.{key}", limit, "above 0, or null for no limit")
-        check(self.timeout_s > 0, "model.timeout_s", self.timeout_s, "seconds above 0")
-        check(self.patience_s >= 0, "model.patience_s", self.patience_s, "0 seconds or more")
-        check(self.retries >= 0, "model.retries", self.retries, "0 (none) or more")
-        most = self.refusals_in_a_row
-        check(most is None or most >= 1, "model.refusals_in_a_row", most, "1 or more, or null for any number")
-        fits = self.extra_body is None or isinstance(self.extra_body, dict)
-        check(fits, "model.extra_body", self.extra_body, "it maps keys of the request's body to values, or is null")
-        allowed = f"it maps {', '.join(PRICES)} to numbers, input and output at least, or is null"
-        check(_are_prices(self.price_per_million), "model.price_per_million", self.price_per_million, allowed)
+        super().__post_init__()
 
     @property
     def urls(self) -> list[str]:
@@ -151,23 +160,3 @@ class EndpointSettings(ModelSettings):
                 raise ConfigError(
                     f"model.url={shown} is the address of one API; leave {end} out, model.api= chooses it"
                 )
-
-
-def _are_texts(pair: tuple[object, object]) -> bool:
-    return all(isinstance(each, str) and each for each in pair)
-
-
-def _is_header(pair: tuple[object, object]) -> bool:
-    name, value = pair
-    if not isinstance(name, str) or not isinstance(value, str):
-        return False
-    return bool(name) and name.isascii() and name.replace("-", "").isalnum() and value.isprintable()
-
-
-def _are_prices(given: object) -> bool:
-    if given is None:
-        return True
-    if not isinstance(given, dict) or not {"input", "output"} <= given.keys() <= set(PRICES):
-        return False
-    values = given.values()
-    return all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf for v in values)

@@ -7,12 +7,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from operators.formats.registry import WRITTEN
-from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
+from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, when_given
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 LEVELS = {"zstd": 22, "gzip": 9}
 """The highest level of the compressions that have levels."""
+
+
+_NONE_OR_MORE = at_least(0, "it is 0 (none) or more")
+_TOOLS = "it is a list of tools, the path of a JSON file with one, or null"
+_QUOTE: Rule = (
+    "it is auto, one character or null",
+    lambda v: v in (None, "auto") or (len(v) == 1 and v not in ",\t\r\n"),
+)
+_TYPES = "it maps names of columns to types, or is text or null"
+_TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
+
+
+def _are_paths(value: Any) -> bool:
+    paths = value if isinstance(value, list) else [value]
+    return value is None or (bool(paths) and all(isinstance(path, str) and path for path in paths))
 
 
 @dataclass
@@ -50,27 +66,27 @@ class DataSettings:
     """
 
     # What is Any is checked below: OmegaConf 2.3 can declare no unions, and no mappings that the command line can set.
-    path: Any = None
-    storage_options: Any = field(default=None, metadata=NOT_IN_DATA)
-    dataset: str | None = field(default=None, metadata=NOT_IN_DATA)
-    config: str | None = field(default=None, metadata=NOT_IN_DATA)
-    split: str = field(default="train", metadata=NOT_IN_DATA)
-    revision: str | None = field(default=None, metadata=NOT_IN_DATA)
+    path: Any = in_data(None, "it is a path, a URL, or a list of these", _are_paths)
+    storage_options: Any = not_in_data(None, *maps("names of options to values"), secret=True)
+    dataset: str | None = not_in_data(None)
+    config: str | None = not_in_data(None)
+    split: str = not_in_data("train")
+    revision: str | None = not_in_data(None)
     format: str = "auto"
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     messages_column: str | None = None
-    template_kwargs_column: str | None = field(default=None, metadata=WHEN_GIVEN)
-    tools: Any = field(default=None, metadata=WHEN_GIVEN)
-    tools_column: str | None = field(default=None, metadata=WHEN_GIVEN)
-    continue_final_message: bool = field(default=False, metadata=WHEN_GIVEN)
+    template_kwargs_column: str | None = when_given(None)
+    tools: Any = when_given(None, _TOOLS, lambda v: isinstance(v, str | list | None))
+    tools_column: str | None = when_given(None)
+    continue_final_message: bool = when_given(False)
     id_column: str | None = None
-    schema: Any = None
-    types: Any = field(default=None, metadata=WHEN_GIVEN)
-    quote: str | None = "auto"
-    rename: Any = None
-    limit: int | None = None
-    empty: str = field(default="error", metadata=NOT_IN_DATA)
+    schema: Any = in_data(None, *_TO_TYPES)
+    types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v))
+    quote: str | None = in_data("auto", *_QUOTE)
+    rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
+    limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
+    empty: str = not_in_data("error", *one_of(("error", "ok")))
 
     @property
     def has_tools(self) -> bool:
@@ -84,34 +100,13 @@ class DataSettings:
         return [name for name in columns if name is not None]
 
     def __post_init__(self) -> None:
-        paths = self.path if isinstance(self.path, list) else [self.path]
-        fit = self.path is None or (paths and all(isinstance(path, str) and path for path in paths))
-        check(bool(fit), "data.path", self.path, "it is a path, a URL, or a list of these")
+        check_values(self, "data")
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
-        tools = "it is a list of tools, the path of a JSON file with one, or null"
-        check(self.tools is None or isinstance(self.tools, str | list), "data.tools", self.tools, tools)
         both = self.tools is not None and self.tools_column is not None
         check(not both, "data.tools_column", self.tools_column, "data.tools is set, too; keep one")
-        check(_texts(self.schema), "data.schema", self.schema, "it maps names of columns to types, or is null")
-        types = "it maps names of columns to types, or is text or null"
-        check(self.types == "text" or _texts(self.types), "data.types", self.types, types)
         both = self.types is not None and self.schema is not None
         check(not both, "data.types", self.types, "data.schema is set, too; keep one")
-        quote = self.quote is None or self.quote == "auto" or (len(self.quote) == 1 and self.quote not in ",\t\r\n")
-        check(quote, "data.quote", self.quote, "it is auto, one character or null")
-        check(_texts(self.rename), "data.rename", self.rename, "it maps names in the files to others, or is null")
-        options = isinstance(self.storage_options, dict | None)  # its value may be a secret: messages leave it out
-        check(options, "data.storage_options", "...", "it maps names of options to values, or is null")
-        check(self.limit is None or self.limit >= 1, "data.limit", self.limit, "it is 1 or more, or null for all rows")
-        check_one_of("data.empty", self.empty, ("error", "ok"))
-
-
-def _texts(mapping: Any) -> bool:
-    """Return True for null, and for a mapping of strings to strings."""
-    return mapping is None or (
-        isinstance(mapping, dict) and all(isinstance(text, str) for pair in mapping.items() for text in pair)
-    )
 
 
 @dataclass
@@ -152,19 +147,17 @@ class OutputSettings:
     compression_level: int | None = None
     prompt_text: bool = False
     completion_ids: bool = False
-    completion_text: str = "answer"
-    preview: int = field(default=0, metadata=NOT_IN_DATA)
-    preview_columns: list[str] = field(default_factory=list, metadata=NOT_IN_DATA)
-    publish: str | None = field(default=None, metadata=NOT_IN_DATA)
-    storage_options: Any = field(default=None, metadata=NOT_IN_DATA)  # a mapping; see DataSettings
-    retries: int = field(default=5, metadata=NOT_IN_DATA)
+    completion_text: str = in_data("answer", *one_of(("answer", "raw")))
+    preview: int = not_in_data(0, *_NONE_OR_MORE)
+    preview_columns: list[str] = not_in_data([])
+    publish: str | None = not_in_data(None)
+    storage_options: Any = not_in_data(None)  # a mapping; see DataSettings
+    retries: int = not_in_data(5, *_NONE_OR_MORE)
     # A plain mapping: in a dataclass OmegaConf would refuse the `card: true` of a job file.
-    card: Any = field(default_factory=lambda: asdict(CardSettings()), metadata=NOT_IN_DATA)
+    card: Any = not_in_data(lambda: asdict(CardSettings()))
 
     def __post_init__(self) -> None:
-        check(self.preview >= 0, "output.preview", self.preview, "it is 0 (none) or more")
-        check(self.retries >= 0, "output.retries", self.retries, "it is 0 (none) or more")
-        check_one_of("output.completion_text", self.completion_text, ("answer", "raw"))
+        check_values(self, "output")
         check_one_of("output.format", self.format, WRITTEN)
         known = WRITTEN[self.format].compressions
         self.compression = known[0] if self.compression == "auto" else self.compression
@@ -230,10 +223,10 @@ class StoreSettings:
         retry: what is made again though it is there.
     """
 
-    enabled: bool = field(default=True, metadata=NOT_IN_DATA)
-    path: str | None = field(default=None, metadata=NOT_IN_DATA)
-    sync: str = field(default="process", metadata=NOT_IN_DATA)
+    enabled: bool = not_in_data(True)
+    path: str | None = not_in_data(None)
+    sync: str = not_in_data("process", *one_of(("process", "power")))
     retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:
-        check_one_of("store.sync", self.sync, ("process", "power"))
+        check_values(self, "store")

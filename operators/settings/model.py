@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, WHEN_GIVEN, check, check_one_of
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, read_by, when_given
 
 GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """What Render gives to every chat template; no argument of `template_kwargs`."""
@@ -24,6 +24,15 @@ AS_IS = "as_is"
 TEXT, PARSE = "text", "parse"
 AUTO = "auto"
 KERNELS = (AUTO, "llama.cpp")
+_WANTED = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
+_KWARGS = maps(
+    "names of the chat template's variables to values, as {enable_thinking: false}",
+    lambda pair: isinstance(pair[0], str),
+)
+_TAGS: Rule = (
+    "two strings, [] for none, or null to read them off the chat template",
+    lambda tags: not tags or (len(tags) == 2 and bool(tags[1])),
+)
 
 
 @dataclass
@@ -53,48 +62,31 @@ class ModelSettings:
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
 
-    loader: str = "operators.llama.model:load"
-    path: str | None = None
-    repo: str | None = None
-    file: str | None = None
-    revision: str | None = None
-    chat_template: str | None = None
-    system: str | None = None
-    template_kwargs: Any = field(default=None, metadata=WHEN_GIVEN)
-    reasoning_tags: list[str] | None = field(default=None, metadata=WHEN_GIVEN)
-    tool_format: str | None = field(default=None, metadata=WHEN_GIVEN)
-    special_tokens_in_text: str = TEXT
-    date: str | None = field(default=None, metadata=WHEN_GIVEN)
-    weights: str = field(default=AS_IS, metadata=NOT_IN_DATA)  # the content of the converted file counts
-    gpu_layers: int = 0
-    kernels: str = field(default=AUTO, metadata=NOT_IN_DATA)  # what computes is told apart, with the bits that it gives
-    probe: bool = field(default=True, metadata=NOT_IN_DATA)
-    options: dict[str, Any] = field(default_factory=dict)
+    loader: str = in_data("operators.llama.model:load", local=False)
+    path: str | None = in_data(None, local=True)
+    repo: str | None = in_data(None, local=True)
+    file: str | None = in_data(None, local=True)
+    revision: str | None = in_data(None, local=True)
+    chat_template: str | None = in_data(None, local=True, prompts=True)
+    system: str | None = in_data(None, local=False, prompts=True)
+    template_kwargs: Any = when_given(None, *_KWARGS, local=False, prompts=True)
+    reasoning_tags: list[str] | None = when_given(None, *_TAGS, local=True, prompts=True)
+    tool_format: str | None = when_given(None, *one_of(TOOL_FORMATS, None), local=True, prompts=True)
+    special_tokens_in_text: str = in_data(TEXT, *one_of((TEXT, PARSE)), local=False, prompts=True)
+    date: str | None = when_given(None, *read_by(datetime.date.fromisoformat, _WANTED), local=True, prompts=True)
+    weights: str = not_in_data(
+        AS_IS, *one_of((AS_IS, *WEIGHTS)), local=True
+    )  # the content of the converted file counts
+    gpu_layers: int = in_data(0, *at_least(0, "0 (CPU) or more; 999 is all layers"), local=True)
+    kernels: str = not_in_data(AUTO, *one_of(KERNELS), local=False)  # what computes is told apart by its identity
+    probe: bool = not_in_data(True, local=True)
+    options: dict[str, Any] = in_data(dict, local=True)
 
     def __post_init__(self) -> None:
-        kwargs = self.template_kwargs
-        named = kwargs is None or (isinstance(kwargs, dict) and all(isinstance(key, str) for key in kwargs))
-        allowed = "it maps names of the chat template's variables to values, as {enable_thinking: false}, or is null"
-        check(named, "model.template_kwargs", kwargs, allowed)
-        if own := sorted((kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
+        check_values(self, "model")
+        if own := sorted((self.template_kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
             instead = "write data.tools" if own[0] == "tools" else "leave it out"
             raise ConfigError(f"model.template_kwargs has '{own[0]}', which Render gives to the template; {instead}")
-        tags = self.reasoning_tags
-        fits = not tags or (len(tags) == 2 and bool(tags[1]))
-        check(
-            fits, "model.reasoning_tags", tags, "two strings, [] for none, or null to read them off the chat template"
-        )
-        if self.tool_format is not None:
-            check_one_of("model.tool_format", self.tool_format, TOOL_FORMATS)
-        check_one_of("model.weights", self.weights, (AS_IS, *WEIGHTS))
-        check_one_of("model.special_tokens_in_text", self.special_tokens_in_text, (TEXT, PARSE))
-        try:
-            _ = self.date_given
-        except ValueError:
-            wanted = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
-            check(False, "model.date", self.date, wanted)
-        check_one_of("model.kernels", self.kernels, KERNELS)
-        check(self.gpu_layers >= 0, "model.gpu_layers", self.gpu_layers, "0 (CPU) or more; 999 is all layers")
 
     @classmethod
     def kind_of(cls, values: Mapping[str, Any]) -> type[ModelSettings]:

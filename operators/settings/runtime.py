@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check, check_one_of
+from operators.settings.checks import check
 from operators.settings.model import AUTO, KERNELS
+from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, not_in_data, one_of
 
 KV_LAYOUTS = ("per_sequence", "unified")
 KV_TYPES = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
@@ -20,10 +21,10 @@ THREADS_PER_CORE = 2
 DEFAULT_SEQUENCE_TOKENS = 1024
 _UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
-OPEN: dict[str, Any] = {"slots": 0, "threads": 0, "kv": "auto", "flash_attention": None}
-"""Values of EngineSettings that leave their key open, for a calibration to choose."""
 KERNEL_TOKENS = 64
 """CPU flash attention uses another kernel from this many tokens of a row on."""
+_ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or more, or null")
+_SECONDS = above_0("it is above 0 seconds, or null")
 
 
 @dataclass
@@ -88,25 +89,25 @@ class EngineSettings:
             depends on the machine. null: as long as it takes.
     """
 
-    slots: int = field(default=16, metadata=NOT_IN_DATA)
-    max_sequence_tokens: int | None = None
-    threads: int | None = field(default=None, metadata=NOT_IN_DATA)
-    kv: str = field(default="per_sequence", metadata=NOT_IN_DATA)
-    kv_type: str = "f16"
-    n_ctx: int | None = field(default=None, metadata=NOT_IN_DATA)
-    admission: str = field(default="reserve", metadata=NOT_IN_DATA)
-    snapshot_mb: int = field(default=512, metadata=NOT_IN_DATA)
-    n_batch: int = field(default=2048, metadata=NOT_IN_DATA)
-    n_ubatch: int = field(default=512, metadata=NOT_IN_DATA)
-    kernels: str = field(default=AUTO, metadata=NOT_IN_DATA)
-    flash_attention: bool | None = True
-    memory_limit: str | None = field(default=None, metadata=NOT_IN_DATA)
-    lookahead_rows: int = field(default=256, metadata=NOT_IN_DATA)
-    deterministic: bool = True
-    priority: str | None = field(default=None, metadata=NOT_IN_DATA)
-    stall_timeout_s: float | None = field(default=1800.0, metadata=NOT_IN_DATA)
-    row_timeout_s: float | None = field(default=None, metadata=NOT_IN_DATA)
-    optimise: OptimiseSettings = field(default_factory=OptimiseSettings, metadata=NOT_IN_DATA)
+    slots: int = not_in_data(16, *_ONE, open=0)
+    max_sequence_tokens: int | None = in_data(None, *_ONE_OR_NULL)
+    threads: int | None = not_in_data(None, *_ONE_OR_NULL, open=0)
+    kv: str = not_in_data("per_sequence", *one_of(KV_LAYOUTS), open="auto")
+    kv_type: str = in_data("f16", *one_of(KV_TYPES))
+    n_ctx: int | None = not_in_data(None, *_ONE_OR_NULL)
+    admission: str = not_in_data("reserve", *one_of(ADMISSIONS))
+    snapshot_mb: int = not_in_data(512, *at_least(0, "it is 0 or more"))
+    n_batch: int = not_in_data(2048, *_ONE)
+    n_ubatch: int = not_in_data(512, *_ONE)
+    kernels: str = not_in_data(AUTO, *one_of(KERNELS))
+    flash_attention: bool | None = in_data(True, open=None)
+    memory_limit: str | None = not_in_data(None)
+    lookahead_rows: int = not_in_data(256, *_ONE)
+    deterministic: bool = in_data(True)
+    priority: str | None = not_in_data(None)
+    stall_timeout_s: float | None = not_in_data(1800.0, *_SECONDS)
+    row_timeout_s: float | None = not_in_data(None, *_SECONDS)
+    optimise: OptimiseSettings = not_in_data(OptimiseSettings)
 
     def __post_init__(self) -> None:
         bytes_or_null = self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None
@@ -114,13 +115,7 @@ class EngineSettings:
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
-        for key in ("slots", "n_batch", "n_ubatch", "lookahead_rows"):
-            self._check(key, getattr(self, key) >= 1, "it is 1 or more")
-        self._check("snapshot_mb", self.snapshot_mb >= 0, "it is 0 or more")
-        for key in ("max_sequence_tokens", "threads", "n_ctx"):
-            self._check(key, getattr(self, key) is None or getattr(self, key) >= 1, "it is 1 or more, or null")
-        for key in ("stall_timeout_s", "row_timeout_s"):
-            self._check(key, getattr(self, key) is None or getattr(self, key) > 0, "it is above 0 seconds, or null")
+        check_values(self, "runtime")
         cores = os.cpu_count() or 1
         self._check(
             "threads",
@@ -128,10 +123,6 @@ class EngineSettings:
             f"this machine has {cores} cores, and more than {THREADS_PER_CORE * cores} threads gain nothing;"
             " runtime.threads=null takes one a core",
         )
-        check_one_of("runtime.kv", self.kv, KV_LAYOUTS)
-        check_one_of("runtime.kv_type", self.kv_type, KV_TYPES)
-        check_one_of("runtime.kernels", self.kernels, KERNELS)
-        check_one_of("runtime.admission", self.admission, ADMISSIONS)
         self._check("slots", self.slots <= MAX_SLOTS, f"llama.cpp decodes {MAX_SLOTS} rows at most")
         self._check("n_ubatch", self.n_ubatch >= self.slots, f"at least slots={self.slots}")
         self._check("n_ubatch", self.n_ubatch <= self.n_batch, f"at most n_batch={self.n_batch}")
@@ -168,11 +159,20 @@ class EngineSettings:
         found = _BYTES.fullmatch(str(self.memory_limit))
         return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
 
+    @property
+    def of_bits(self) -> str:
+        """The values that can change a bit of a row, by key, as text."""
+        return str({key.name: value for key, value in counted(self)})
+
     def open_keys(self) -> list[str]:
         """Return the keys that are left to a calibration."""
         return [key for key, value in OPEN.items() if getattr(self, key) == value]
 
     def with_defaults(self) -> EngineSettings:
         """Return a copy with the usual values for open keys."""
-        usual: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
-        return replace(self, **{key: usual[key] for key in self.open_keys()})
+        usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in self.open_keys()}
+        return replace(self, **usual)
+
+
+OPEN: dict[str, Any] = {f.name: f.metadata["open"] for f in fields(EngineSettings) if "open" in f.metadata}
+"""Values of EngineSettings that leave their key open, for a calibration to choose."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import pyarrow as pa
@@ -12,13 +12,16 @@ import pyarrow as pa
 from operators.settings.checks import check
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import did_you_mean
+from pipeline.api.keys import Rule, at_least, default_of, in_data
 
 STEP_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
 """The steps in llama.cpp's default order."""
 MOST_SAMPLES = 10_000
 """Most completions per prompt: a batch of rows is repeated that often in memory."""
-_WINDOW = "0 (off) or more; null looks back on the whole row"
-_TEXTS_ALLOWED = "strings of at least one character"
+_NOT_BUILT = "it is not built for blocks"
+_NOT_ONE = f"{_NOT_BUILT}: confidences are taken at one temperature"
+_NO_ORDER = "from left to right, and a block is not made in that order"
+_BEHIND = "it looks back on the text before a token, which is not there yet when a block is made"
 
 
 def _is_text(value: object) -> bool:
@@ -43,12 +46,20 @@ def _is_bias(value: object) -> bool:
     )
 
 
-def _ruled(default: Any, allowed: str, holds: Callable[[Any], bool]) -> Any:
-    """Return a field with a check of its value, and the allowed values in words. A list as `default` is copied."""
-    rule = {"allowed": allowed, "holds": holds}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=rule)
-    return field(default=default, metadata=rule)
+def _each(holds: Callable[[Any], bool], allowed: str) -> Rule:
+    return allowed, lambda values: all(map(holds, values))
+
+
+_WINDOW = at_least(0, "0 (off) or more; null looks back on the whole row")
+_SHARE: Rule = ("above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1)
+_ADDED: Rule = ("-100 to 100; 0 is off", lambda v: -100 <= v <= 100)
+_OFF_TO_100: Rule = ("0 (off) to 100", lambda v: 0 <= v <= 100)
+_TO_100: Rule = ("above 0, up to 100", lambda v: 0 < v <= 100)
+_TEXTS = _each(_is_text, "strings of at least one character")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTY: Mapping[str, Any] = {"step": "penalties", "blocks": _BEHIND}
+_DRY = ("dry_multiplier",)
+_BIASES = "a mapping of token ids (numbers) or strings, each to a number from -inf to 1000"
 
 
 @dataclass
@@ -89,54 +100,64 @@ class SamplingSettings:
         per_row: names of columns that override the setting of the same name for their row (null: no override).
     """
 
-    temperature: float = _ruled(0.0, "0 (greedy) to 100", lambda v: 0 <= v <= 100)
-    top_k: int = _ruled(40, "0 (off) or more", lambda v: v >= 0)
-    top_p: float = _ruled(0.95, "above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1)
-    min_p: float = _ruled(0.05, "0 (off) up to, not including, 1", lambda v: 0 <= v < 1)
-    typical_p: float = _ruled(1.0, "above 0, up to 1 (1 is off)", lambda v: 0 < v <= 1)
-    top_n_sigma: float = _ruled(0.0, "0 (off) to 1000", lambda v: 0 <= v <= 1000)
-    dynatemp_range: float = _ruled(0.0, "0 (off) to 100", lambda v: 0 <= v <= 100)
-    dynatemp_exponent: float = _ruled(1.0, "above 0, up to 100", lambda v: 0 < v <= 100)
-    repetition_penalty: float = _ruled(1.0, "0.01 to 100; 1 is off", lambda v: 0.01 <= v <= 100)
-    presence_penalty: float = _ruled(0.0, "-100 to 100; 0 is off", lambda v: -100 <= v <= 100)
-    frequency_penalty: float = _ruled(0.0, "-100 to 100; 0 is off", lambda v: -100 <= v <= 100)
-    penalty_last_n: int | None = _ruled(64, _WINDOW, lambda v: v is None or v >= 0)
-    dry_multiplier: float = _ruled(0.0, "0 (off) to 100", lambda v: 0 <= v <= 100)
-    dry_base: float = _ruled(1.75, "1 to 100", lambda v: 1 <= v <= 100)
-    dry_allowed_length: int = _ruled(2, "0 or more", lambda v: v >= 0)
-    dry_penalty_last_n: int | None = _ruled(64, _WINDOW, lambda v: v is None or v >= 0)
-    dry_sequence_breakers: list[str] = _ruled(["\n", ":", '"', "*"], _TEXTS_ALLOWED, lambda v: all(map(_is_text, v)))
-    xtc_probability: float = _ruled(0.0, "0 (off) to 1", lambda v: 0 <= v <= 1)
-    xtc_threshold: float = _ruled(0.1, "above 0, up to 1; above 0.5 it has no effect", lambda v: 0 < v <= 1)
-    mirostat: int = _ruled(0, "0 (off) or 2", lambda v: v in (0, 2))
-    mirostat_tau: float = _ruled(5.0, "above 0, up to 100", lambda v: 0 < v <= 100)
-    mirostat_eta: float = _ruled(0.1, "above 0, up to 100", lambda v: 0 < v <= 100)
+    temperature: float = in_data(0.0, "0 (greedy) to 100", lambda v: 0 <= v <= 100, blocks=True, sent=True)
+    top_k: int = in_data(40, *at_least(0, "0 (off) or more"), off=0, blocks=True)
+    top_p: float = in_data(0.95, *_SHARE, off=1.0, blocks=True)
+    min_p: float = in_data(0.05, "0 (off) up to, not including, 1", lambda v: 0 <= v < 1, off=0.0, blocks=True)
+    typical_p: float = in_data(1.0, *_SHARE, off=1.0, blocks=True)
+    top_n_sigma: float = in_data(0.0, "0 (off) to 1000", lambda v: 0 <= v <= 1000, off=0.0, blocks=True)
+    dynatemp_range: float = in_data(0.0, *_OFF_TO_100, off=0.0, step="temperature", blocks=_NOT_ONE)
+    dynatemp_exponent: float = in_data(1.0, *_TO_100, beside=("dynatemp_range",))
+    repetition_penalty: float = in_data(1.0, "0.01 to 100; 1 is off", lambda v: 0.01 <= v <= 100, off=1.0, **_PENALTY)
+    presence_penalty: float = in_data(0.0, *_ADDED, off=0.0, **_PENALTY)
+    frequency_penalty: float = in_data(0.0, *_ADDED, off=0.0, **_PENALTY)
+    penalty_last_n: int | None = in_data(64, *_WINDOW, beside=_PENALTIES)
+    dry_multiplier: float = in_data(0.0, *_OFF_TO_100, off=0.0, step="dry", blocks=_BEHIND)
+    dry_base: float = in_data(1.75, "1 to 100", lambda v: 1 <= v <= 100, beside=_DRY)
+    dry_allowed_length: int = in_data(2, *at_least(0, "0 or more"), beside=_DRY)
+    dry_penalty_last_n: int | None = in_data(64, *_WINDOW, beside=_DRY)
+    dry_sequence_breakers: list[str] = in_data(["\n", ":", '"', "*"], *_TEXTS, beside=_DRY)
+    xtc_probability: float = in_data(0.0, "0 (off) to 1", lambda v: 0 <= v <= 1, off=0.0, step="xtc", blocks=_NOT_BUILT)
+    xtc_threshold: float = in_data(
+        0.1, "above 0, up to 1; above 0.5 it has no effect", lambda v: 0 < v <= 1, beside=("xtc_probability",)
+    )
+    mirostat: int = in_data(0, "0 (off) or 2", lambda v: v in (0, 2), off=0, step=None, blocks=_BEHIND)
+    mirostat_tau: float = in_data(5.0, *_TO_100, beside=("mirostat",))
+    mirostat_eta: float = in_data(0.1, *_TO_100, beside=("mirostat",))
     # A mapping; declared as one it could not be set on the command line (OmegaConf 2.3).
-    logit_bias: Any = _ruled(
-        None, "a mapping of token ids (numbers) or strings, each to a number from -inf to 1000", _is_bias
+    logit_bias: Any = in_data(None, _BIASES, _is_bias, blocks=_NOT_BUILT)
+    bad_words: list[Any] = in_data(
+        [], *_each(_is_bad_word, "strings, token ids, or lists of token ids, none empty"), blocks=_BEHIND
     )
-    bad_words: list[Any] = _ruled(
-        [], "strings, token ids, or lists of token ids, none empty", lambda v: all(map(_is_bad_word, v))
-    )
-    order: list[str] = _ruled(
+    order: list[str] = in_data(
         list(STEP_ORDER),
         f"each at most once: {', '.join(STEP_ORDER)}; temperature may be left out where it is 1",
         lambda v: len(set(v)) == len(v) and set(v) <= set(STEP_ORDER),
+        blocks=True,
     )
-    max_tokens: int = _ruled(256, "1 or more", lambda v: v >= 1)
-    n: int = _ruled(1, f"1 to {MOST_SAMPLES}", lambda v: 1 <= v <= MOST_SAMPLES)
-    min_tokens: int = 0
-    stop: list[str] = _ruled([], _TEXTS_ALLOWED, lambda v: all(map(_is_text, v)))
-    stop_token_ids: list[int] = _ruled([], "token ids, 0 or more", lambda v: all(map(_is_id, v)))
-    keep_stop: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = _ruled(
-        None, "null (off), or 0 to 1000 likeliest tokens", lambda v: v is None or 0 <= v <= 1000
+    max_tokens: int = in_data(256, *at_least(1, "1 or more"), blocks=True, sent=True)
+    n: int = in_data(1, f"1 to {MOST_SAMPLES}", lambda v: 1 <= v <= MOST_SAMPLES, blocks=True)
+    min_tokens: int = in_data(0, blocks="whether a block holds the end is known when all of it is")
+    stop: list[str] = in_data([], *_TEXTS, ends=True, blocks=True)
+    stop_token_ids: list[int] = in_data([], *_each(_is_id, "token ids, 0 or more"), ends=True, blocks=True)
+    keep_stop: bool = in_data(False, blocks=True)
+    ignore_eos: bool = in_data(False, ends=True, blocks=True)
+    logprobs: int | None = in_data(
+        None,
+        "null (off), or 0 to 1000 likeliest tokens",
+        lambda v: v is None or 0 <= v <= 1000,
+        blocks="a token is chosen together with its neighbours, so it has no log-probability under the text before it",
     )
-    tools: str | None = _ruled(None, "auto, required, none, or the name of a tool", lambda v: v is None or _is_text(v))
-    thinking_budget: int | None = _ruled(None, "null (any number), or 0 or more", lambda v: v is None or v >= 0)
-    structured: StructuredSettings = field(default_factory=StructuredSettings)
-    per_row: list[str] = field(default_factory=list)
+    tools: str | None = in_data(
+        None, "auto, required, none, or the name of a tool", lambda v: v is None or _is_text(v), blocks=True
+    )
+    thinking_budget: int | None = in_data(
+        None, *at_least(0, "null (any number), or 0 or more"), blocks=f"a closing tag is forced {_NO_ORDER}"
+    )
+    structured: StructuredSettings = in_data(
+        StructuredSettings, row=False, blocks=f"a constraint is followed {_NO_ORDER}"
+    )
+    per_row: list[str] = in_data([], row=False, blocks=True)
 
     def __post_init__(self) -> None:
         for key, allowed in misfits(vars(self)).items():
@@ -146,22 +167,30 @@ class SamplingSettings:
         check(not unknown, "sampling.per_row", unknown, near or f"a row can override {', '.join(PER_ROW_KEYS)}")
 
 
-_WHOLE = {name: kind for name, kind in get_type_hints(SamplingSettings).items() if kind in (int, int | None)}
-_SWITCHES = ("ignore_eos", "keep_stop")
+_HINTS = get_type_hints(SamplingSettings)
+_WHOLE = {name: kind for name, kind in _HINTS.items() if kind in (int, int | None)}
+_DEFAULTS = {key.name: default_of(key) for key in fields(SamplingSettings)}
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.null())
-_TEXTS = (pa.list_(pa.string()), pa.null())
+_STRINGS = (pa.list_(pa.string()), pa.null())
 _IDS = (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.null())
-_OTHERS: Mapping[str, Sequence[pa.DataType] | None] = {
-    "tools": (pa.string(), pa.null()),
-    "stop": _TEXTS,
-    "order": _TEXTS,
-    "dry_sequence_breakers": _TEXTS,
-    "stop_token_ids": _IDS,
-    "bad_words": (*_TEXTS, *_IDS, pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.int64()))),
-    "logit_bias": None,
+_COLUMNS: Mapping[Any, Sequence[pa.DataType] | None] = {
+    str | None: (pa.string(), pa.null()),
+    list[str]: _STRINGS,
+    list[int]: _IDS,
+    list[Any]: (*_STRINGS, *_IDS, pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.int64()))),
+    Any: None,
 }
-PER_ROW_KEYS = ("seed", *(f.name for f in fields(SamplingSettings) if f.name not in ("structured", "per_row")))
+"""The types of columns by the type of the key that they may override; None for any. Of all others they are numbers."""
+KEYS: Mapping[str, Mapping[str, Any]] = {key.name: key.metadata for key in fields(SamplingSettings)}
+"""What each key says of itself, see operators/settings/keys.py."""
+ENDS = tuple(name for name, facts in KEYS.items() if facts.get("ends"))
+PER_ROW_KEYS = ("seed", *(name for name, facts in KEYS.items() if facts.get("row", True)))
 """Keys that a column may override."""
+
+
+def is_unset(key: str, value: Any) -> bool:
+    """Return True if `value` says no more than a key that is left out: it is the default, or empty."""
+    return value == _DEFAULTS[key] or value in (None, [], {})
 
 
 def misfits(values: Mapping[str, Any]) -> dict[str, str]:
@@ -172,14 +201,14 @@ def misfits(values: Mapping[str, Any]) -> dict[str, str]:
     """
     if broken := {key: "a whole number" for key, kind in _WHOLE.items() if not _is_whole(values[key], kind)}:
         return broken
-    ruled = [f for f in fields(SamplingSettings) if "holds" in f.metadata]
-    broken = {f.name: f.metadata["allowed"] for f in ruled if not f.metadata["holds"](values[f.name])}
+    ruled = {key: facts for key, facts in KEYS.items() if "holds" in facts}
+    broken = {key: facts["allowed"] for key, facts in ruled.items() if not facts["holds"](values[key])}
     if not 0 <= values["min_tokens"] <= max(values["max_tokens"], 0):
         broken["min_tokens"] = f"0 (off) to max_tokens, which is {values['max_tokens']}"
     if "temperature" not in values["order"] and values["temperature"] != 1:
-        broken["order"] = next(f.metadata["allowed"] for f in ruled if f.name == "order")
+        broken["order"] = KEYS["order"]["allowed"]
     if values["structured"].kind is not None:
-        for key in ("stop", "stop_token_ids", "ignore_eos"):
+        for key in ENDS:
             if values[key]:
                 broken[key] = "nothing of it beside sampling.structured, which ends the text itself"
     return broken
@@ -191,14 +220,14 @@ def _is_whole(value: object, kind: Any) -> bool:
 
 def per_row_types(key: str) -> Sequence[pa.DataType] | None:
     """Return the column types that may override `key`; None for any."""
-    return _OTHERS.get(key, _NUMBERS)
+    return _COLUMNS.get(_HINTS.get(key), _NUMBERS)
 
 
 def plain_value(key: str, value: Any) -> Any:
     """Convert a column's value to its form in a job: whole numbers to int, `logit_bias` to a mapping."""
     if key in _WHOLE and isinstance(value, float) and value.is_integer():
         return int(value)
-    if key in _SWITCHES:
+    if _HINTS.get(key) is bool:
         return bool(value)
     return _bias(value) if key == "logit_bias" else value
 

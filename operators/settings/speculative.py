@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from operators.settings.checks import NOT_IN_DATA, check
+from operators.settings.checks import check
 from operators.settings.model import DecodeSettings, ModelSettings
 from operators.settings.runtime import KERNEL_TOKENS
+from pipeline.api.keys import not_in_data
 
 LOOKUP = "lookup"
 
@@ -28,9 +29,9 @@ class SpeculativeSettings(DecodeSettings):
     """
 
     strategy: str = "operators.engine.strategies.speculative.strategy:Speculative"
-    draft: Any = field(default_factory=lambda: {"model": None, "gpu_layers": 0}, metadata=NOT_IN_DATA)
-    draft_tokens: int = field(default=7, metadata=NOT_IN_DATA)
-    adaptive: bool = field(default=True, metadata=NOT_IN_DATA)
+    draft: Any = not_in_data(lambda: {"model": None, "gpu_layers": 0})
+    draft_tokens: int = not_in_data(7)
+    adaptive: bool = not_in_data(True)
 
     def __post_init__(self) -> None:
         keys = {"model", "gpu_layers"}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from operators.settings.checks import check, check_one_of, read_text
+from operators.settings.checks import read_text
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import Rule, check_values, in_data, one_of
 
-KINDS = ("json_schema", "json_schema_column", "regex", "choices", "grammar")
-"""The kinds of constraint, of which at most one may be given."""
 WHITESPACE = ("natural", "compact", "pretty")
+_CHOICES: Rule = ("one string or more, none of them empty", lambda v: v is None or (bool(v) and "" not in v))
 
 
 @dataclass
@@ -32,30 +32,32 @@ class StructuredSettings:
         skip_forced: tokens that leave no choice are not drawn, and many of them are computed together.
     """
 
-    json_schema: Any = None
-    json_schema_column: str | None = None
-    optional: bool = False
-    regex: str | None = None
-    choices: list[str] | None = None
-    grammar: str | None = None
-    whitespace: str = "natural"
-    skip_forced: bool = True
-    after_reasoning: bool = True
+    json_schema: Any = in_data(None, kind=True)
+    json_schema_column: str | None = in_data(None, kind=True)
+    optional: bool = in_data(False)
+    regex: str | None = in_data(None, kind=True)
+    choices: list[str] | None = in_data(None, *_CHOICES, kind=True)
+    grammar: str | None = in_data(None, kind=True)
+    whitespace: str = in_data("natural", *one_of(WHITESPACE), unsent="servers write JSON as they like")
+    skip_forced: bool = in_data(True)
+    after_reasoning: bool = in_data(True, unsent="the server decides it")
 
     def __post_init__(self) -> None:
         given = [key for key in KINDS if getattr(self, key) is not None]
         if len(given) > 1:
             raise ConfigError(f"sampling.structured has {' and '.join(given)}; give one of them")
-        fit = self.choices is None or (bool(self.choices) and "" not in self.choices)
-        check(fit, "sampling.structured.choices", self.choices, "one string or more, none of them empty")
         if self.optional and self.json_schema_column is None:
             raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
-        check_one_of("sampling.structured.whitespace", self.whitespace, WHITESPACE)
+        check_values(self, "sampling.structured")
 
     @property
     def kind(self) -> str | None:
         """The kind of constraint that is given; None for none."""
         return next((key for key in KINDS if getattr(self, key) is not None), None)
+
+
+KINDS = tuple(key.name for key in fields(StructuredSettings) if key.metadata.get("kind"))
+"""The kinds of constraint, of which at most one may be given."""
 
 
 def choice_check(choices: Sequence[str]) -> Callable[[str], str | None]:

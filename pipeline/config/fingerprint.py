@@ -1,9 +1,8 @@
 """The fingerprint of a job: everything that the bytes of data/ depend on, as a flat mapping. A resume compares it.
 
 It has the settings that operators are given, and the source of user code. The content of a file counts and not its
-place: fields named `path` are left out, and an operator that reads a file adds its content in `fingerprint()`. Fields
-with the metadata `fingerprint: False` and credentials are left out too, and those with `fingerprint: "given"` where
-they are null, false or empty.
+place: fields named `path` are left out, and an operator that reads a file adds its content in `fingerprint()`.
+Credentials are left out too, and keys that say so of themselves (`pipeline.api.keys.counted`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import OURS
+from pipeline.api.keys import counted
 from pipeline.api.user_code import planning
 from pipeline.config.annotations import marked
 from pipeline.config.session_code import session_code
@@ -44,10 +44,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
     found = {**top, "rules": RULES}
     if (target := settings.target).accepted_rows is not None:
-        rows = target.rows_of_chunk(settings.chunk_rows)
-        # Tokens and minutes are left out: they end a run between two chunks, and a resume continues there.
-        found |= {"target.accepted_rows": target.accepted_rows, "target.chunk_rows": rows, "target.sink": target.sink}
-        found |= {"target.max_rows": target.max_rows, "target.max_rounds": target.max_rounds}
+        found |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():
@@ -113,9 +110,8 @@ def _difference(key: str, before: object, now: object) -> str:
 def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            given, counts = getattr(value, field.name), field.metadata.get("fingerprint", True)
-            if field.name != "path" and counts and not (counts == "given" and not given):
+        for field, given in counted(value):
+            if field.name != "path":
                 yield from flat(f"{key}.{field.name}", given)
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():

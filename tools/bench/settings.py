@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from operators.settings.checks import NOT_IN_DATA, check
+from pipeline.api.keys import above_0, at_least, check, check_values, in_data, not_in_data
+
+_ONE = at_least(1, "it is 1 or more")
 
 
 @dataclass
@@ -37,28 +39,23 @@ class BenchSettings:
     scenarios: list[str] = field(default_factory=lambda: ["ladder", "peers"])
     toggle: list[str] = field(default_factory=list)
     contenders: list[str] = field(default_factory=list)
-    slots: list[int] = field(default_factory=lambda: [16, 32])
-    repeats: int = 3
-    rows_per_slot: int = 4
-    max_rows: int = 1024
-    shots: int = 8
+    slots: list[int] = in_data([16, 32], "each 1 to 255", lambda v: bool(v) and all(1 <= n <= 255 for n in v))
+    repeats: int = in_data(3, *_ONE)
+    rows_per_slot: int = in_data(4, *_ONE)
+    max_rows: int = in_data(1024, *_ONE)
+    shots: int = in_data(8, *_ONE)
     stop: list[str] = field(default_factory=list)
     answer_column: str | None = "answer"
     shape: str = "qwen3-0.6b"
     file_type: str = "q8_0"
     vocab: str | None = None
-    mask_token_id: int | None = None
+    mask_token_id: int | None = in_data(None, *at_least(0, "a token id, 0 or more, or null for the model's"))
     draft_model: str | None = None
-    cache: str = field(default=".cache/bench", metadata=NOT_IN_DATA)
-    peers: str = field(default=".cache/peers/bin", metadata=NOT_IN_DATA)
+    cache: str = not_in_data(".cache/bench")
+    peers: str = not_in_data(".cache/peers/bin")
     server_arguments: list[str] = field(default_factory=list)
-    timeout_s: float = field(default=3600.0, metadata=NOT_IN_DATA)
+    timeout_s: float = not_in_data(3600.0, *above_0("it is above 0 seconds"))
 
     def __post_init__(self) -> None:
         check(bool(self.scenarios or self.toggle), "bench.scenarios", [], "name a scenario, or one in bench.toggle")
-        check(bool(self.slots) and all(1 <= n <= 255 for n in self.slots), "bench.slots", self.slots, "each 1 to 255")
-        for key in ("repeats", "rows_per_slot", "max_rows", "shots"):
-            check(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), "it is 1 or more")
-        mask = self.mask_token_id
-        check(mask is None or mask >= 0, "bench.mask_token_id", mask, "a token id, 0 or more, or null for the model's")
-        check(self.timeout_s > 0, "bench.timeout_s", self.timeout_s, "it is above 0 seconds")
+        check_values(self, "bench")

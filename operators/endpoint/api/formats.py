@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def constraint_of(settings: StructuredSettings) -> tuple[str, Any] | None:
 
 def check_structured(settings: StructuredSettings) -> None:
     """Raise Unsent for values of `settings` that no server can be told."""
-    if settings.kind is not None and settings.whitespace != "natural":
-        why = "servers write JSON as they like; leave it out"
-        raise Unsent(f"{_KEY}.whitespace={settings.whitespace} cannot be sent: {why}")
-    if settings.kind is not None and not settings.after_reasoning:
-        raise Unsent(f"{_KEY}.after_reasoning=false cannot be sent: the server decides it; leave it out")
+    if settings.kind is None:
+        return
+    for key in fields(settings):
+        if "unsent" in key.metadata and (value := getattr(settings, key.name)) != key.default:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise Unsent(f"{_KEY}.{key.name}={shown} cannot be sent: {key.metadata['unsent']}; leave it out")
 
 
 def structured_body(kind: str, value: Any, dialect: str, api: str) -> dict[str, Any]:

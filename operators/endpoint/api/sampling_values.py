@@ -20,53 +20,23 @@ from operators.endpoint.api.dialects import (
     SGLANG,
     VLLM,
 )
-from operators.settings.sampling import STEP_ORDER
+from operators.settings.sampling import KEYS, STEP_ORDER, is_unset
 
-OFF: Mapping[str, float] = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "top_n_sigma": 0.0,
-    "dynatemp_range": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-    "xtc_probability": 0.0,
-    "mirostat": 0,
-}
+OFF: Mapping[str, float] = {key: facts["off"] for key, facts in KEYS.items() if "off" in facts}
 """Values at which a step does nothing."""
+_STEPS: Mapping[str, str | None] = {key: KEYS[key].get("step", key) for key in OFF}
+"""By key that switches a step on the step of `order`; Mirostat is none of them."""
+_CUTS = [key for key, step in _STEPS.items() if step not in ("penalties", "dry")]
+"""Keys without effect at temperature 0, as long as xtc_probability is off."""
+_BESIDE: Mapping[str, Sequence[str]] = {key: facts["beside"] for key, facts in KEYS.items() if "beside" in facts}
+_SENT = {key for key, facts in KEYS.items() if key in OFF or facts.get("sent")}
+"""Keys that are sent though they are not given, since servers have defaults of their own."""
 _OFF_THERE: Mapping[tuple[str, str], float] = {
     (VLLM, "top_k"): -1,
     (SGLANG, "top_k"): -1,
     (LLAMA_SERVER, "top_n_sigma"): -1.0,
 }
 """The same where a server has another number for it. In vLLM -1 is off in old and new versions, 0 in new ones."""
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_STEPS: Mapping[str, Sequence[str]] = {
-    "penalties": _PENALTIES,
-    "dry": ("dry_multiplier",),
-    "xtc": ("xtc_probability",),
-    "temperature": ("dynatemp_range",),
-    **{name: (name,) for name in ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p")},
-}
-"""By step of `order` the keys that switch it on."""
-_CUTS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "dynatemp_range", "xtc_probability", "mirostat")
-"""Keys without effect at temperature 0, as long as xtc_probability is off."""
-_BESIDE: Mapping[str, Sequence[str]] = {
-    "dynatemp_exponent": ("dynatemp_range",),
-    "penalty_last_n": _PENALTIES,
-    "xtc_threshold": ("xtc_probability",),
-    "mirostat_tau": ("mirostat",),
-    "mirostat_eta": ("mirostat",),
-    **{
-        f"dry_{name}": ("dry_multiplier",) for name in ("base", "allowed_length", "penalty_last_n", "sequence_breakers")
-    },
-}
-"""Keys that have an effect only beside one of others."""
-_EMPTY = ("logit_bias", "bad_words", "min_tokens", "stop", "stop_token_ids", "keep_stop", "ignore_eos")
-"""Keys whose null, 0, false and empty list say nothing."""
 _LAST_N: Mapping[str, int | None] = {OPENAI: None, VLLM: None, SGLANG: None, LLAMA_CPP_PYTHON: 64}
 """How far the penalties of servers look back that have no key for it; None: on the whole row. Of llama-cpp-python it is
 the default of last_n_tokens_size."""
@@ -118,19 +88,15 @@ def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Coll
 def _acting(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that have an effect, and those that are off."""
     made = dict(values)
-    order = STEP_ORDER if made["mirostat"] else made["order"]
-    for step, keys in _STEPS.items():
-        if made["mirostat"] or step not in order:  # Mirostat takes the place of all steps
-            made |= {key: OFF[key] for key in keys}
-    made["order"] = order
+    made["order"] = list(STEP_ORDER if made["mirostat"] else made["order"])
+    for key, step in _STEPS.items():  # Mirostat takes the place of all steps
+        if step is not None and (made["mirostat"] or step not in made["order"]):
+            made[key] = OFF[key]
     if is_greedy(values):
         made = {name: value for name, value in made.items() if name not in _CUTS}
     beside = {name for name, keys in _BESIDE.items() if all(made.get(key, OFF[key]) == OFF[key] for key in keys)}
-    nothing = {name for name in _EMPTY if not made[name]} | {
-        name for name in ("logprobs", "thinking_budget") if made[name] is None
-    }
-    nothing |= {"tools", "structured"} | ({"order"} if tuple(order) == STEP_ORDER else set())
-    return {name: value for name, value in made.items() if name not in beside | nothing}
+    silent = {name for name in made.keys() - _BESIDE.keys() - _SENT if is_unset(name, made[name])}
+    return {name: value for name, value in made.items() if name not in {"tools", *beside, *silent}}
 
 
 def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
@@ -139,9 +105,7 @@ def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
         return bool(acting[name] == _LAST_N.get(dialect))
     if name != "order":
         return False
-    on = {step for step, keys in _STEPS.items() if any(acting.get(key, OFF[key]) != OFF[key] for key in keys)} | {
-        "temperature"
-    }
+    on = {"temperature", *(step for key, step in _STEPS.items() if acting.get(key, OFF[key]) != OFF[key])}
     steps = [step for step in acting[name] if step in on]
     known = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
     return any(steps == [step for step in one if step in steps] for one in known)

@@ -6,13 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.keys import default_of
 from pipeline.api.protocols import Runtime
 
 
@@ -30,8 +31,8 @@ def _loaded(settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    of_prompts = ("chat_template", "system", "template_kwargs", "reasoning_tags", "tool_format", "date")
-    return ("model", repr(replace(settings, **dict.fromkeys(of_prompts))))  # type: ignore[arg-type]
+    usual = {key.name: default_of(key) for key in fields(settings) if key.metadata.get("prompts")}
+    return ("model", repr(replace(settings, **usual)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from operators.llama import convert
 from operators.llama.convert import converted, converted_size, type_of
 from operators.llama.convert import main as convert_file
 from operators.settings import ModelSettings
-from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import WEIGHTS
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, ExitCode, StorageError
@@ -157,8 +156,6 @@ def test_a_disk_that_fills_meanwhile_ends_it_with_the_room_that_is_left(tmp_path
 def test_what_has_no_file_refuses_it():
     with pytest.raises(ConfigError, match=r"model\.weights=bf16 cannot work: the fake model has no weights"):
         inspect_fake(ModelSettings(weights="bf16"))
-    with pytest.raises(ConfigError, match=r"model\.weights=bf16 is of a model in this process"):
-        EndpointSettings(url="http://host/v1", weights="bf16")
     with pytest.raises(ConfigError, match=r"model\.weights='q9' cannot work: it is one of as_is, f32"):
         ModelSettings(weights="q9")
 

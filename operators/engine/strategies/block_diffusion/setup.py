@@ -11,25 +11,9 @@ from operators.engine.strategies.block_diffusion.block_rows import BlockRow
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.runtime import EngineSettings
+from operators.settings.sampling import KEYS, is_unset
+from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-
-_BEHIND = "it looks back on the text before a token, which is not there yet when a block is made"
-UNUSABLE = {
-    "logprobs": "a token is chosen together with its neighbours, so it has no log-probability under the text before it",
-    "structured": "a constraint is followed from left to right, and a block is not made in that order",
-    "thinking_budget": "a closing tag is forced from left to right, and a block is not made in that order",
-    "min_tokens": "whether a block holds the end is known when all of it is",
-    "repetition_penalty": _BEHIND,
-    "presence_penalty": _BEHIND,
-    "frequency_penalty": _BEHIND,
-    "dry_multiplier": _BEHIND,
-    "bad_words": _BEHIND,
-    "mirostat": _BEHIND,
-    "xtc_probability": "it is not built for blocks",
-    "dynatemp_range": "it is not built for blocks: confidences are taken at one temperature",
-    "logit_bias": "it is not built for blocks",
-}
-"""Sampling settings that must be off, and why."""
 
 
 class BlockDiffusionSetup(DecodeSetup):
@@ -52,16 +36,15 @@ class BlockDiffusionSetup(DecodeSetup):
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
-    """Raise ConfigError for a setting of `sampling` that does not work with blocks."""
-    defaults = SamplingSettings()
-    for key, why in UNUSABLE.items():
-        structured = key == "structured"
-        value = sampling.structured.kind if structured else getattr(sampling, key)
-        default = None if structured else getattr(defaults, key)
-        if value != default and (value or key == "logprobs"):
-            shown = value if structured else repr(value)
+    """Raise ConfigError for a setting of `sampling` that does not work with blocks, as the key itself says."""
+    for key, facts in KEYS.items():
+        why, value = facts.get("blocks", True), getattr(sampling, key)
+        if isinstance(value, StructuredSettings):
+            value = value.kind
+        if why is not True and not is_unset(key, value):
+            shown = value if key == "structured" else repr(value)
             raise ConfigError(f"sampling.{key}={shown} cannot work with decode=block_diffusion: {why}")
-        if key in sampling.per_row:
+        if why is not True and key in sampling.per_row:
             raise ConfigError(f"sampling.per_row: a column '{key}' cannot work with decode=block_diffusion: {why}")
 
 
