@@ -37,7 +37,8 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import LookAhead, Tuning
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BITS, BaseOperator, Inbox, Runtime, Scope
+from pipeline.api.identity import Identity
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Scope
 from pipeline.api.records import Batch, ChunkEnd, Item
 
 UNREAD_CALLS = (
@@ -118,14 +119,14 @@ class Generate(GenerateSetup):
             self._take_engine(self._engine_settings)
         runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> Identity:
         same = identity_of(self._model, self._engine_settings)
         here = self._runtime.services is None
         if self._engine_settings.open_keys() or (here and self._model.doubt(self._engine_settings)):
             return same  # there is no context yet, or its bits may depend on the slots, which a resume may change
         decoder = self._engine.worker.decoder
         found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))
-        return same if found is None else same | {BITS: found}
+        return replace(same, bits=found)
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         return self._where.forecast(

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
@@ -26,6 +26,7 @@ from operators.settings.model import AUTO
 from operators.settings.runtime import KV_TYPES, EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.identity import Identity
 from pipeline.api.numbers import Number
 from pipeline.api.protocols import MemoryNeed, Runtime
 
@@ -66,22 +67,12 @@ def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
         )
 
 
-def identity_of(model: Model, settings: EngineSettings) -> dict[str, str]:
-    """Return what computes: all that can change a bit of a row, besides the row itself and the decode strategy.
-
-    A content key covers it, and a run keeps it for its later attempts and its workers. Threads change no bit where none
-    depends on the neighbours (tests/operators/llama/test_invariance.py).
-    """
+def identity_of(model: Model, settings: EngineSettings) -> Identity:
+    """Return what computes. Threads change no bit where none depends on the neighbours
+    (tests/operators/llama/test_invariance.py)."""
     doubt = model.doubt(settings) if settings.deterministic else None
     threads = "any" if doubt is None else settings.threads or usable_cores()
-    kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("fingerprint", True)}
-    found = {
-        "the model": model.fingerprint(),
-        "llama.cpp": model.kernels,
-        "the device": model.device,
-        "what is not proven": doubt,
-    }
-    return {what: str(value) for what, value in {**found, "runtime.threads": threads, "runtime": kept}.items()}
+    return Identity(model.fingerprint(), model.kernels, model.device, doubt, threads, settings.of_bits)
 
 
 def is_exact(model: Model, settings: EngineSettings) -> bool:
@@ -163,7 +154,7 @@ def decode_setup(settings: DecodeSettings) -> DecodeSetup:
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
-    key = ("engine", model.fingerprint(), model.kernels, repr(settings), repr(decode))
+    key = ("engine", identity_of(model, settings), repr(settings), repr(decode))
     made = runtime.resource(key, lambda: _make_engine(runtime, model, settings, decode), lambda made: made[1].close())
     return made[0]
 
@@ -250,7 +241,7 @@ def store_path(settings: StoreSettings, directory: Path) -> Path:
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
     """Return the maker of content keys. They cover what computes, and how."""
-    return CompletionKeys(identity_of(model, settings), decode.identity(exact=is_exact(model, settings)))
+    return CompletionKeys(identity_of(model, settings).in_words(), decode.identity(exact=is_exact(model, settings)))
 
 
 def chosen_settings(
@@ -258,5 +249,5 @@ def chosen_settings(
 ) -> EngineSettings:
     """Choose the open `settings`, once for all nodes that share them; for the arguments see Tuning."""
     tuning = Tuning(settings, model, lengths, max_tokens, runtime.output_dir, rows)
-    key = ("tuned", model.fingerprint(), repr(settings))
+    key = ("tuned", identity_of(model, settings), repr(settings))
     return runtime.resource(key, lambda: engine_thread(runtime).call(lambda: tuning.choose(runtime.log)))

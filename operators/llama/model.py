@@ -214,9 +214,8 @@ class LlamaModel:
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
-        threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
-        signature = (shape, threads, settings.flash_attention, settings.kv_type)
+        signature = (shape, settings.threads or usable_cores(), settings.of_bits)
         return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
@@ -252,8 +251,7 @@ class LlamaModel:
             on_cpu, abort = self.is_cpu, self._abort
             return EncoderContext(self._model, settings, most_tokens, wanted, labels=labels, on_cpu=on_cpu, abort=abort)
 
-        threads = settings.threads or usable_cores()
-        signature = (most_tokens, wanted, threads, settings.flash_attention, settings.kv_type)
+        signature = (most_tokens, wanted, settings.threads or usable_cores(), settings.of_bits)
         return self.encoders.lease(signature, make)
 
     def abort(self) -> None:

@@ -36,8 +36,9 @@ from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
+from pipeline.api.identity import Identity
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import BITS, BaseOperator, MemoryNeed, Runtime, Scope
+from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, Output, require_column
 
 Found = TypeVar("Found")
@@ -113,13 +114,13 @@ class ReadsTexts(BaseOperator):
         self._loaded = load_model(runtime, self._model)
         self._tokens_of = TextColumns(self._loaded, self._model.special_tokens_in_text)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
-        computes = identity_of(self._loaded, self._settings.with_defaults())
+        computes = identity_of(self._loaded, self._settings.with_defaults()).in_words()
         self._stored = StoredAnswers(runtime, self._store, self.kind, type(self).__name__, self._options(), computes)
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> Identity:
         self._take_context()
         found = self._thread.call(self._canary)
-        return identity_of(self._loaded, self._settings) | {BITS: found}
+        return replace(identity_of(self._loaded, self._settings), bits=found)
 
     def _canary(self) -> str:
         """Return a hash of the outputs for three fixed texts, to the bit. Runs on the engine's thread."""

@@ -17,13 +17,11 @@ import pyarrow as pa
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
+from pipeline.api.identity import Identity
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
-
-BITS = "the bits of fixed texts"
-"""A key of `BaseOperator.identity`."""
 
 
 class Inbox(Protocol):
@@ -186,10 +184,10 @@ class BaseOperator:
     def close(self) -> None:
         """Release what `open` acquired. Called once, however the run ends."""
 
-    def identity(self) -> Mapping[str, str]:
-        """Return what must be the same on every machine for equal rows to get equal bytes, by what it is: BITS for a
-        hash of what a model computes. Called after `open`, before `run`."""
-        return {}
+    def identity(self) -> Identity | None:
+        """Return what must be the same on every machine for equal rows to get equal bytes; None where nothing must.
+        Called after `open`, before `run`."""
+        return None
 
     def state(self, chunk: int) -> bytes:
         """Return the operator's state after `chunk`; with `append`, only what `chunk` adds to it.

@@ -8,39 +8,47 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.node_failure import running
+from pipeline.run_dir.state import RunState
 
 CODE = "the program's code"
-HOST = "host"
-"""Key of the machine in what a worker says when it is open: not compared, but named in messages."""
-OF_A_NODE = " of node '"
-"""In the keys that are kept with a run; the others, of the program, may differ in a later attempt."""
 DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}"
 
 
-def identity_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
-    """Return the identity of open operators, by what it is."""
+class WorkerIdentity(NamedTuple):
+    """What a worker says of itself when it is open; all of it but `host` has to be the same in all workers.
+
+    Args:
+        host: the machine, named in messages.
+        program: see `program`; another one may go on with the run in a later attempt.
+        nodes: see `identities_of`.
+    """
+
+    host: str
+    program: Mapping[str, str]
+    nodes: Mapping[str, str]
+
+
+def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
+    """Return the identities of open operators, by what it is and of which node: in this form a run keeps them."""
     found: dict[str, str] = {}
     for name in nodes:
         with running(name, Path()):
             own = graph.nodes[name].op.identity()
-            found |= {f"{what}{OF_A_NODE}{name}'": value for what, value in own.items()}
+        found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
     return found
 
 
-def of_machine(identity: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an identity that every attempt of a run shares: that of its nodes."""
-    return {what: value for what, value in identity.items() if OF_A_NODE in what}
-
-
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the code and the model files of nodes, by what they are of."""
-    return {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
+    """Return hashes of this program, and of the code and the model files of nodes, by what they are of."""
+    found = {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
+    return {CODE: program()[CODE]} | found
 
 
 @cache
@@ -63,17 +71,13 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
             )
 
 
-def check_here(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the identity of this machine.
-
-    Args:
-        graph: with all operators open.
-        kept: the identity of the machine that began the run; empty if this one does.
+def keep_or_compare(state: RunState, here: Mapping[str, str]) -> None:
+    """Keep the identities of a run's nodes with it or, if an earlier attempt has, compare them.
 
     Raises:
-        ConfigError: it has another build or device than the one that began the run, or computes other bits.
+        ConfigError: this machine has another build or device than the one that began the run, or computes other bits.
     """
-    here = of_machine(identity_of(graph, graph.order))
+    kept = state.identity
     others = {what: value for what, value in here.items() if kept.get(what, value) != value}
     if others:
         there = "; ".join(f"{what}: {kept[what]} then, {value} now" for what, value in others.items())
@@ -82,4 +86,5 @@ def check_here(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
             f" ({there}). Go on with a machine and a build like that one, take what this one computes with"
             " other_bits=allow, or begin anew with overwrite=true"
         )
-    return here
+    if here and not kept:
+        state.note_identity(here)

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import added
 from pipeline.api.runtime import OF_WORKERS, RunContext
-from pipeline.cluster.identity import HOST, check_equal
+from pipeline.cluster.identity import WorkerIdentity, check_equal
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import TableRows, WorkerReport, from_ipc
 from pipeline.cluster.places import Member, Place, Places, has_hope
@@ -50,7 +50,8 @@ class Members:
         context: of the run.
         tables: metrics tables of the run.
         meters: of the nodes of the segments.
-        began_with: called with the identity of the first worker that opens; raises if the run began on other machines.
+        began_with: called with what computes the nodes in the first worker that opens; raises if the run began on other
+            machines.
         stall_s: seconds after which a busy worker in which nothing moves is ended; None for never.
         post: has an event called later, by the thread.
     """
@@ -75,7 +76,7 @@ class Members:
         self._post = post
         self._members: dict[str, Member] = {}
         self.places = Places(wanted)
-        self._identity: tuple[str, Mapping[str, str]] | None = None
+        self._first: tuple[str, WorkerIdentity] | None = None
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
         self._given_up_in_a_row = 0
         self.counts = Counter[str]()
@@ -210,18 +211,18 @@ class Members:
         else:
             then(found)
 
-    def _opened(self, member: Member, identity: Mapping[str, str]) -> None:
-        identity = dict(identity)
-        member.host = identity.pop(HOST, "")
-        first = self._identity
-        if first is None:
-            self._identity = member.named(), identity
+    def _opened(self, member: Member, identity: WorkerIdentity) -> None:
+        member.host = identity.host
+        if self._first is None:
+            self._first = member.named(), identity
             try:
-                self._began_with(identity)
+                self._began_with(identity.nodes)
             except ConfigError as error:
                 raise ConfigError(f"{member.named()}: {error}") from error
         else:
-            check_equal(*first, member.named(), identity, ALIKE)
+            name, first = self._first
+            theirs, its = ({**of.program, **of.nodes} for of in (first, identity))
+            check_equal(name, theirs, member.named(), its, ALIKE)
         member.opened, member.moved_at = True, self._context.clock()
         member.place.never_opened, member.place.unfit = 0, False
         self.counts["workers"] += 1

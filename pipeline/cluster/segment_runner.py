@@ -17,7 +17,7 @@ from pipeline.api.protocols import BaseOperator, Inbox, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
-from pipeline.cluster.identity import contents_of, identity_of
+from pipeline.cluster.identity import contents_of, identities_of
 from pipeline.cluster.pieces import WorkRequest, WorkResult, from_ipc, one_batch, to_ipc
 from pipeline.cluster.tables import SegmentTables
 from pipeline.config.build import build_node
@@ -102,9 +102,9 @@ class SegmentRunner:
         if self._failure is not None:
             raise NotOpened(str(self._failure), self._failure.exit_code)
 
-    def identity(self) -> dict[str, str]:
+    def identities(self) -> dict[str, str]:
         """Return what must be the same in all workers, by node."""
-        return identity_of(self._graph, self._names)
+        return identities_of(self._graph, self._names)
 
     def content(self) -> dict[str, str]:
         """Return the code and the model files of its nodes, as the driver's; before anything is loaded."""

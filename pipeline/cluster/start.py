@@ -12,7 +12,7 @@ from pipeline.api.errors import ConfigError, install
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.dispatcher import Dispatcher
-from pipeline.cluster.identity import CODE, check_equal, contents_of, of_machine, program
+from pipeline.cluster.identity import contents_of, keep_or_compare
 from pipeline.cluster.members import Event, Members
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pool import Pool
@@ -48,14 +48,14 @@ def driver_graph(
     """
     cluster: ClusterSettings = settings.cluster
     segments = segments_of(graph)
-    content = contents_of(graph, (name for segment in segments for name in segment.nodes)) | {CODE: program()[CODE]}
+    content = contents_of(graph, (name for segment in segments for name in segment.nodes))
     plans = tuple(_segment_plan(segment, settings) for segment in segments)
     plan = WorkerPlan(plans, context.run_id, context.attempt, str(context.output_dir), content)
     make, own_memory = POOLS[cluster.pool], _own_memory(graph, segments)
     pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     meters: dict[str, RemoteMeter] = {}
-    began_with = partial(_began_with, state) if settings.other_bits == REFUSE else lambda identity: None
+    began_with = partial(keep_or_compare, state) if settings.other_bits == REFUSE else lambda nodes: None
     stall_s = settings.stall_timeout_s and STALL_SHARE * settings.stall_timeout_s
 
     def members(post: Callable[[Event], None]) -> Members:
@@ -73,16 +73,6 @@ def driver_graph(
     chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
     return Graph(nodes, graph.target), open_chunks
-
-
-def _began_with(state: RunState, identity: Mapping[str, str]) -> None:
-    """Keep the identity of the workers with the run, or compare it with the one that is kept."""
-    own = of_machine(identity)
-    if state.identity:
-        remedy = "Go on with machines like those, or take what these compute: other_bits=allow"
-        check_equal("the machines that began this run", state.identity, "a worker of now", own, remedy)
-    else:
-        state.note_identity(own)
 
 
 def _size(settings: JobSettings, pool: Pool) -> ClusterSize:

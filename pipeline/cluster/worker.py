@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.api.numbers import added
 from pipeline.api.runtime import Resources, RunContext, Services
-from pipeline.cluster.identity import HOST, check_equal, program
+from pipeline.cluster.identity import WorkerIdentity, check_equal, program
 from pipeline.cluster.pieces import WorkerReport, WorkRequest, WorkResult
 from pipeline.cluster.rpc import portable
 from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
@@ -56,15 +56,15 @@ class Worker:
         self._log = _Log() if keeps_log else None
         self._segments: dict[str, SegmentRunner] = {}
 
-    def open(self) -> dict[str, str]:
-        """Load models and begin; return what must be the same in all workers, by what it is, and HOST.
+    def open(self) -> WorkerIdentity:
+        """Load models and begin; return what must be the same in all workers.
 
         Raises:
             NotOpened: an operator cannot be opened.
             WorkerFailed: another program or model file is here than where the driver is.
         """
         try:
-            return self._opened() | {HOST: self._host}
+            return WorkerIdentity(self._host, program(), self._opened())
         except BaseException as error:
             raise portable(error, self._host) from error
 
@@ -74,15 +74,13 @@ class Worker:
                 logger.addHandler(self._log)
                 logger.setLevel(logging.INFO)
         self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
-        found = program()
-        own = dict(found)
-        for segment in self._segments.values():
-            own |= segment.content()
+        own = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
         check_equal("the driver", self._plan.content, "a worker", own, ALIKE)
+        nodes: dict[str, str] = {}
         for segment in self._segments.values():
             segment.start()
-            found = found | segment.identity()
-        return found
+            nodes |= segment.identities()
+        return nodes
 
     def compute(self, task: WorkRequest) -> WorkResult:
         """Compute a piece. Returns when it is done; several calls at a time share the slots.

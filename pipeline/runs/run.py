@@ -16,7 +16,7 @@ from functools import partial
 from pipeline.api.errors import ExitCode, Interrupted, PipelineError, PublishError
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import told
-from pipeline.cluster.identity import check_here
+from pipeline.cluster.identity import identities_of, keep_or_compare
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import changes, origin, to_yaml
 from pipeline.monitor.prometheus import check_prometheus_file
@@ -189,10 +189,7 @@ def _begin(job: CheckedJob, state: RunState, publisher: Publisher | None, result
     cluster does for workers. Then nothing can be refused any more, and results are replaced."""
     settings = job.settings
     if settings.cluster is None and getattr(settings.runtime, "deterministic", True) and settings.other_bits == REFUSE:
-        kept = state.identity
-        here = check_here(job.graph, kept)
-        if here and not kept:
-            state.note_identity(here)
+        keep_or_compare(state, identities_of(job.graph, job.graph.order))
     if results.keeps:
         if publisher is not None:
             publisher.begin(overwrite=settings.overwrite)

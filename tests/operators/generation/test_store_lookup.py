@@ -73,19 +73,12 @@ def test_a_changed_sampling_key_generates_all_and_says_why(tmp_path, store):
     assert counts == {"missed_settings": 40}
 
 
-WHAT_COMPUTES = {
-    "fingerprint": lambda self: "other weights",
-    "kernels": "a build with other instructions",
-    "device": "3 layers on a GPU",
-    "doubt": lambda self, settings: "it runs on a GPU",
-}
-
-
-@pytest.mark.parametrize("what", WHAT_COMPUTES)
-def test_nothing_is_found_that_another_build_device_or_kernel_made(tmp_path, store, monkeypatch, what):
+@pytest.mark.parametrize("what", ["kernels", "device"])
+def test_nothing_is_found_that_something_else_computed(tmp_path, store, monkeypatch, what):
+    """test_identity.py has all that is in a key."""
     run(tmp_path / "a", store, {}, "a")
     with monkeypatch.context() as patched:
-        patched.setattr(FakeModel, what, WHAT_COMPUTES[what])
+        patched.setattr(FakeModel, what, "another")
         assert run(tmp_path / "b", store, {}, "b")[1] == {"missed_settings": 40}
         assert run(tmp_path / "c", store, {}, "c")[1] == {"found_earlier": 40}
     assert run(tmp_path / "d", store, {}, "d")[1] == {"found_earlier": 40}

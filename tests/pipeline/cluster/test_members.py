@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources, RunContext
+from pipeline.cluster.identity import CODE, WorkerIdentity
 from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
 from pipeline.cluster.pieces import WorkerReport
 from pipeline.cluster.places import MOST_REST_S, MOST_STARTS, REST_S
@@ -73,8 +74,8 @@ class Run:
         while not self._events.empty():
             self._events.get()()
 
-    def open(self, name: str, **identity: str) -> None:
-        self.answer(name, "open", identity)
+    def open(self, name: str, host: str = "", code: str = "a") -> None:
+        self.answer(name, "open", WorkerIdentity(host, {CODE: code}, {}))
 
     def end(self, name: str, why: str = "its process ended by signal SIGKILL", host: str = "") -> None:
         self.answer(name, "open" if name not in self.joined else "report", WorkerLost(why, host))
@@ -271,9 +272,10 @@ def test_a_machine_that_cannot_open_the_model_rests(first: bool, tmp_path: Path,
 
 def test_every_refusal_and_loss_names_the_machine(tmp_path: Path) -> None:
     run = Run(tmp_path, workers=2)
-    run.open("1", host="node1 (10.77.0.1)", model="a")
-    with pytest.raises(PipelineError, match=r"worker 1 on node1 \(10.77.0.1\) and worker 2 on node2 differ in model"):
-        run.open("2", host="node2", model="b")
+    run.open("1", host="node1 (10.77.0.1)")
+    unlike = r"worker 1 on node1 \(10.77.0.1\) and worker 2 on node2 differ in the program's code: a and b"
+    with pytest.raises(PipelineError, match=unlike):
+        run.open("2", host="node2", code="b")
     run = Run(tmp_path)
     with pytest.raises(WorkerFailed, match="worker 1 on node1: the driver and a worker differ"):
         run.answer("1", "open", WorkerFailed("the driver and a worker differ", ExitCode.CONFIG, "node1"))
@@ -287,6 +289,5 @@ def test_every_refusal_and_loss_names_the_machine(tmp_path: Path) -> None:
         run.open("1", host="node1")
 
 
-def refuse(identity: object) -> None:
-    assert identity == {}  # the machine's name is nothing that is compared
+def refuse(nodes: object) -> None:
     raise ConfigError("other bits")

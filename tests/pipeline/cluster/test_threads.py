@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ import pytest
 from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
-from pipeline.api.protocols import BITS
 from pipeline.cluster.pieces import WorkRequest, to_ipc
 from pipeline.cluster.segment_runner import SegmentRunner, _Pieces
 from pipeline.monitor.prometheus import exposition
@@ -41,6 +41,7 @@ JOBS = {
     "openai_batch": ("chunk_rows=16",),
     "classify": ("chunk_rows=16",),
 }
+BITS = "the bits of fixed texts"
 CLUSTERS = ((1, 7), (2, 64), (3, 1), (8, 7))
 """Workers and rows of a piece; a chunk has as many rows or more."""
 
@@ -170,10 +171,10 @@ def test_a_machine_with_other_bits_does_not_go_on(begun, tmp_path: Path, capsys,
         patched.setattr(RunState, "commit", stopping)
         run("quickstart", out, "chunk_rows=8", *begun)
     found = Generate.identity
-    for what in (BITS, "llama.cpp", "the device"):
-        changed = {what: "0123456789abcdef"}
-        monkeypatch.setattr(Generate, "identity", lambda self, changed=changed: found(self) | changed)
-        for cluster in ((), ("cluster=processes",)) if what == BITS else ((),):
+    for key, what in (("bits", BITS), ("build", "llama.cpp"), ("device", "the device")):
+        changed = {key: "0123456789abcdef"}
+        monkeypatch.setattr(Generate, "identity", lambda self, changed=changed: replace(found(self), **changed))
+        for cluster in ((), ("cluster=processes",)) if key == "bits" else ((),):
             capsys.readouterr()
             assert run("quickstart", out, "chunk_rows=8", *cluster) == ExitCode.CONFIG
             said = capsys.readouterr().err
@@ -223,7 +224,7 @@ def test_what_nodes_in_workers_report_is_there(tmp_path: Path, capsys) -> None:
 
 def test_unlike_workers_are_refused_by_name(tmp_path: Path, capsys, monkeypatch) -> None:
     found, seen = Generate.identity, iter("abcdefgh")
-    monkeypatch.setattr(Generate, "identity", lambda self: found(self) | {"llama.cpp": next(seen)})
+    monkeypatch.setattr(Generate, "identity", lambda self: replace(found(self), build=next(seen)))
     assert run("quickstart", tmp_path / "out", *JOBS["quickstart"], "cluster=processes") == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert "worker " in said

@@ -61,9 +61,8 @@ class Refuses(BaseOperator):
     def open(self, runtime: Runtime) -> None:
         self._refuse("open")
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> None:
         self._refuse("identity")
-        return {}
 
     def process(self, batch: Batch) -> list[Output]:
         return [batch]

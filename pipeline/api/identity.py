@@ -1,0 +1,35 @@
+"""Identity: what computes the rows of a node, in one value. Content keys, engines that nodes share, what a run keeps
+for its later attempts, and the comparison of workers are made of it, so that they cannot differ in what they cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True)
+class Identity:
+    """All that can change a bit of a row, besides the row itself and what is asked of it. `words` name a field in
+    messages, in content keys and in state.sqlite, so they stay.
+
+    Args:
+        model: its content.
+        build: of llama.cpp, the instructions that it uses, and kernels of our own.
+        device: the CPU, or the layers on a GPU and the GPUs.
+        doubt: why bits are not proven to depend on the row alone; None where they are, or need not.
+        threads: that compute; "any" where their number changes no bit.
+        settings: those of the engine that can change a bit.
+        bits: a hash of what the model computes for fixed texts; None where that says nothing.
+    """
+
+    model: str = field(metadata={"words": "the model"})
+    build: str = field(metadata={"words": "llama.cpp"})
+    device: str = field(metadata={"words": "the device"})
+    doubt: str | None = field(metadata={"words": "what is not proven"})
+    threads: int | str = field(metadata={"words": "runtime.threads"})
+    settings: str = field(metadata={"words": "runtime"})
+    bits: str | None = field(default=None, metadata={"words": "the bits of fixed texts"})
+
+    def in_words(self) -> dict[str, str]:
+        """Return the fields as texts, by what they are; without one that is left out."""
+        each = ((f, getattr(self, f.name)) for f in fields(self))
+        return {f.metadata["words"]: str(value) for f, value in each if value != f.default}
