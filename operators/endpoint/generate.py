@@ -192,7 +192,7 @@ class EndpointGenerate(BaseOperator):
             self._runtime.log.info("%s: %s", self._runtime.node, summary)
 
     def _bodies(self, model: EndpointSettings) -> Bodies:
-        return Bodies(model, self._sampling, self._data, model.dialect, "model=endpoint", model.template_kwargs)
+        return Bodies(model, self._sampling, self._data, "model=endpoint")
 
     def _wants_rows(self) -> bool:
         # Rows queued here take memory; rows left in the inbox cause backpressure.

@@ -182,7 +182,7 @@ _COLUMNS: Mapping[Any, Sequence[pa.DataType] | None] = {
 }
 """The types of columns by the type of the key that they may override; None for any. Of all others they are numbers."""
 KEYS: Mapping[str, Mapping[str, Any]] = {key.name: key.metadata for key in fields(SamplingSettings)}
-"""What each key says of itself, see operators/settings/keys.py."""
+"""What each key says of itself, see pipeline/api/keys.py."""
 ENDS = tuple(name for name, facts in KEYS.items() if facts.get("ends"))
 PER_ROW_KEYS = ("seed", *(name for name, facts in KEYS.items() if facts.get("row", True)))
 """Keys that a column may override."""

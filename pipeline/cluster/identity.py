@@ -18,7 +18,6 @@ from pipeline.dataflow.node_failure import running
 from pipeline.run_dir.state import RunState
 
 CODE = "the program's code"
-DIFFER = "{one} and {other} differ in {what}: {theirs} and {its}. Equal rows could get other bytes from them. {remedy}"
 
 
 class WorkerIdentity(NamedTuple):
@@ -41,7 +40,7 @@ def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     for name in nodes:
         with running(name, Path()):
             own = graph.nodes[name].op.identity()
-        found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
+            found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
     return found
 
 
@@ -67,7 +66,8 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
     for what in sorted(theirs.keys() & its.keys()):
         if theirs[what] != its[what]:
             raise ConfigError(
-                DIFFER.format(one=one, other=other, what=what, theirs=theirs[what], its=its[what], remedy=remedy)
+                f"{one} and {other} differ in {what}: {theirs[what]} and {its[what]}. Equal rows could get other bytes"
+                f" from them. {remedy}"
             )
 
 

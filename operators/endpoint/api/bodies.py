@@ -28,12 +28,10 @@ class Bodies:
     """Makes the bodies of a node.
 
     Args:
-        model: its name, API, and the keys that every body has.
+        model: of a server whose dialect is known.
         sampling: the job's values; the columns of `per_row` override them.
         data: says whether there are tools, and whether the last message is continued.
-        dialect: one of those of dialects.py.
         where: the node, for messages.
-        template_kwargs: `model.template_kwargs`.
 
     Attributes:
         columns: the columns that override sampling values of their row.
@@ -48,20 +46,18 @@ class Bodies:
         model: EndpointSettings,
         sampling: SamplingSettings,
         data: DataSettings | None,
-        dialect: str,
         where: str,
-        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model, self._dialect, self._api = model, dialect, model.api
+        self._model, self._dialect, self._api = model, model.dialect, model.api
         self._sampling = sampling
         self._extra = dict(model.extra_body or {})
-        self._kwargs = dict(template_kwargs or {})
+        self._kwargs = dict(model.template_kwargs or {})
         self._is_continued = data is not None and data.continue_final_message
         self.columns = [name for name in sampling.per_row if name not in _OF_CALLER]
         self._constraint = constraint_of(sampling.structured)
         try:
             self._check(data)
-            self._plain = sampling_body(vars(sampling), dialect, self._api, self._extra)
+            self._plain = sampling_body(vars(sampling), self._dialect, self._api, self._extra)
         except Unsent as error:
             raise ConfigError(f"{where}: {error}") from error
 

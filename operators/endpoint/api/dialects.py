@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from operators.settings import endpoint
 from pipeline.api.errors import ConfigError
 
 CHAT, COMPLETIONS = "chat", "completions"
-APIS = (CHAT, COMPLETIONS)
 """/v1/chat/completions and /v1/completions, as `model.api` names them."""
-OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON = "openai", "vllm", "sglang", "llama_server", "llama_cpp_python"
-NAMES = (OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)
+NAMES = endpoint.DIALECTS
+OPENAI, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON = NAMES
 
 
 class Key(NamedTuple):

@@ -12,7 +12,6 @@ import pytest
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, InputError, NodeFailed, SchemaError
-from pipeline.config.fingerprint import flat
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_render import PROMPT, TURNS, render
@@ -172,13 +171,6 @@ def test_what_a_template_does_not_read_is_said_once(tmp_path: Path, caplog: pyte
     said = [r.getMessage() for r in caplog.records if "does not read" in r.getMessage()]
     ends = ", which changes nothing then; it reads add_generation_prompt, messages"
     assert said == [f"the chat template does not read {what}{ends}" for what in ("thinking, tools", "messages_")]
-
-
-def test_settings_without_them_have_the_fingerprint_that_they_had() -> None:
-    new = ("template_kwargs", "tools", "continue_final_message")
-    keys = [key for settings in (ModelSettings(), DataSettings()) for key, _ in flat("group", settings)]
-    assert not [key for key in keys if any(name in key for name in new)]
-    assert dict(flat("model", ModelSettings(template_kwargs={"a": False})))["model.template_kwargs.a"] is False
 
 
 CALLS = (

@@ -18,6 +18,7 @@ from pipeline.api.records import Batch
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.dispatcher import Dispatcher
+from pipeline.cluster.identity import WorkerIdentity
 from pipeline.cluster.members import Members
 from pipeline.cluster.pieces import WorkerReport, WorkResult
 from pipeline.cluster.pool import WorkerLost
@@ -81,7 +82,7 @@ class Run:
     def opened(self) -> Handle:
         """Wait for the next worker, and let it open."""
         handle = self._started.get(timeout=LIMIT_S)
-        handle.next("open").set_result({})
+        handle.next("open").set_result(WorkerIdentity("", {}, {}))
         return handle
 
     def answers(self, count: int) -> list[tuple[int, bytes]]:

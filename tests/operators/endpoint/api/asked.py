@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from operators.endpoint.api.bodies import Bodies
-from operators.endpoint.api.dialects import CHAT, COMPLETIONS
+from operators.endpoint.api.dialects import COMPLETIONS
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError
@@ -20,14 +21,15 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("now", "sum")]
 
 
-def model(api: str = CHAT, extra_body: dict[str, Any] | None = None) -> EndpointSettings:
-    return EndpointSettings(url="http://127.0.0.1:1/v1", name="m", api=api, extra_body=extra_body)
+def server(**given: Any) -> EndpointSettings:
+    return EndpointSettings(url="http://server/v1", name="m", **given)
 
 
 def bodies(
-    dialect: str, data: DataSettings | None = None, at: EndpointSettings | None = None, **sampling: Any
+    dialect: str, data: DataSettings | None = None, model: EndpointSettings | None = None, **sampling: Any
 ) -> Bodies:
-    return Bodies(at or model(), SamplingSettings(**(PLAIN | sampling)), data, dialect, "node 'ask'")
+    of_dialect = replace(model or server(), dialect=dialect)
+    return Bodies(of_dialect, SamplingSettings(**(PLAIN | sampling)), data, "node 'ask'")
 
 
 def body(dialect: str, row: dict[str, Any] | None = None, /, **given: Any) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def body(dialect: str, row: dict[str, Any] | None = None, /, **given: Any) -> di
 
 def completion(dialect: str, **given: Any) -> dict[str, Any]:
     """The same for a text, in the API of completions."""
-    made = bodies(dialect, at=model(COMPLETIONS), **given).of("once", {}, 5)
+    made = bodies(dialect, model=server(api=COMPLETIONS), **given).of("once", {}, 5)
     assert isinstance(made, dict), made
     return made
 

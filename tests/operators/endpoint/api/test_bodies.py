@@ -11,7 +11,7 @@ from operators.endpoint.api.dialects import COMPLETIONS, NAMES
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
-from tests.operators.endpoint.api.asked import HI, PLAIN, SCHEMA, TOOLS, bodies, body, completion, model, refusal
+from tests.operators.endpoint.api.asked import HI, PLAIN, SCHEMA, TOOLS, bodies, body, completion, refusal, server
 
 
 def test_a_text_is_a_prompt_or_the_users_message():
@@ -26,7 +26,7 @@ def test_a_text_is_a_prompt_or_the_users_message():
     made = bodies("openai").of("hi", {}, 5)
     assert isinstance(made, dict)
     assert made["messages"] == HI
-    refused = bodies("vllm", at=model(COMPLETIONS)).of(HI, {}, 5)
+    refused = bodies("vllm", model=server(api=COMPLETIONS)).of(HI, {}, 5)
     assert refused == "the row has messages, and model.api=completions takes a text; write model.api=chat"
 
 
@@ -46,7 +46,7 @@ def test_a_schema_in_each_dialect():
     }
     assert completion("llama_server", structured=structured)["json_schema"] == SCHEMA
     assert completion("vllm", structured=structured)["response_format"] == named
-    said = refusal("openai", at=model(COMPLETIONS), structured=structured)
+    said = refusal("openai", model=server(api=COMPLETIONS), structured=structured)
     assert "openai has no key for it in model.api=completions; in model.api=completions vllm, sglang" in said
 
 
@@ -86,7 +86,7 @@ def test_a_choice_among_tools():
 def test_tools_that_cannot_be_sent():
     data = DataSettings(tools=TOOLS)
     assert "llama_cpp_python forces no call but one" in refusal("llama_cpp_python", data=data, tools="required")
-    said = refusal("openai", data=data, at=model(COMPLETIONS))
+    said = refusal("openai", data=data, model=server(api=COMPLETIONS))
     assert "tools are of model.api=chat" in said
     asked = bodies("vllm", data=data, tools="add")
     assert asked.of(HI, {}, 5, TOOLS) == "sampling.tools=add is none of the tools; they are now, sum"
@@ -98,20 +98,20 @@ def test_tools_that_cannot_be_sent():
 def test_template_arguments_and_a_message_to_continue():
     sampling = SamplingSettings(**PLAIN)
     data = DataSettings(continue_final_message=True)
-    made = Bodies(model(), sampling, data, "vllm", "ask", {"enable_thinking": False, "a": 1})
+    made = Bodies(server(dialect="vllm", template_kwargs={"enable_thinking": False, "a": 1}), sampling, data, "ask")
     found = made.of(HI, {}, 5, kwargs={"a": 2})
     assert isinstance(found, dict)
     assert found["chat_template_kwargs"] == {"enable_thinking": False, "a": 2}
     assert (found["continue_final_message"], found["add_generation_prompt"]) == (True, False)
     with pytest.raises(ConfigError, match=r"ask: model\.template_kwargs=\{'a': 1\} cannot be sent: openai has no key"):
-        Bodies(model(), sampling, None, "openai", "ask", {"a": 1})
+        Bodies(server(dialect="openai", template_kwargs={"a": 1}), sampling, None, "ask")
     with pytest.raises(ConfigError, match=r"data\.continue_final_message=true cannot be sent"):
-        Bodies(model(), sampling, data, "openai", "ask")
+        Bodies(server(dialect="openai"), sampling, data, "ask")
 
 
 def test_keys_of_the_job_come_last_and_null_removes_one():
     extra = {"seed": None, "max_completion_tokens": None, "max_tokens": 9, "top_k": 3, "stop": ["x"]}
-    made = body("openai", at=model(extra_body=extra), top_k=40, stop=["y"])
+    made = body("openai", model=server(extra_body=extra), top_k=40, stop=["y"])
     assert made == {"model": "m", "messages": HI, "temperature": 1.0, "max_tokens": 9, "top_k": 3, "stop": ["x"]}
 
 
@@ -137,8 +137,8 @@ def test_columns_override_settings():
     ],
 )
 def test_a_row_with_values_that_cannot_be_sent_has_a_reason(row, reason):
-    extra = model(extra_body={"min_tokens": 3})
-    made = bodies("openai", at=extra, min_tokens=3, per_row=["temperature", "stop", "logit_bias", "max_tokens"])
+    extra = server(extra_body={"min_tokens": 3})
+    made = bodies("openai", model=extra, min_tokens=3, per_row=["temperature", "stop", "logit_bias", "max_tokens"])
     said = made.of(HI, row, 5)
     assert isinstance(said, str)
     assert reason in said
@@ -161,7 +161,7 @@ def test_a_schema_of_its_own():
     optional = bodies("vllm", structured=StructuredSettings(json_schema_column="schema", optional=True))
     assert optional.of(HI, {}, 5) == body("vllm")
     assert "cannot be sent" in refusal(
-        "openai", at=model(COMPLETIONS), structured=StructuredSettings(json_schema_column="schema")
+        "openai", model=server(api=COMPLETIONS), structured=StructuredSettings(json_schema_column="schema")
     )
 
 

@@ -13,7 +13,6 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from operators.endpoint.api.dialects import (
-    APIS,
     CHAT,
     COMPLETIONS,
     DIALECTS,
@@ -144,7 +143,7 @@ def test_the_keys_of_openai_are_those_of_its_own_client():
     structured = body("openai", structured=StructuredSettings(json_schema=SCHEMA))
     assert made.keys() | structured.keys() <= TAKEN[CHAT].keys()
     assert completion("openai", **everything).keys() <= TAKEN[COMPLETIONS].keys()
-    named = {(api, key) for row in DIALECTS.values() for api in APIS if (key := row[OPENAI].of(api)) is not None}
+    named = {(api, key) for row in DIALECTS.values() for api in TAKEN if (key := row[OPENAI].of(api)) is not None}
     assert {(api, key) for api, key in named if key not in TAKEN[api]} == set()
 
 
@@ -175,7 +174,7 @@ def test_a_server_tells_its_dialect(card, dialect):
 
 
 def cell(key: Key) -> str:
-    both = [f"`{name}` ({api})" for api in APIS if (name := key.of(api)) is not None]
+    both = [f"`{name}` ({api})" for api in TAKEN if (name := key.of(api)) is not None]
     return f"`{key.chat}`" if key.chat is not None and key.chat == key.completions else ", ".join(both)
 
 

@@ -115,12 +115,6 @@ def test_a_model_without_a_mask_is_refused_and_the_mask_never_guessed(tmp_path, 
     assert len(run(tmp_path / "given", loader, "decode.mask_token_id=258")) == 20
 
 
-def test_the_settings_are_part_of_the_fingerprint(tmp_path, capsys):
-    run(tmp_path / "out")
-    run(tmp_path / "out", "decode.denoising_steps=2", code=ExitCode.CONFIG)
-    assert "decode.denoising_steps: null -> 2" in capsys.readouterr().err
-
-
 def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tmp_path):
     store = f"store.path={tmp_path / 'store.sqlite'}"
     whole = run(tmp_path / "one", store)
