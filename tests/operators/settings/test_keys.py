@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from operators.engine.backend.loading import model_key
-from operators.engine.strategies.block_diffusion.requirements import check_sampling
+from operators.engine.strategies.block_diffusion.setup import check_sampling
 from operators.settings import DataSettings, ModelSettings, OutputSettings, SamplingSettings, StoreSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from operators.settings.endpoint import EndpointSettings
