@@ -105,7 +105,7 @@ def test_only_rows_that_both_have_count_and_what_tells_them_apart_is_no_measure(
     a = [{"row": i, "id": i, "completion": "x", "ok": i < 3, "n": i, "judge_seed": i} for i in range(4)]
     b = [{**a[i], "row": 9 - i, "n": i + 0.5} for i in (2, 3)]
     found = compared(tmp_path, a, [*b, {**b[0], "id": 7, "ok": True}], "id")
-    assert [tuple(s) for s in found.shares] == [("ok", 2, 1, 0, 0)]
+    assert [tuple(s) for s in found.shares] == [("ok", 2, 1, 1, 0, 0)]
     assert [tuple(m) for m in found.means] == [("n", 2, 2.5, 3.0, 0.5, 0.0, 2)]
 
 
