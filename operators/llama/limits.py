@@ -121,7 +121,7 @@ def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
     if free_memory() < _ROOM_BYTES:
         raise _Disturbed("memory is too short to measure how fast it is read")
     began, used = time.perf_counter(), time.process_time()
-    found = peak_products(native, threads), peak_bytes(threads)
+    found = peak_products(native, threads), peak_bytes(native, threads)
     if min(found) <= 0:
         raise _Disturbed("it has no AVX2")
     if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
@@ -137,24 +137,22 @@ def peak_products(native: ctypes.CDLL, threads: int) -> float:
     return _most_a_second(threads, lambda thread, times: native.kernels_products(times * _PRODUCTS))
 
 
-def peak_bytes(threads: int) -> float:
+def peak_bytes(native: ctypes.CDLL, threads: int) -> float:
     """Return bytes that all threads together read a second from memory that no cache can hold."""
     most = min(max(_CACHES * os.sysconf(_LAST_CACHE), _LEAST_BYTES), _ROOM_BYTES // 2)
     part = most // threads // mmap.PAGESIZE * mmap.PAGESIZE
-    find = ctypes.CDLL(None).memchr
-    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    native.kernels_read.restype = ctypes.c_int64
+    native.kernels_read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     with mmap.mmap(-1, part * threads, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         view = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(view)
 
-        def read(thread: int, times: int) -> int:
-            """Look for a byte that is not there. Other threads go on meanwhile."""
-            return sum(part for _ in range(times) if not find(start + thread * part, 2, part))
-
         try:
             ctypes.memset(start, 1, len(memory))  # what was never written to is one page of zeros
-            return _most_a_second(threads, read)
+            return _most_a_second(
+                threads, lambda thread, times: native.kernels_read(start + thread * part, part, times)
+            )
         finally:
             del view
 

@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     library, what = packed.state()
     print(what)
     if library is not None:
-        peaks = peak_products(library, options.threads), peak_bytes(options.threads)
+        peaks = peak_products(library, options.threads), peak_bytes(library, options.threads)
         print(f"this machine at most: {peaks[0] / 1e9:.0f} GMAC/s in registers, {peaks[1] / 1e9:.1f} GB/s from memory")
     bench = Bench(options.threads)
     print(f"{'type':8}{'from':8}{'weights in':14}" + "".join(f"{n:>8}" for n in COLUMNS) + " columns, GMAC/s")

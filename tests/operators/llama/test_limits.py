@@ -158,7 +158,7 @@ def measured(tmp_path, monkeypatch):
         monkeypatch.setattr(limits, "time", clocks)
         monkeypatch.setattr(limits, "library", lambda: native)
         monkeypatch.setattr(limits, "peak_products", lambda native, threads: native.products(threads))
-        monkeypatch.setattr(limits, "peak_bytes", lambda threads: native.read)
+        monkeypatch.setattr(limits, "peak_bytes", lambda native, threads: native.read)
         limits.peaks.cache_clear()
         return limits.peaks(threads)
 
@@ -237,7 +237,7 @@ def test_what_is_measured_is_more_than_nothing():
         pytest.skip("the library of kernels is not built here")
     for threads in (1, 2):
         assert 0 < limits.peak_products(native, threads) < 1e15
-        assert 0 < limits.peak_bytes(threads) < 1e15
+        assert 0 < limits.peak_bytes(native, threads) < 1e15
 
 
 @pytest.mark.parametrize("known", [True, False])
