@@ -36,7 +36,6 @@ _BUSY = "other work is using the cores; a run that begins without it measures wh
 _MOST_BYTES, _FILE_BYTES = 1 << 20, 100
 _ROOM_BYTES = 2 << 30
 """Free memory from which a measurement, which reads up to half of that, is no danger to the run."""
-_PRODUCTS = 1 << 20
 _ROUND_S, _LONG_ENOUGH_S = 0.03, 0.25
 """The least time of a round, beside which starting and awaiting all threads is little; and of all rounds."""
 _LEAST_BYTES, _CACHES = 128 << 20, 4
@@ -134,7 +133,7 @@ def peak_products(native: ctypes.CDLL, threads: int) -> float:
     """Return products of two bytes that are added to 32 bits, a second, by the best instruction of this CPU; 0 without
     AVX2."""
     native.kernels_products.restype, native.kernels_products.argtypes = ctypes.c_int64, (ctypes.c_int64,)
-    return _most_a_second(threads, lambda thread, times: native.kernels_products(times * _PRODUCTS))
+    return _most_a_second(threads, lambda thread, times: native.kernels_products(times))
 
 
 def peak_bytes(native: ctypes.CDLL, threads: int) -> float:

@@ -6,15 +6,16 @@
 namespace {
 
 constexpr int CHAINS = 12;  // independent sums, so that a product need not wait for the one before
+constexpr int64_t PRODUCTS = CHAINS << 17;  // vectors of a round
 
-// Multiplies `times` * CHAINS vectors as the fastest kernels do: AVX2 has to add in 32 bits, too, but not each product. The
+// Multiplies PRODUCTS vectors as the fastest kernels do: AVX2 has to add in 32 bits, too, but not each product. The
 // empty statements keep the compiler from computing equal products once.
 #define ROUND(NAME, TARGET, VECTOR, ZERO, PRODUCT)                                       \
-    __attribute__((target(TARGET), noinline)) void NAME(int64_t times) {                 \
+    __attribute__((target(TARGET), noinline)) void NAME() {                              \
         VECTOR sums[CHAINS], weights = ZERO, inputs = ZERO;                              \
         asm volatile("" : "+v"(inputs));                                                 \
         for (auto & sum : sums) sum = ZERO;                                              \
-        for (int64_t i = 0; i < times; i++) {                                            \
+        for (int64_t i = 0; i < PRODUCTS / CHAINS; i++) {                                \
             _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) {                  \
                 asm volatile("" : "+v"(weights));                                        \
                 sums[c] = PRODUCT;                                                       \
@@ -30,13 +31,13 @@ ROUND(avx2, "avx2", __m256i, _mm256_setzero_si256(), _mm256_add_epi16(sums[c], _
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Computes `times` times CHAINS vectors of products of two bytes that are added to 32 bits, by the best instruction of
-// this CPU. Returns how many products that were; 0: it has not even AVX2.
+// Computes `times` rounds of products of two bytes that are added to 32 bits, by the best instruction of this CPU. Returns
+// how many products that were; 0: it has not even AVX2.
 EXPORT int64_t kernels_products(int64_t times) {
     if (!KERNELS_AVX2.runs()) return 0;
-    const bool has_512 = KERNELS_AVX512VNNI.runs();
-    (has_512 ? vnni_512 : KERNELS_AVXVNNI.runs() ? vnni_256 : avx2)(times);
-    return times * CHAINS * (has_512 ? 64 : 32);
+    void (*const round)() = KERNELS_AVX512VNNI.runs() ? vnni_512 : KERNELS_AVXVNNI.runs() ? vnni_256 : avx2;
+    for (int64_t i = 0; i < times; i++) round();
+    return times * PRODUCTS * (round == vnni_512 ? 64 : 32);
 }
 
 // Reads `bytes` bytes, `times` times. Returns how many that were. (memchr reads a third slower.)
