@@ -15,7 +15,7 @@ from operators.estimate.node import Generating
 from operators.generation.canary import canary
 from operators.generation.completions import OpenChunks
 from operators.generation.duplicates import Duplicates, RepeatedDraws
-from operators.generation.row_metrics import IDENTICAL, RowMetrics, cost_lines
+from operators.generation.row_metrics import IDENTICAL, CompletionMetrics, cost_lines
 from operators.generation.seeds import SEED
 from operators.generation.setup import GenerateSetup
 from operators.generation.store_lookup import StoreLookup
@@ -104,10 +104,10 @@ class Generate(GenerateSetup):
         self._ahead = LookAhead()
         seeds_given = SEED in self._sampling.per_row
         self._repeated = RepeatedDraws(of_ids=self._id_column is not None and not seeds_given)
-        self._duplicates = Duplicates(enabled=self._engine_settings.optimise.identical_rows)
+        self._duplicates = Duplicates[Row](enabled=self._engine_settings.optimise.identical_rows)
         setup = decode_setup(self._decode)
         drafts, constrained = setup.draft > 0, self._sampling.structured.kind is not None
-        self._metrics = RowMetrics(runtime, constrained=constrained, drafts=drafts)
+        self._metrics = CompletionMetrics(runtime, constrained=constrained, drafts=drafts)
         said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
@@ -193,8 +193,8 @@ class Generate(GenerateSetup):
     def close(self) -> None:
         if (warning := self._repeated.warning(self._id_column)) is not None:
             self._runtime.log.warning("%s: %s", self._runtime.node, warning)
-        if self._lookup is not None and (summary := self._lookup.summary()) is not None:
-            self._runtime.log.info("%s: %s", self._runtime.node, summary)
+        if self._lookup is not None:
+            self._lookup.say()
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings

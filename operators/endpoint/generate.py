@@ -15,13 +15,12 @@ from operators.endpoint.completions import AnswerColumns, answer_fields
 from operators.endpoint.estimate import forecast_of, run_stream
 from operators.endpoint.lookup import AnswerLookup
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
-from operators.endpoint.rows import EndpointRow, Identical, RowMaker
+from operators.endpoint.rows import EndpointRow, EndpointRowMaker
 from operators.endpoint.server import server_of
 from operators.generation.completions import OpenChunks, with_completion
+from operators.generation.duplicates import Duplicates
 from operators.generation.requests import Samples
 from operators.generation.row_metrics import IDENTICAL
-from operators.generation.seeds import SEED, RowSeeds
-from operators.generation.store_lookup import STORE
 from operators.generation.structured import answer_check
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
@@ -113,23 +112,16 @@ class EndpointGenerate(BaseOperator):
         self._endpoint = server.endpoint
         if self._engine_settings.deterministic:
             runtime.resource(("warned", NOT_EXACT), lambda: runtime.log.info(NOT_EXACT))
-        use = runtime.cache(*STORE)
-        self._lookup = None
-        if store is not None:
-            self._lookup = AnswerLookup(store, self._store.retry.finish_reason, runtime.run_id, use)
-            self._lookup.register(runtime)
+        self._lookup = None if store is None else AnswerLookup(runtime, store, self._store.retry.finish_reason)
         self._finished: deque[EndpointRow] = deque()
-        self._requests = RowMaker(
+        self._requests = EndpointRowMaker(
+            self._sampling,
+            self._seed,
+            runtime.node,
+            self._id_column,
+            runtime.round_of,
             self._model.api,
             self._bodies(server.settings),
-            self._sampling,
-            RowSeeds(
-                self._seed,
-                runtime.node,
-                self._id_column,
-                by_row=SEED in self._sampling.per_row,
-                round_of=runtime.round_of,
-            ),
             self._arguments,
             self._columns,
             server.identity(store, runtime),
@@ -140,10 +132,10 @@ class EndpointGenerate(BaseOperator):
             self._kept, self._fields, self._schema, self._check, self._sampling, tools, self._data.tools_column
         )
         self._metrics = AnswerMetrics(runtime, server.settings)
-        self._identical = Identical(enabled=self._engine_settings.optimise.identical_rows)
+        self._duplicates = Duplicates[EndpointRow](enabled=self._engine_settings.optimise.identical_rows)
         self._sent = 0
         self._ringing = False
-        runtime.number("identical", IDENTICAL, lambda: self._identical.served)
+        runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         def of_own(own: Sequence[Batch], part: Task) -> Forecast:
@@ -188,15 +180,15 @@ class EndpointGenerate(BaseOperator):
         return usage_lines(node, directory)
 
     def close(self) -> None:
-        if self._lookup is not None and (summary := self._lookup.summary()) is not None:
-            self._runtime.log.info("%s: %s", self._runtime.node, summary)
+        if self._lookup is not None:
+            self._lookup.say()
 
     def _bodies(self, model: EndpointSettings) -> Bodies:
         return Bodies(model, self._sampling, self._data, "model=endpoint")
 
     def _wants_rows(self) -> bool:
         # Rows queued here take memory; rows left in the inbox cause backpressure.
-        waiting = self._sent - self._endpoint.active + self._identical.waiting
+        waiting = self._sent - self._endpoint.active + self._duplicates.waiting
         return waiting < self._engine_settings.lookahead_rows
 
     def _take(self, row: EndpointRow) -> None:
@@ -231,7 +223,7 @@ class EndpointGenerate(BaseOperator):
         known = [] if self._lookup is None else self._lookup.complete(rows)
         self._metrics.reused(known, from_store=True)
         self._chunks.begin(batch.chunk, len(rows))
-        new = [row for row in rows if row.request is not None and not self._identical.joins(row)]
+        new = [row for row in rows if row.request is not None and not self._duplicates.joins(row)]
         self._sent += len(new)
         self._endpoint.submit([row.request for row in new if row.request is not None])
         yield from self._emit(known)
@@ -246,9 +238,9 @@ class EndpointGenerate(BaseOperator):
         """Record the rows that were answered or given up, and those identical to them, and return both."""
         rows = [self._finished.popleft() for _ in range(len(self._finished))]
         self._sent -= len(rows)
-        self._metrics.answered(rows)
-        same = [other for row in rows for other in self._identical.of(row)]
-        self._metrics.reused([row for row in same if row.answer is not None], identical=True)
+        self._metrics.generated(rows)
+        same = [other for row in rows for other in self._duplicates.of(row)]
+        self._metrics.reused(same, identical=True)
         return [*rows, *same]
 
     def _emit(self, rows: Sequence[EndpointRow]) -> Iterator[Item]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from operators.endpoint.rows import EndpointRow
-from operators.generation.row_metrics import PREFIX, ROWS_SCHEMA
+from operators.generation.row_metrics import PREFIX, RowMetrics, summed_totals
 from operators.settings.endpoint import EndpointSettings
-from pipeline.api.meter import Completed
 from pipeline.api.numbers import Number
 from pipeline.api.protocols import Runtime
 
@@ -27,8 +22,8 @@ PAID = {
 """Totals of a node in run.parquet, and what of an answer they count, in the order of EndpointSettings.cost."""
 
 
-class AnswerMetrics:
-    """Records the rows of one node.
+class AnswerMetrics(RowMetrics[EndpointRow]):
+    """Records the rows of a node at a server.
 
     Args:
         runtime: of the node.
@@ -36,11 +31,9 @@ class AnswerMetrics:
     """
 
     def __init__(self, runtime: Runtime, settings: EndpointSettings) -> None:
-        self._node = runtime.node
+        super().__init__(runtime)
         self._settings = settings
         self._meter = runtime.meter
-        self._table = runtime.table("rows", ROWS_SCHEMA)
-        self._completed = runtime.meter.completed = Completed()
         self._cached = runtime.cache(*PREFIX)
         self._times = runtime.meter.histogram("answer", "Requests to a server, from sending to the answer.")
         self._paid = dict.fromkeys(PAID, 0)
@@ -48,8 +41,7 @@ class AnswerMetrics:
         register_paid(runtime, self._paid, settings)
         runtime.number("retries", Number("requests sent again", "requests", PAID_GROUP), lambda: self.retries)
 
-    def answered(self, rows: Sequence[EndpointRow]) -> None:
-        """Record `rows`, which a server has answered or refused."""
+    def generated(self, rows: Sequence[EndpointRow]) -> None:
         for row in rows:
             if row.request is not None:
                 self.retries += max(row.request.tries - 1, 0)
@@ -66,37 +58,22 @@ class AnswerMetrics:
                 self._completed.rows += 1
                 self._completed.tokens += used[2] or 0
         self._meter.cost = self._settings.cost(*self._paid.values())
-        self._add(rows)
+        self._add([row for row in rows if row.answer is not None])
 
     def reused(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
-        """Record `rows`, which were answered from the store or by an identical row."""
-        self._completed.recalled += len(rows)
-        self._add(rows, from_store=from_store, identical=identical)
+        answered = [row for row in rows if row.answer is not None]
+        super().reused(answered, from_store=from_store, identical=identical)
 
-    def _add(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
-        rows = [row for row in rows if row.answer is not None]
-        if not rows:
-            return
-        answers = [row.answer for row in rows if row.answer is not None]
-        requests = [row.request for row in rows]
-        columns: tuple[Sequence[object], ...] = (
-            [self._node] * len(rows),
-            [row.row for row in rows],
-            [row.chunk for row in rows],
-            [answer.prompt_tokens for answer in answers],
-            [answer.completion_tokens for answer in answers],
-            [0.0 if r is None else r.sent_s - r.queued_s for r in requests],
-            [None] * len(rows),  # a server does not say when the first token was there
-            [0.0 if r is None else r.ended_s - r.sent_s for r in requests],
-            [answer.cached_tokens for answer in answers],
-            [False] * len(rows),
-            [0 if r is None else max(r.tries - 1, 0) for r in requests],
-            [0] * len(rows),  # nor what it drafted
-            [0] * len(rows),
-            [from_store] * len(rows),
-            [identical] * len(rows),
-        )
-        self._table.extend(columns)
+    def _values(self, row: EndpointRow) -> tuple[object, ...]:
+        assert row.answer is not None
+        queued_s = answered_s = 0.0
+        retries = 0
+        if (request := row.request) is not None:
+            queued_s, answered_s = request.sent_s - request.queued_s, request.ended_s - request.sent_s
+            retries = max(request.tries - 1, 0)
+        # A server says neither when the first token was there nor what it drafted.
+        tokens = row.answer.prompt_tokens, row.answer.completion_tokens
+        return *tokens, queued_s, None, answered_s, row.answer.cached_tokens, False, retries, 0, 0
 
 
 def register_paid(runtime: Runtime, paid: Mapping[str, int], settings: EndpointSettings) -> None:
@@ -112,10 +89,7 @@ def register_paid(runtime: Runtime, paid: Mapping[str, int], settings: EndpointS
 
 def usage_lines(node: str, directory: Path) -> Iterator[str]:
     """Yield a line on the tokens and the money of a node over all attempts, by the results in `directory`."""
-    attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
-    sums = Counter[str]()
-    for totals in attempts:
-        sums.update(json.loads(totals))
+    sums = summed_totals(directory)
     prompt, cached, completion = (sums[f"{node}/{name}"] for name in PAID)
     if prompt or completion:
         money = f", cost {sums[f'{node}/{COST}']:,.4f}" if f"{node}/{COST}" in sums else ""

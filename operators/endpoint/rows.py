@@ -1,4 +1,4 @@
-"""The rows of a node at a server: requests from batches, rejects, and identical requests, which are sent once."""
+"""The rows of a node at a server: requests from batches, and rejects."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from operators.endpoint.api.answers import Answer, read_answer
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.connection.request import Request
-from operators.generation.requests import Samples
-from operators.generation.seeds import RowSeeds, no_seed
+from operators.generation.requests import BatchRow, RowMaker
+from operators.generation.seeds import no_seed
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
 from operators.prompts.rendering import PROMPT_TEXT
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import SamplingSettings
 from pipeline.api.errors import HALF_A_CHARACTER
-from pipeline.api.records import ROW, Batch, Rejects, python_values
+from pipeline.api.records import python_values
 
 PATHS: Mapping[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
 STREAM = "stream"
@@ -33,58 +37,72 @@ _ENCODED = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(slots=True, eq=False)
 class EndpointRow:
-    """A row at a server: row `index` of `batch`, number `row` of the source.
+    """A row at a server.
 
     Args:
+        handle: its position.
         key: equal for rows with the same answer.
         seed: of the row; recorded, and sent where the server takes one.
         request: None once it is answered from the store or by an identical one.
     """
 
-    batch: Batch
-    index: int
-    row: int
+    handle: BatchRow
     key: bytes
     seed: int
     max_tokens: int
-    request: Request | None
+    request: Request | None = None
     answer: Answer | None = None
     error: str | None = None
 
     @property
     def chunk(self) -> int:
         """The chunk of its batch."""
-        return self.batch.chunk
+        return self.handle.batch.chunk
+
+    @property
+    def finish_reason(self) -> str | None:
+        """That of its answer; None without one."""
+        return None if self.answer is None else self.answer.finish_reason
+
+    @property
+    def identity(self) -> bytes:
+        """Its key."""
+        return self.key
+
+    def finish_like(self, other: EndpointRow) -> None:
+        """Take the answer of an identical row."""
+        self.answer, self.error, self.request = other.answer, other.error, None
 
 
-class RowMaker:
-    """Makes the rows of a node.
+class EndpointRowMaker(RowMaker[EndpointRow]):
+    """Makes the rows of a node at a server.
 
     Args:
+        sampling, seed, node, id_column, round_of: see RowMaker.
         api: chat or completions.
         bodies: makes the body of a request.
-        sampling: for the number of samples and the column of schemas.
-        seeds: makes the seed of each row.
-        arguments: gives the tools and the template arguments of a row.
+        arguments: gives the tools and the template arguments of a row, from `columns`.
         identity: of the model at the server, for the keys.
         done: called in the endpoint's thread for each row that is answered or given up.
     """
 
     def __init__(
         self,
+        sampling: SamplingSettings,
+        seed: int,
+        node: str,
+        id_column: str | None,
+        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
         api: str,
         bodies: Bodies,
-        sampling: SamplingSettings,
-        seeds: RowSeeds,
         arguments: TemplateArguments,
         columns: Iterable[str],
         identity: str,
         done: Callable[[EndpointRow], None],
     ) -> None:
+        super().__init__(sampling, seed, node, id_column, round_of)
         self._api = api
         self._bodies = bodies
-        self._samples = Samples(sampling)
-        self._seeds = seeds
         self._arguments = arguments
         self._schema_column = sampling.structured.json_schema_column
         needed = [*columns, *([self._schema_column] if self._schema_column else [])]
@@ -93,34 +111,41 @@ class RowMaker:
         self._base = hashlib.blake2b(f"{identity}|{api}".encode(), digest_size=16)
         self._done = done
 
-    def of(self, batch: Batch) -> tuple[list[EndpointRow], list[Rejects]]:
-        """Return the rows of `batch`, `sampling.n` each, and rejects for those that cannot be asked."""
-        expanded, refused = self._samples.of(batch)
-        rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
-        data = expanded.data
+    def _asked(self, data: pa.RecordBatch) -> tuple[list[Any], list[dict[str, Any]]]:
         prompts = data.column(PROMPT_TEXT.name).to_pylist()
         if self._api == "completions" and PROMPT_IDS.name in data.schema.names:
             ids = data.column(PROMPT_IDS.name).to_pylist()
             prompts = [text if tokens is None else tokens for text, tokens in zip(prompts, ids, strict=True)]
         values = {name: python_values(data.column(name)) for name in self._columns}
-        numbers = data.column(ROW.name).to_pylist()
-        rows, refused = [], {}
-        for i, seed in enumerate(self._seeds.of(data)):
-            if seed is None:
-                refused[i] = no_seed(data, i)
-                continue
-            own = {name: column[i] for name, column in values.items()}
-            made = self._body(prompts[i], own, seed)
-            if isinstance(made, str):
-                refused[i] = made
-                continue
-            try:
-                rows.append(self._row(expanded, i, numbers[i], seed, made))
-            except UnicodeEncodeError:
-                refused[i] = f"column '{PROMPT_TEXT.name}' has {HALF_A_CHARACTER}"
-        if refused:
-            rejects.append(expanded.reject(list(refused), list(refused.values())))
-        return rows, rejects
+        return prompts, [{name: column[i] for name, column in values.items()} for i in range(data.num_rows)]
+
+    def _row(
+        self, place: BatchRow, prompt: str | list[int] | None, values: dict[str, Any], seed: int | None
+    ) -> EndpointRow | str:
+        if seed is None:
+            return no_seed(place.batch.data, place.index)
+        body = self._body(prompt, values, seed)
+        if isinstance(body, str):
+            return body
+        try:
+            sent = _ENCODED(body).encode()
+        except UnicodeEncodeError:
+            return f"column '{PROMPT_TEXT.name}' has {HALF_A_CHARACTER}"
+        key = self._base.copy()
+        key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
+        most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))
+        row = EndpointRow(place, key.digest(), seed, most)
+        row.request = Request(
+            self,
+            PATHS[self._api],
+            sent if self._bodies.names(STREAM) else sent[:-1] + NOT_STREAMED,
+            lambda answer: read_answer(answer, self._api),
+            lambda request: self._answered(row, request),
+            tokens=len(sent) // CHARACTERS_PER_TOKEN + most,
+            secrets=lambda: quoted_texts(body),
+            tokens_of=_tokens_of,
+        )
+        return row
 
     def _body(self, prompt: str | list[int] | None, values: Mapping[str, Any], seed: int) -> dict[str, Any] | str:
         """Return the body for a row, or why there is none."""
@@ -136,24 +161,6 @@ class RowMaker:
             return str(error)
         except (ValueError, RecursionError) as error:
             return f"column '{PROMPT_TEXT.name}' holds no messages as JSON: {error}"
-
-    def _row(self, batch: Batch, index: int, number: int, seed: int, body: dict[str, Any]) -> EndpointRow:
-        sent = _ENCODED(body).encode()
-        key = self._base.copy()
-        key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
-        most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))
-        row = EndpointRow(batch, index, number, key.digest(), seed, most, None)
-        row.request = Request(
-            self,
-            PATHS[self._api],
-            sent if self._bodies.names(STREAM) else sent[:-1] + NOT_STREAMED,
-            lambda answer: read_answer(answer, self._api),
-            lambda request: self._answered(row, request),
-            tokens=len(sent) // CHARACTERS_PER_TOKEN + most,
-            secrets=lambda: quoted_texts(body),
-            tokens_of=_tokens_of,
-        )
-        return row
 
     def _answered(self, row: EndpointRow, request: Request) -> None:
         row.answer, row.error = request.result, request.error
@@ -183,39 +190,3 @@ def texts_in(value: Any) -> Iterable[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from texts_in(inner)
-
-
-class Identical:
-    """Rows in flight by their key: identical ones wait for the first, and share its answer.
-
-    Args:
-        enabled: false sends each row.
-    """
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._others: dict[bytes, list[EndpointRow]] = {}
-        self.waiting = 0
-        """Rows that wait for an identical one."""
-        self.served = 0
-        """Rows that shared the answer of another."""
-
-    def joins(self, row: EndpointRow) -> bool:
-        """Let `row` wait for an identical one, and return True; without one, let later rows wait for `row`."""
-        if not self._enabled:
-            return False
-        if (others := self._others.get(row.key)) is None:
-            self._others[row.key] = []
-            return False
-        others.append(row)
-        self.waiting += 1
-        return True
-
-    def of(self, row: EndpointRow) -> list[EndpointRow]:
-        """Give the answer of `row` to the rows that waited for it, and return them."""
-        others = self._others.pop(row.key, [])
-        for other in others:
-            other.answer, other.error, other.request = row.answer, row.error, None
-        self.waiting -= len(others)
-        self.served += len(others)
-        return others

@@ -88,7 +88,7 @@ class Generating:
             new = not_stored(self.store_path, rows, self.store.retry.finish_reason)
             if len(new) < len(rows):
                 notes.append(f"{share(len(rows) - len(new), len(rows)):.0%} of the rows are in the completion store")
-        duplicates = Duplicates(enabled=self.settings.optimise.identical_rows)
+        duplicates = Duplicates[Sequence](enabled=self.settings.optimise.identical_rows)
         single = [row for row in new if not duplicates.joins(row)]
         if len(single) < len(new):
             notes.append(f"{share(len(new) - len(single), len(new)):.0%} of the rows come out like another one")

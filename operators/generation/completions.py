@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from operators.engine.sampling.logprobs import Scored
 from operators.engine.sequence import FinishReason
 from operators.engine.sequence import Sequence as Row
 from operators.generation.reasoning import Reasoning
-from operators.generation.requests import batch_row
+from operators.generation.requests import GenerateRow, R, batch_row
 from operators.generation.seeds import SEED
 from operators.generation.tool_calls import TOOL_CALLS, ToolReader
 from operators.settings import SamplingSettings
@@ -62,13 +63,66 @@ def with_completion(
     return kept, add_columns(pa.schema([schema.field(name) for name in kept]), *added)
 
 
-class Completions:
+class CompletionColumns(ABC, Generic[R]):
     """Makes batches and rejects from finished rows.
 
     Args:
         kept: the columns of their batch that are passed on.
-        fields: the columns of the completion, of `completion_fields`.
+        fields: the columns of the completion.
         schema: all of them, under the names that they get.
+    """
+
+    def __init__(self, kept: Sequence[str], fields: Sequence[pa.Field], schema: pa.Schema) -> None:
+        self._kept = kept
+        self._fields = fields
+        self._schema = schema
+
+    @abstractmethod
+    def _columns(self, rows: Sequence[R]) -> Iterable[list[Any]]:
+        """Return the values of each field."""
+
+    @abstractmethod
+    def _misfit(self, row: R) -> str | None:
+        """Return the reason why the text of a finished row does not satisfy its constraint; None if it does or has
+        none."""
+
+    @abstractmethod
+    def _text(self, row: R) -> str:
+        """Return the text of a finished row."""
+
+    def items(self, rows: Iterable[R]) -> Iterator[Batch | Rejects]:
+        """Yield rejects for rows that failed or do not satisfy their constraint, made now or stored, then `batches` of
+        the others."""
+        done: list[R] = []
+        for row in rows:
+            place = batch_row(row)
+            if row.error is not None or row.finish_reason is None:
+                yield place.batch.reject([place.index], row.error or "it was not finished")
+            elif (reason := self._misfit(row)) is not None:
+                name = self._schema.names[len(self._kept)]  # show the text in the reject's record
+                alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
+                yield place.batch.with_data(alone).reject([0], reason)
+            else:
+                done.append(row)
+        yield from self.batches(done)
+
+    def batches(self, rows: Iterable[R]) -> Iterator[Batch]:
+        """Yield `rows` with their completions, one batch for each input batch."""
+        groups: dict[int, list[R]] = {}
+        for row in rows:
+            groups.setdefault(id(batch_row(row).batch), []).append(row)
+        for group in groups.values():
+            source = batch_row(group[0]).batch
+            kept = source.data.select(self._kept).take(pa.array([batch_row(row).index for row in group], pa.int64()))
+            made = [pa.array(values, f.type) for f, values in zip(self._fields, self._columns(group), strict=True)]
+            yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
+
+
+class Completions(CompletionColumns[Row]):
+    """Makes batches and rejects from the sequences that an engine has finished.
+
+    Args:
+        kept, fields, schema: see CompletionColumns.
         pieces: the bytes of each token of the vocabulary.
         reasoning: the tags of the model; None: it does not reason.
         raw: the completion has the reasoning and the calls too.
@@ -88,13 +142,11 @@ class Completions:
         whole: bool = False,
         reader: ToolReader | None = None,
     ) -> None:
+        super().__init__(kept, fields, schema)
         self._reader = reader if any(f == TOOL_CALLS[0] for f in fields) else None
         self._reasoning = reasoning
         self._raw = raw
         self._whole = whole
-        self._kept = kept
-        self._fields = fields
-        self._schema = schema
         self._pieces = pieces
         self._values: Mapping[str, Callable[[Row], Any]] = {
             TEXT: self._text,
@@ -109,35 +161,7 @@ class Completions:
             ),
         }
 
-    def items(self, rows: Iterable[Row]) -> Iterator[Batch | Rejects]:
-        """Yield rejects for rows that failed or do not satisfy their constraint, generated here or stored, then
-        `batches` of the others."""
-        done: list[Row] = []
-        for row in rows:
-            place = batch_row(row)
-            if row.error is not None or row.finish_reason is None:
-                yield place.batch.reject([place.index], row.error or "it was not finished")
-            elif (reason := self._misfit(row)) is not None:
-                name = self._schema.names[len(self._kept)]  # show the text in the reject's record
-                alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
-                yield place.batch.with_data(alone).reject([0], reason)
-            else:
-                done.append(row)
-        yield from self.batches(done)
-
-    def batches(self, rows: Iterable[Row]) -> Iterator[Batch]:
-        """Yield `rows` with their completions, one batch for each input batch."""
-        groups: dict[int, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(id(batch_row(row).batch), []).append(row)
-        for group in groups.values():
-            source = batch_row(group[0]).batch
-            kept = source.data.select(self._kept).take(pa.array([batch_row(row).index for row in group], pa.int64()))
-            made = [pa.array(values, f.type) for f, values in zip(self._fields, self._columns(group), strict=True)]
-            yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
-
     def _columns(self, rows: Sequence[Row]) -> Iterator[list[Any]]:
-        """Yield the values of each field."""
         made: dict[str, list[Any]] = {}
         if self._reasoning is not None:
             splits = [self._reasoning.split(row) for row in rows]
@@ -157,8 +181,6 @@ class Completions:
             yield made[field.name] if field.name in made else [self._values[field.name](row) for row in rows]
 
     def _misfit(self, row: Row) -> str | None:
-        """Return the reason why the text of a finished row does not satisfy its constraint; None if it does or has
-        none."""
         constraint = row.params.constraint
         if constraint is None:
             return None
@@ -189,14 +211,6 @@ def completion_text(row: Row, pieces: Sequence[bytes]) -> str:
     return b"".join([pieces[t] for t in row.tokens]).decode("utf-8", "replace")
 
 
-class OfChunk(Protocol):
-    """A row that knows its chunk."""
-
-    @property
-    def chunk(self) -> int:
-        """The number of its chunk."""
-
-
 class OpenChunks:
     """The chunks with rows in flight. Their ends are held until their rows and all earlier chunks have left."""
 
@@ -213,7 +227,7 @@ class OpenChunks:
         """Count `rows` more rows of `chunk` in flight."""
         self._rows[chunk] += rows
 
-    def done(self, rows: Iterable[OfChunk]) -> None:
+    def done(self, rows: Iterable[GenerateRow]) -> None:
         """Count `rows` as emitted."""
         self._rows.subtract(row.chunk for row in rows)
 

@@ -4,15 +4,17 @@ counted."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Generic
 
 import numpy as np
 
 from operators.engine.sequence import Sequence
+from operators.generation.requests import R
 
 PLACES = 2**18
 
 
-class Duplicates:
+class Duplicates(Generic[R]):
     """The rows of a node in flight, by everything that can change their text: prompt, sampling values, and the seed
     unless greedy.
 
@@ -22,18 +24,18 @@ class Duplicates:
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._others: dict[Hashable, list[Sequence]] = {}
+        self._others: dict[Hashable, list[R]] = {}
         self.waiting = 0
         """Number of rows that wait for an identical one."""
         self.served = 0
         """Number of rows completed from an identical one."""
 
-    def joins(self, row: Sequence) -> bool:
+    def joins(self, row: R) -> bool:
         """Let `row` wait for an identical row in flight, and return True; without one, let later rows wait for
         `row`."""
         if not self._enabled:
             return False
-        identity = _identity(row)
+        identity = row.identity
         others = self._others.get(identity)
         if others is None:
             self._others[identity] = []
@@ -42,27 +44,14 @@ class Duplicates:
         self.waiting += 1
         return True
 
-    def of(self, row: Sequence) -> list[Sequence]:
+    def of(self, row: R) -> list[R]:
         """Finish the rows that waited for the finished `row`, and return them."""
-        others = self._others.pop(_identity(row), []) if self._enabled else []
+        others = self._others.pop(row.identity, []) if self._enabled else []
         for other in others:
-            other.tokens = row.tokens
-            other.stops, other.sampling.scores, other.fits = row.stops, row.sampling.scores, row.fits
-            other.dropped = row.dropped
-            other.finish_reason, other.error = row.finish_reason, row.error
-            other.times.admitted = other.times.first_token = other.times.finished = row.times.finished
+            other.finish_like(row)
         self.waiting -= len(others)
         self.served += len(others)
         return others
-
-
-def _identity(row: Sequence) -> Hashable:
-    """Return a key that is equal for rows with the same result: their limit of tokens, and their content key or its
-    parts. Parameters are compared as objects: rows with equal ones mostly share the object."""
-    if row.key:
-        return row.max_tokens, row.key
-    stops = None if row.stops is None else (tuple(row.stops.stops), row.stops.keep)
-    return row.max_tokens, row.prompt.tobytes(), id(row.params), stops, None if row.params.greedy else row.seed
 
 
 class RepeatedDraws:

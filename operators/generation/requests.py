@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,40 @@ class BatchRow:
     """Its completion, once decoded to text."""
 
 
-def batch_row(row: Sequence) -> BatchRow:
-    """Return the position of a row that SequenceMaker has made."""
+class GenerateRow(Protocol):
+    """A row of a Generate node on its way to a text: a Sequence of an engine, or an EndpointRow.
+
+    Attributes:
+        handle: its BatchRow.
+        key: its content key in the store.
+        error: why there is no text.
+    """
+
+    handle: Any
+    key: bytes
+    error: str | None
+
+    @property
+    def chunk(self) -> int:
+        """The number of its chunk."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why its text ended; None as long as there is none."""
+
+    @property
+    def identity(self) -> Hashable:
+        """A key that is equal for rows with the same result."""
+
+    def finish_like(self, other: Self) -> None:
+        """End as the finished `other` has, which is identical."""
+
+
+R = TypeVar("R", bound=GenerateRow)
+
+
+def batch_row(row: GenerateRow) -> BatchRow:
+    """Return the position of a row that RowMaker has made."""
     if not isinstance(row.handle, BatchRow):
         raise TypeError(f"a row of another node came back: {row.handle!r}")
     return row.handle
@@ -88,14 +121,53 @@ def _can_be(n: object) -> bool:
     return n is None or (isinstance(n, int | float) and 1 <= n <= MOST_SAMPLES and n == int(n))
 
 
-class SequenceMaker:
+class RowMaker(ABC, Generic[R]):
+    """Makes the rows of a Generate node.
+
+    Args:
+        sampling: the job's values; the columns of `per_row` override them.
+        seed, node, id_column, round_of: see RowSeeds.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingSettings,
+        seed: int,
+        node: str,
+        id_column: str | None,
+        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    ) -> None:
+        self.samples = Samples(sampling)
+        self._seeds = RowSeeds(seed, node, id_column, by_row=SEED in sampling.per_row, round_of=round_of)
+
+    @abstractmethod
+    def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[Any], Iterable[Any]]:
+        """Return the prompts of the rows, and their values of the columns that are read."""
+
+    @abstractmethod
+    def _row(self, place: BatchRow, prompt: Any, values: Any, seed: int | None) -> R | str:
+        """Return a row, or the reason why there is none. `seed`: None if the row has none; see `no_seed`."""
+
+    def of(self, batch: Batch) -> tuple[list[R], list[Rejects]]:
+        """Return the rows of `batch`, `sampling.n` each, and rejects for those that cannot be generated."""
+        expanded, refused = self.samples.of(batch)
+        rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
+        places = [BatchRow(expanded, i, number) for i, number in enumerate(expanded.data.column(ROW.name).to_pylist())]
+        made = list(map(self._row, places, *self._asked(expanded.data), self._seeds.of(expanded.data)))
+        refused = {i: reason for i, reason in enumerate(made) if isinstance(reason, str)}
+        if refused:
+            rejects.append(expanded.reject(list(refused), list(refused.values())))
+        return [row for row in made if not isinstance(row, str)], rejects
+
+
+class SequenceMaker(RowMaker[Sequence]):
     """Makes the sequences of a Generate node.
 
     Args:
         sampling: the job's values; the columns of `per_row` override them.
         model: gives the end-of-generation tokens and the bytes of tokens.
         max_sequence_tokens: prompt and completion tokens of a row at most.
-        seed, node, id_column, round_of: see RowSeeds.
+        seed, node, id_column, round_of: see RowMaker.
         make: makes a sequence, as the decode strategy has it.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
@@ -127,10 +199,9 @@ class SequenceMaker:
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._limit = limit
-        self._seeds = RowSeeds(seed, node, id_column, by_row=SEED in sampling.per_row, round_of=round_of)
+        super().__init__(sampling, seed, node, id_column, round_of)
         self._model = model
         self._pieces = model.pieces()
-        self.samples = Samples(sampling)
         self._row_params = RowParams(sampling, model, reasoning, tools)
 
     def too_short(self) -> str | None:
@@ -144,32 +215,19 @@ class SequenceMaker:
         return f"sampling.max_tokens={most} is too few: the shortest of sampling.structured.choices has {least} tokens"
 
     def of(self, batch: Batch) -> tuple[list[Sequence], list[Rejects]]:
-        """Return the sequences of `batch`, `sampling.n` per row, and rejects for rows that cannot be generated."""
-        expanded, refused = self.samples.of(batch)
-        rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
-        made = self._sequences(expanded)
-        refused = {i: reason for i, reason in enumerate(made) if isinstance(reason, str)}
-        if refused:
-            rejects.append(expanded.reject(list(refused), list(refused.values())))
-        rows = [row for row in made if not isinstance(row, str)]
-        for row in rows:
-            row.chunk = batch.chunk
-        if self._priority is not None:
+        rows, rejects = super().of(batch)
+        if self._priority is not None and rows:
+            expanded = batch_row(rows[0]).batch
             priorities = self._priority.values(expanded.data).cast(float).fill_null(0.0).to_list()
             for row in rows:
                 row.priority = priorities[batch_row(row).index]
         return rows, rejects
 
-    def _sequences(self, batch: Batch) -> list[Sequence | str]:
-        """Return a sequence for each row of `batch`, or the reason why there is none."""
-        prompts = list_views(batch.data.column(PROMPT_IDS.name))
-        overrides = [batch.data.column(name).to_pylist() for name in self._row_params.columns]
-        each = zip(*overrides, strict=True) if overrides else repeat(())
-        numbers = batch.data.column(ROW.name).to_pylist()
-        places = [BatchRow(batch, i, number) for i, number in enumerate(numbers)]
-        return list(map(self._sequence, places, prompts, each, self._seeds.of(batch.data)))
+    def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[TokenIds], Iterable[tuple[Any, ...]]]:
+        overrides = [data.column(name).to_pylist() for name in self._row_params.columns]
+        return list_views(data.column(PROMPT_IDS.name)), zip(*overrides, strict=True) if overrides else repeat(())
 
-    def _sequence(self, place: BatchRow, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
+    def _row(self, place: BatchRow, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
         drawing = self._row_params.of(values)
         room = self._room - len(prompt)
         if isinstance(drawing, str):
@@ -187,7 +245,7 @@ class SequenceMaker:
         params = drawing.params
         if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(prompt):
             params = drawing.within
-        return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops)
+        return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops, chunk=place.batch.chunk)
 
 
 def require_columns(

@@ -4,17 +4,19 @@ constraints."""
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Generic
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
-from operators.generation.requests import batch_row
+from operators.generation.requests import R, batch_row
 from pipeline.api.histogram import CacheUse
 from pipeline.api.meter import Completed
 from pipeline.api.numbers import Number
@@ -47,8 +49,42 @@ LOGITS = ("prompt_logits", "logits of equal prompts", "completions")
 IDENTICAL = Number("rows that became what an identical one became", "rows")
 
 
-class RowMetrics:
-    """Records the completions of one node.
+class RowMetrics(ABC, Generic[R]):
+    """Records the rows of one node, of which the values differ between engines and servers.
+
+    Args:
+        runtime: of the node.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._node = runtime.node
+        self._table = runtime.table("rows", ROWS_SCHEMA)
+        self._completed = runtime.meter.completed = Completed()
+
+    @abstractmethod
+    def generated(self, rows: Seq[R]) -> None:
+        """Record `rows`, which were made or have failed now."""
+
+    @abstractmethod
+    def _values(self, row: R) -> tuple[object, ...]:
+        """Return the values of a row in ROWS_SCHEMA, from `prompt_tokens` to `accepted_tokens`."""
+
+    def reused(self, rows: Seq[R], *, from_store: bool = False, identical: bool = False) -> None:
+        """Record `rows`, which were completed from a store or from identical rows."""
+        self._completed.recalled += len(rows)
+        self._add(rows, from_store=from_store, identical=identical)
+
+    def _add(self, rows: Seq[R], *, from_store: bool = False, identical: bool = False) -> None:
+        lines = [(row, batch_row(row)) for row in rows]
+        if lines:
+            values = [
+                (self._node, place.row, row.chunk, *self._values(row), from_store, identical) for row, place in lines
+            ]
+            self._table.extend(list(zip(*values, strict=True)))
+
+
+class CompletionMetrics(RowMetrics[Sequence]):
+    """Records the completions of an engine.
 
     Args:
         runtime: of the node.
@@ -57,9 +93,7 @@ class RowMetrics:
     """
 
     def __init__(self, runtime: Runtime, *, constrained: bool, drafts: bool = False) -> None:
-        self._node = runtime.node
-        self._table = runtime.table("rows", ROWS_SCHEMA)
-        self._completed = runtime.meter.completed = Completed()
+        super().__init__(runtime)
         self._prefixes, self._logits = runtime.cache(*PREFIX), runtime.cache(*LOGITS)
         self._drafts = runtime.cache("drafts", "drafts", "tokens") if drafts else CacheUse()
         about = "Time of completions from the slot to the first token."
@@ -69,7 +103,6 @@ class RowMetrics:
             runtime.numbers(self._costs, "structured output")
 
     def generated(self, rows: Seq[Sequence]) -> None:
-        """Record `rows`, which the engine has finished."""
         for row in rows:
             self._costs.add(row.sampling.costs)
             self._first_tokens.add(_first_token(row) - row.times.admitted)
@@ -83,33 +116,13 @@ class RowMetrics:
         self._completed.tokens += sum(len(row.tokens) for row in rows)
         self._add(rows)
 
-    def reused(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
-        """Record `rows`, which were completed from a store or from identical rows."""
-        self._completed.recalled += len(rows)
-        self._add(rows, from_store=from_store, identical=identical)
-
-    def _add(self, rows: Seq[Sequence], *, from_store: bool = False, identical: bool = False) -> None:
-        if not rows:
-            return
-        firsts = [_first_token(row) for row in rows]
-        columns: tuple[Seq[object], ...] = (
-            [self._node] * len(rows),
-            [batch_row(row).row for row in rows],
-            [batch_row(row).batch.chunk for row in rows],
-            [len(row.prompt) for row in rows],
-            [len(row.tokens) for row in rows],
-            [row.times.admitted - row.times.queued for row in rows],
-            [first - row.times.admitted for row, first in zip(rows, firsts, strict=True)],
-            [row.times.finished - first for row, first in zip(rows, firsts, strict=True)],
-            [row.placement.shared_tokens for row in rows],
-            [row.placement.shared_logits for row in rows],
-            [row.placement.preemptions for row in rows],
-            [row.drafted for row in rows],
-            [row.accepted for row in rows],
-            [from_store] * len(rows),
-            [identical] * len(rows),
+    def _values(self, row: Sequence) -> tuple[object, ...]:
+        times, place, first = row.times, row.placement, _first_token(row)
+        return (
+            *(len(row.prompt), len(row.tokens)),
+            *(times.admitted - times.queued, first - times.admitted, times.finished - first),
+            *(place.shared_tokens, place.shared_logits, place.preemptions, row.drafted, row.accepted),
         )
-        self._table.extend(columns)
 
 
 def _first_token(row: Sequence) -> float:
@@ -117,13 +130,18 @@ def _first_token(row: Sequence) -> float:
     return row.times.first_token or row.times.finished
 
 
+def summed_totals(directory: Path) -> Counter[str]:
+    """Return the totals of a run in `directory`, summed over its attempts."""
+    sums = Counter[str]()
+    for totals in pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist():
+        sums.update(json.loads(totals))
+    return sums
+
+
 def cost_lines(node: str, directory: Path) -> Iterator[str]:
     """Yield a line on the cost of constraints over all attempts, by the results in `directory`; none if no token was
     constrained."""
-    attempts = pq.read_table(directory / "metrics/run.parquet", columns=["totals"])["totals"].to_pylist()
-    sums = Counter[str]()
-    for totals in attempts:
-        sums.update(json.loads(totals))
+    sums = summed_totals(directory)
     tokens = sums[f"{node}/constrained_tokens"]
     if tokens:
         yield (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from functools import partial
+from typing import Generic
 
 import numpy as np
 
@@ -13,8 +15,7 @@ from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
 from operators.generation.completions import completion_text
 from operators.generation.journal import Journal, StoredCompletion
-from operators.generation.requests import batch_row
-from pipeline.api.histogram import CacheUse
+from operators.generation.requests import R, batch_row
 from pipeline.api.numbers import Number
 from pipeline.api.protocols import Runtime
 
@@ -29,18 +30,12 @@ class CompletionKeys:
     def __init__(self, *context: object) -> None:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
 
-    def give(self, rows: Seq[Sequence]) -> list[bytes]:
-        """Set the keys of `rows`, and return the sampling values of each.
-
-        A key covers these, the prompt, and the seed unless greedy; not max_tokens, which only cuts a text.
-        """
-        settings: list[bytes] = []
+    def give(self, rows: Seq[Sequence]) -> None:
+        """Set the keys of `rows`. A key covers the sampling values, the prompt, and the seed unless greedy; not
+        max_tokens, which only cuts a text."""
         for row in rows:
-            stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
-            own = repr((row.params.identity, stops)).encode()
+            own = own_settings(row)
             row.key = self.key(own if row.params.greedy else own + row.seed.to_bytes(8, "little"), row.prompt)
-            settings.append(own)
-        return settings
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """Return a 16-byte key of a row. `parameters`: its sampling values, with the seed unless it is greedy."""
@@ -60,6 +55,12 @@ class CompletionKeys:
         return digest.digest()
 
 
+def own_settings(row: Sequence) -> bytes:
+    """Return the sampling values of a row, in bytes."""
+    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
+    return repr((row.params.identity, stops)).encode()
+
+
 STORE = ("store", "store", "completions")
 """Name, display name and unit of the cache."""
 HITS = {"found_resumed": "made by this run before", "found_earlier": "made by earlier runs"}
@@ -77,126 +78,140 @@ than it may have now; `store.retry` asks to generate it again."""
 
 
 class LookupCounts:
-    """The counts of a node's lookups in the store. `use`: incremented with them."""
+    """The counts of a node's lookups in the store, which it registers as numbers of the run."""
 
-    def __init__(self, use: CacheUse) -> None:
-        self._use = use
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._use = runtime.cache(*STORE)
         self.counts = dict.fromkeys((*HITS, *MISSES), 0)
-
-    def register(self, runtime: Runtime) -> None:
-        """Register the counts as numbers of the node."""
         for found, names in (("found", HITS), ("not found", MISSES)):
             for name, why in names.items():
                 number = Number(f"{found}: {why}", "rows", "completion store")
                 runtime.number(name, number, partial(self.counts.__getitem__, name))
 
-    @property
-    def found(self) -> int:
-        """All hits."""
-        return sum(self.counts[key] for key in HITS)
-
-    def summary(self) -> str | None:
-        """Return the counts in words; None if the store had none of the rows."""
+    def say(self) -> None:
+        """Write the counts to the log, unless the store had none of the rows."""
         counts = self.counts
-        if self.found + counts["missed_cut"] + counts["missed_retry"] == 0:
-            return None
+        hits = sum(counts[key] for key in HITS)
+        if hits + counts["missed_cut"] + counts["missed_retry"] == 0:
+            return
         missed = sum(counts[key] for key in MISSES)
         reasons = ", ".join(f"{counts[key]:,} {reason}" for key, reason in MISSES.items() if counts[key])
         owners = f"{counts['found_resumed']:,} of this run, {counts['found_earlier']:,} of earlier runs"
-        return f"completion store: {self.found:,} hits ({owners}), {missed:,} misses{f' ({reasons})' if missed else ''}"
+        misses = f"{missed:,} misses{f' ({reasons})' if missed else ''}"
+        log, node = self._runtime.log, self._runtime.node
+        log.info("%s: completion store: %s hits (%s), %s", node, f"{hits:,}", owners, misses)
 
-    def _count(self, queries: int, hits: int) -> None:
-        self._use.queries += queries
-        self._use.hits += hits
+    def _count(self, found: Iterable[str]) -> None:
+        """Count lookups by what was found, of HITS and MISSES."""
+        for each in found:
+            self.counts[each] += 1
+            self._use.queries += 1
+            self._use.hits += each in HITS
 
 
-class StoreLookup(LookupCounts):
-    """Completes rows from a store, and stores the completions of others.
+class RowLookup(LookupCounts, ABC, Generic[R]):
+    """Completes rows of a Generate node from a store, and stores the completions of others.
+
+    Args:
+        runtime: of the node.
+        store: the store.
+        retry: finish reasons; completions of other runs that ended so are made again.
+    """
+
+    def __init__(self, runtime: Runtime, store: Journal, retry: Collection[str]) -> None:
+        super().__init__(runtime)
+        self._store = store
+        self._retry = frozenset(retry)
+
+    @abstractmethod
+    def _finish(self, row: R, stored: StoredCompletion) -> str | None:
+        """Finish `row` by what is stored; else return why that does not serve it, of MISSES."""
+
+    @abstractmethod
+    def _made(self, row: R) -> StoredCompletion | None:
+        """Return what to store of a finished `row`; None if it has no text."""
+
+    def complete(self, rows: Seq[R]) -> list[R]:
+        """Complete those of `rows` that are in the store, and return them."""
+        stored = self._store.find([row.key for row in rows])
+        found = [self._look_up(row, stored.get(row.key)) for row in rows]
+        self._count(found)
+        return [row for row, how in zip(rows, found, strict=True) if how in HITS]
+
+    def keep(self, row: R) -> None:
+        """Store a finished `row`. Called as soon as the row ends, in the thread of the engine or of the endpoint, so
+        that it is durable even if the node waits for a slow reader."""
+        if (made := self._made(row)) is not None:
+            self._store.put({row.key: made})
+
+    def _look_up(self, row: R, stored: StoredCompletion | None) -> str:
+        """Finish `row` if it is stored and may be taken; return what was found, of HITS and MISSES."""
+        if stored is None:
+            return self._unknown(row)
+        is_own = stored.run == self._runtime.run_id
+        if stored.finish_reason in self._retry and not is_own:
+            return "missed_retry"
+        return self._finish(row, stored) or ("found_resumed" if is_own else "found_earlier")
+
+    def _unknown(self, row: R) -> str:
+        """Return why `row` is not in the store."""
+        return "missed_new"
+
+
+class StoreLookup(RowLookup[Sequence]):
+    """Completes sequences from a store, and stores those of an engine.
 
     The key of a row leaves out max_tokens, which only limits the text. A completion that ended by itself is valid for
     any max_tokens that is large enough; a longer one is cut; one that was cut too early is generated again. So a larger
     max_tokens only costs the rows that were cut, and a smaller one nothing.
 
     Args:
-        store: the store.
+        runtime, store, retry: see RowLookup.
         keys: makes the keys.
         pieces: the bytes of every token.
-        retry: finish reasons; completions of other runs that ended so are generated again.
-        run: the name of this run.
-        use: incremented here.
     """
 
     def __init__(
-        self,
-        store: Journal,
-        keys: CompletionKeys,
-        pieces: Seq[bytes],
-        retry: Collection[str],
-        run: str,
-        use: CacheUse,
+        self, runtime: Runtime, store: Journal, retry: Collection[str], keys: CompletionKeys, pieces: Seq[bytes]
     ) -> None:
-        self._store = store
+        super().__init__(runtime, store, retry)
         self._keys = keys
         self._pieces = pieces
-        self._retry = frozenset(retry)
-        self._run = run
-        super().__init__(use)
         self._begun = bool(store.settings)
         self._seen: dict[bytes, bool] = {}
 
     def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
-        """Complete those of `rows` that are in the store, and return them. Sets the keys of all `rows`."""
-        settings = self._keys.give(rows)
-        stored = self._store.find([row.key for row in rows])
-        found: list[Sequence] = []
-        for row, own in zip(rows, settings, strict=True):
-            known = stored.get(row.key)
-            if known is None:
-                self._count_unknown(own)
-            elif (serves := self._as_for(row, known)) is not None:
-                _finish(row, serves)
-                found.append(row)
-        self._count(len(rows), len(found))
-        return found
+        self._keys.give(rows)
+        return super().complete(rows)
 
-    def keep(self, row: Sequence) -> None:
-        """Store a finished `row`. Called by the engine's thread as soon as the row ends, so that it is durable even if
-        the node waits for a slow reader."""
-        if row.finish_reason is not None and row.error is None:
-            text = batch_row(row).text = completion_text(row, self._pieces)
-            scores = None if row.params.logprobs is None else row.sampling.scores
-            least = len(row.tokens) + row.dropped
-            stored = StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._run)
-            self._store.put({row.key: stored})
-
-    def _as_for(self, row: Sequence, known: StoredCompletion) -> StoredCompletion | None:
-        """Return the stored completion `known`, cut for `row`; None if the row must be generated again."""
-        own = known.run == self._run
-        if known.finish_reason in self._retry and not own:
-            self.counts["missed_retry"] += 1
+    def _made(self, row: Sequence) -> StoredCompletion | None:
+        if row.finish_reason is None or row.error is not None:
             return None
-        if known.finish_reason == FinishReason.LENGTH and len(known.ids) < row.max_tokens:
-            self.counts["missed_cut"] += 1
-            return None
-        self.counts["found_resumed" if own else "found_earlier"] += 1
-        if known.least <= row.max_tokens:
-            return known
-        ids = known.ids[: row.max_tokens]
-        text = b"".join([self._pieces[token] for token in ids]).decode("utf-8", "replace")
-        scores = None if known.scores is None else known.scores[: row.max_tokens]
-        return StoredCompletion(ids, text, FinishReason.LENGTH.value, scores)
+        text = batch_row(row).text = completion_text(row, self._pieces)
+        scores = None if row.params.logprobs is None else row.sampling.scores
+        least = len(row.tokens) + row.dropped
+        return StoredCompletion(row.tokens, text, row.finish_reason.value, scores, least, self._runtime.run_id)
 
-    def _count_unknown(self, settings: bytes) -> None:
+    def _finish(self, row: Sequence, stored: StoredCompletion) -> str | None:
+        if stored.finish_reason == FinishReason.LENGTH and len(stored.ids) < row.max_tokens:
+            return "missed_cut"
+        if stored.least > row.max_tokens:  # cut it
+            ids = stored.ids[: row.max_tokens]
+            text = b"".join([self._pieces[token] for token in ids]).decode("utf-8", "replace")
+            scores = None if stored.scores is None else stored.scores[: row.max_tokens]
+            stored = StoredCompletion(ids, text, FinishReason.LENGTH.value, scores)
+        row.tokens = np.asarray(stored.ids, np.int32).tolist()
+        row.finish_reason = FinishReason(stored.finish_reason)
+        row.sampling.scores = list(stored.scores or ())
+        batch_row(row).text = stored.text
+        row.refit()
+        return None
+
+    def _unknown(self, row: Sequence) -> str:
+        settings = own_settings(row)
         if settings not in self._seen:
             digest = self._keys.settings(settings)
             self._seen[settings] = digest in self._store.settings
             self._store.note_settings({digest})
-        self.counts["missed_new" if self._seen[settings] or not self._begun else "missed_settings"] += 1
-
-
-def _finish(row: Sequence, stored: StoredCompletion) -> None:
-    row.tokens = np.asarray(stored.ids, np.int32).tolist()
-    row.finish_reason = FinishReason(stored.finish_reason)
-    row.sampling.scores = list(stored.scores or ())
-    batch_row(row).text = stored.text
-    row.refit()
+        return "missed_new" if self._seen[settings] or not self._begun else "missed_settings"

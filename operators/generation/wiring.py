@@ -19,7 +19,7 @@ from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
-from operators.generation.store_lookup import STORE, CompletionKeys, StoreLookup
+from operators.generation.store_lookup import CompletionKeys, StoreLookup
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
@@ -228,10 +228,7 @@ def store_lookup(
     if shared is None:
         return None
     keys = completion_keys(model, decode, settings)
-    use = runtime.cache(*STORE)
-    lookup = StoreLookup(shared, keys, model.pieces(), store.retry.finish_reason, runtime.run_id, use)
-    lookup.register(runtime)
-    return lookup
+    return StoreLookup(runtime, shared, store.retry.finish_reason, keys, model.pieces())
 
 
 def store_path(settings: StoreSettings, directory: Path) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.generation.journal import StoredCompletion
-from operators.generation.store_lookup import STORE, CompletionKeys, LookupCounts
+from operators.generation.store_lookup import CompletionKeys, LookupCounts
 from operators.generation.wiring import shared_store
 from operators.settings import StoreSettings
 from pipeline.api.protocols import Runtime
@@ -34,12 +34,11 @@ class StoredAnswers(LookupCounts):
         self._keys = CompletionKeys(*context)
         self._kind, self._runtime = kind, runtime
         if self._store is not None:
-            super().__init__(runtime.cache(*STORE))
-            self.register(runtime)
+            super().__init__(runtime)
             digest, known = self._keys.settings(b""), self._store.settings
             self._missed = "missed_new" if digest in known or not known else "missed_settings"
             self._store.note_settings({digest})
-            runtime.resource(("stored answers", runtime.node), lambda: self, StoredAnswers._say)
+            runtime.resource(("stored answers", runtime.node), lambda: self, StoredAnswers.say)
 
     def key(self, parts: Iterable[bytes]) -> bytes:
         """Return the key of a row that asks `parts`, in this order."""
@@ -50,20 +49,16 @@ class StoredAnswers(LookupCounts):
         if self._store is None:
             return {}
         stored = self._store.find(list(dict.fromkeys(keys)))
-        for key in keys:
-            own = key in stored and stored[key].run == self._runtime.run_id
-            self.counts[self._missed if key not in stored else "found_resumed" if own else "found_earlier"] += 1
-        self._count(len(keys), sum(key in stored for key in keys))
+        is_own = {key: one.run == self._runtime.run_id for key, one in stored.items()}
+        self._count(
+            self._missed if key not in stored else "found_resumed" if is_own[key] else "found_earlier" for key in keys
+        )
         return {key: self._decoded(one) for key, one in stored.items()}
 
     def keep(self, answers: Mapping[bytes, Answer]) -> None:
         """Store `answers` by key."""
         if self._store is not None:
             self._store.put({key: self._encoded(answer) for key, answer in answers.items()})
-
-    def _say(self) -> None:
-        if (summary := self.summary()) is not None:
-            self._runtime.log.info("%s: %s", self._runtime.node, summary)
 
     def _encoded(self, answer: Answer) -> StoredCompletion:
         """Put the bytes of the numbers where a completion has its ids, and the lengths of the arrays into its text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -237,6 +238,24 @@ class Sequence:
         if forced:
             self.update_state()
         return bool(forced)
+
+    @property
+    def identity(self) -> Hashable:
+        """A key that is equal for sequences with the same result: their limit of tokens, and their content key or its
+        parts, the seed unless they are greedy. Parameters are compared as objects: sequences with equal ones mostly
+        share the object."""
+        if self.key:
+            return self.max_tokens, self.key
+        stops = None if self.stops is None else (tuple(self.stops.stops), self.stops.keep)
+        seed = None if self.params.greedy else self.seed
+        return self.max_tokens, self.prompt.tobytes(), id(self.params), stops, seed
+
+    def finish_like(self, other: Sequence) -> None:
+        """End as the finished `other` has, which is identical."""
+        self.tokens, self.stops, self.sampling.scores = other.tokens, other.stops, other.sampling.scores
+        self.fits, self.dropped = other.fits, other.dropped
+        self.finish_reason, self.error = other.finish_reason, other.error
+        self.times.admitted = self.times.first_token = self.times.finished = other.times.finished
 
     def refit(self) -> None:
         """Set `fits` for `tokens` from a store."""
