@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.columns import named
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.records import require_column
 
 FIELDS = (
     pa.field("choice", pa.string()),
@@ -107,18 +108,13 @@ class Choose(ReadsLikelihoods):
         self._question = question_column
         self._normalize = normalize
         self._joint = joint
-        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+        self._fields = named(FIELDS, as_)
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        self._check(schema)
+    def _check(self, schema: pa.Schema) -> None:
+        super()._check(schema)
         check_joint(schema, self._joint, [self._question])
         if self._column is not None:
             require_column(schema, self._column, [pa.list_(pa.string())])
-        self._schema = add_columns(schema, *self._fields)
-        return self._schema
-
-    def process(self, batch: Batch) -> Iterable[Output]:
-        return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         questions, ids = data.column(self._question).to_pylist(), list(self._ids(data, self._question, begins=True))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
 from operators.scoring.classifier import ReadsHead, sigmoid, softmax
+from operators.scoring.columns import named
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.protocols import Runtime
-from pipeline.api.records import Batch, Output, add_columns
 
 FIELDS = (
     pa.field("label", pa.string()),
@@ -75,21 +75,16 @@ class Classify(ReadsHead):
         self._text = text_column
         self._activation = activation
         self.truncate = truncate
-        self._fields = [f.with_name(f"{as_}_{f.name}") if as_ else f for f in FIELDS]
+        self._fields = named(FIELDS, as_)
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
+    def _check(self, schema: pa.Schema) -> None:
         self._check_model()
-        self._check(schema)
-        self._schema = add_columns(schema, *self._fields)
-        return self._schema
+        super()._check(schema)
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
         usual = "none" if self._head.normalized else "sigmoid" if len(self._head.labels) == 1 else "softmax"
         self._activate = ACTIVATIONS[self._activation or usual]
-
-    def process(self, batch: Batch) -> Iterable[Output]:
-        return self._outputs(batch)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         return self._whole_texts(data, self._text, "classify")

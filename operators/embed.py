@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.endpoint.embed import EndpointEmbed
+from operators.endpoint.scoring import EndpointEmbed
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import Logits, TokenIds, Wanted
 from operators.engine.backend.loading import inspect_model
-from operators.rows.row_condition import Where, passed_by
+from operators.scoring.arguments import EmbedArguments
+from operators.scoring.columns import EMBEDDING, named
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
-from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import Cancelled, ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns
-
-EMBEDDING = "embedding"
+from pipeline.api.protocols import Runtime
 
 POOLING: dict[str, Callable[[Logits], npt.NDArray[np.floating[Any]]]] = {
     "mean": lambda tokens: tokens.mean(axis=0, dtype=np.float64),
@@ -36,7 +32,7 @@ POOLING: dict[str, Callable[[Logits], npt.NDArray[np.floating[Any]]]] = {
 """From the embeddings of a text's tokens, float32 [tokens, n_embd], to that of the text, [n_embd]."""
 
 
-class Embed(ReadsTexts):
+class Embed(EmbedArguments, ModelOrServer, ReadsTexts):
     """Adds `embedding`, a list of float32 of the model's fixed size.
 
     The model is an encoder (BERT, ModernBERT, XLM-RoBERTa, ...), or one that continues texts. The vector is pooled from
@@ -74,49 +70,25 @@ class Embed(ReadsTexts):
             text_column: prompt
     """
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointEmbed if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointEmbed
 
     wanted = Wanted.EMBEDDINGS
     broken = "the model's embedding of the text is not finite"
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        runtime: EngineSettings,
-        text_column: str = "text",
-        pooling: str | None = None,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        truncate: bool = False,
-        as_: str | None = None,
-        where: str | None = None,
-        store: StoreSettings | None = None,
-    ) -> None:
-        if pooling is not None:
-            check_one_of("pooling", pooling, POOLING)
-        super().__init__(model, runtime, [text_column], store)
-        self._where = Where(where)
-        self._all_rows = where is None
-        self._text = text_column
-        self._pooling = pooling
-        self._normalize = normalize
-        self._dimensions = dimensions
-        self.truncate = truncate
-        self._name = f"{as_}_{EMBEDDING}" if as_ else EMBEDDING
+    def __post_init__(self) -> None:
+        if self.pooling is not None:
+            check_one_of("pooling", self.pooling, POOLING)
+        ReadsTexts.__init__(self, self.model, self.runtime, [self.text_column], self.store, self.where)
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        self._check(schema)
-        self._where.plan(schema)
+    def _check(self, schema: pa.Schema) -> None:
+        super()._check(schema)
         size = inspect_model(self._model).n_embd
         if size is None:
             raise ConfigError("the model does not say how long its embeddings are (GGUF key embedding_length)")
         self._n_embd = size
-        self._size = size if self._dimensions is None else self._dimensions
+        self._size = size if self.dimensions is None else self.dimensions
         check(1 <= self._size <= size, "dimensions", self._size, f"1 to {size}, the numbers of the model's embeddings")
-        self._schema = add_columns(schema, pa.field(self._name, pa.list_(pa.float32(), self._size)))
-        return self._schema
+        self._fields = named([pa.field(EMBEDDING, pa.list_(pa.float32(), self._size))], self.as_)
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
@@ -124,35 +96,26 @@ class Embed(ReadsTexts):
         if found != self._n_embd:
             raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._n_embd}")
         self._pool = POOLING[self._pooled]
-        if self._all_rows:
+        if self.where is None:
             self._take_context()
-
-    def process(self, batch: Batch) -> Iterable[Output]:
-        batch, others, beyond = self._where.split(batch)
-        yield from beyond
-        if others.num_rows:
-            yield passed_by(others, others.data.schema.names, self._schema)
-        if not batch.num_rows:
-            return
-        if self._runtime.cancelled:
-            raise Cancelled  # a new lease would end the abort of running calls
-        yield from self._outputs(batch)
 
     @property
     def _pooled(self) -> str:
-        return self._pooling or self._loaded.pooling or "mean"
+        return self.pooling or self._loaded.pooling or "mean"
 
     def _options(self) -> tuple[object, ...]:
-        given = () if self._dimensions is None else (self._dimensions,)
-        return self._pooled, self._normalize, *given
+        given = () if self.dimensions is None else (self.dimensions,)
+        return self._pooled, self.normalize, *given
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        return self._whole_texts(data, self._text, "embed")
+        return self._whole_texts(data, self.text_column, "embed")
 
     def _asked(self, text: Text) -> Sequence[TokenIds]:
         return [text.ids]
 
     def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
+        if self._runtime.cancelled:
+            raise Cancelled  # a new lease would end the abort of running calls
         self._take_context()
         vectors: dict[int, Answer | None] = {}
         begun: dict[int, list[Logits]] = {}
@@ -175,6 +138,6 @@ class Embed(ReadsTexts):
     def _vector(self, tokens: Logits) -> Answer | None:
         """Pool the embeddings of the tokens, float32 [tokens, n_embd], into that of the text, float32 [dimensions]."""
         pooled = self._pool(tokens)[: self._size].astype(np.float64)
-        length = math.sqrt(math.fsum(np.square(pooled).tolist())) if self._normalize else 1.0
+        length = math.sqrt(math.fsum(np.square(pooled).tolist())) if self.normalize else 1.0
         vector = (pooled / length if length else pooled).astype(np.float32)
         return (vector,) if np.isfinite(vector).all() else None

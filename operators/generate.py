@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
+from operators.endpoint.server import ModelOrServer
+from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.sequence import Sequence as Row
 from operators.estimate.node import Generating
 from operators.generation.canary import canary
-from operators.generation.completions import OpenChunks
-from operators.generation.duplicates import Duplicates, RepeatedDraws
-from operators.generation.row_metrics import IDENTICAL, CompletionMetrics, cost_lines
+from operators.generation.completions import Completions, completion_fields
+from operators.generation.duplicates import RepeatedDraws
+from operators.generation.model_sampling import taken
+from operators.generation.node import GenerateNode, RowBackend
+from operators.generation.reasoning import Reasoning, reasoning_tags
+from operators.generation.requests import SequenceMaker
+from operators.generation.row_metrics import CompletionMetrics, cost_lines
 from operators.generation.seeds import SEED
-from operators.generation.setup import GenerateSetup
 from operators.generation.store_lookup import StoreLookup
-from operators.generation.tools import CHOICE
+from operators.generation.structured import structured_form
+from operators.generation.tool_calls import ToolReader
+from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_chosen,
+    check_room,
     chosen_settings,
     completion_keys,
     decode_setup,
+    draft_memory,
     identity_of,
+    model_memory,
+    of_engine,
     shared_engine,
     shared_store,
-    store_lookup,
     store_path,
 )
-from operators.rows.row_condition import passed_by
-from operators.settings.endpoint import EndpointSettings
+from operators.rows.sql import RowExpression
+from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
-from operators.tuning.choices import LookAhead, Tuning
+from operators.tuning.choices import Tuning
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.identity import Identity
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime, Scope
-from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.protocols import Inbox, MemoryNeed, Runtime, Scope
+from pipeline.api.records import Batch, require_column
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -47,7 +59,7 @@ UNREAD_CALLS = (
 )
 
 
-class Generate(GenerateSetup):
+class Generate(GenerateNode[Row], ModelOrServer):
     """Completes the prompts of its input.
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
@@ -92,32 +104,65 @@ class Generate(GenerateSetup):
 
     parts = ("decode", "sample")
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointGenerate if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointGenerate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._model_settings = of_engine(self.model, self.runtime)
+        self._setup = decode_setup(self.decode)
+        self._engine_settings = self._setup.settled(self.runtime)
+        priority = self.runtime.priority
+        self._priority = None if priority is None else RowExpression("runtime.priority", priority)
+
+    def _planned(self, schema: pa.Schema) -> list[pa.Field]:
+        check_room(self._model_settings, self._engine_settings)
+        self._setup.check(self.sampling, self._engine_settings, self._model_settings)
+        require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        if self._priority is not None:
+            self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
+        structured_form(self.sampling.structured)
+        self._tags = reasoning_tags(self._model_settings)
+        self._tools = Tools.of(self._model_settings, self._data, self.sampling)
+        if self._tools is not None:
+            self._tools.plan(schema)
+        reasons, calls = self.reasoning and self._tags is not None, self.tool_calls and self._tools is not None
+        return completion_fields(self.sampling, keep_ids=self.completion_ids, reasons=reasons, calls=calls)
+
+    def fingerprint(self) -> dict[str, Any]:
+        form = structured_form(self.sampling.structured)
+        constraint = {} if form is None else {"structured": form.digest}
+        tags = reasoning_tags(self._model_settings)
+        constraint |= {} if tags is None else {"reasoning": repr(tags)}
+        tools = Tools.of(self._model_settings, self._data, self.sampling)
+        constraint |= {} if tools is None else {"tools": tools.identity}
+        runtime = self._engine_settings
+        # It says where texts are cut, as runtime.max_sequence_tokens does.
+        room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
+        return {**identity(self._model_settings), **room, **constraint}
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        key = repr((self._model_settings, self._engine_settings, self.decode))
+        yield from model_memory(self._model_settings, self._engine_settings, key, draft=self._setup.draft)
+        yield from draft_memory(self._setup, self._model_settings, self._engine_settings, key)
 
     def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
         check_chosen(runtime, self._engine_settings)
         self._load(runtime)
-        shared_store(runtime, self._store_settings)  # an unusable store ends the run before anything is computed
-        self._lookup: StoreLookup | None = None
-        self._ahead = LookAhead()
-        seeds_given = SEED in self._sampling.per_row
-        self._repeated = RepeatedDraws(of_ids=self._id_column is not None and not seeds_given)
-        self._duplicates = Duplicates[Row](enabled=self._engine_settings.optimise.identical_rows)
-        setup = decode_setup(self._decode)
-        drafts, constrained = setup.draft > 0, self._sampling.structured.kind is not None
+        shared_store(runtime, self.store)  # an unusable store ends the run before anything is computed
+        seeds_given = SEED in self.sampling.per_row
+        self._repeated = RepeatedDraws(of_ids=self.id_column is not None and not seeds_given)
+        drafts, constrained = self._setup.draft > 0, self.sampling.structured.kind is not None
         self._metrics = CompletionMetrics(runtime, constrained=constrained, drafts=drafts)
-        said = self._sampling.tools is not None or CHOICE in self._sampling.per_row
+        said = self.sampling.tools is not None or CHOICE in self.sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
         if (wanted := self._model_settings.converts_to) is not None:
             runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
-        if setup.draft_model is not None:
-            runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, setup.draft_model.path)
+        if (drafting := self._setup.draft_model) is not None:
+            runtime.log.info("%s: %s makes drafts (decode.draft.model)", runtime.node, drafting.path)
         if not self._engine_settings.open_keys():
             self._take_engine(self._engine_settings)
-        runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
     def identity(self) -> Identity:
         same = identity_of(self._model, self._engine_settings)
@@ -128,122 +173,96 @@ class Generate(GenerateSetup):
         found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))
         return replace(same, bits=found)
 
-    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        return self._where.forecast(
-            batches,
-            task,
-            lambda own, part: self._forecast(runtime, own, part),
-            lambda others: passed_by(others, self._kept, self._schema),
-        )
-
     def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
         self._load(runtime)
         rows = int(task.rows.likely * (self._samples.each or 1))
         few = rows if rows <= FEW_ROWS else None
-        lengths, longest = prompt_lengths(batch.data for batch in batches), self._sampling.max_tokens
+        lengths, longest = prompt_lengths(batch.data for batch in batches), self.sampling.max_tokens
         before = Tuning(self._engine_settings, self._model, lengths, longest, task.results, few).before()
         settings = before or self._engine_settings.with_defaults()
-        engine = shared_engine(runtime, self._model, settings, self._decode)
+        engine = shared_engine(runtime, self._model, settings, self.decode)
         generating = Generating(
             engine,
             settings,
-            self._sampling,
+            self.sampling,
             self._requests,
             self._completions,
             self._model.pieces(),
-            completion_keys(self._model, self._decode, settings),
-            self._store_settings,
-            store_path(self._store_settings, task.results),
+            completion_keys(self._model, self.decode, settings),
+            self.store,
+            store_path(self.store, task.results),
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
         notes = [*([] if before else [assumed]), *found.notes]
         return replace(found, notes=notes)
 
-    def run(self, inbox: Inbox) -> Iterator[Item]:
+    def _note(self, rows: Sequence[Row]) -> None:
+        if self.id_column is not None or SEED in self.sampling.per_row:
+            self._repeated.note(rows)
+
+    def report(self, directory: Path, node: str) -> Iterable[str]:
+        if self.sampling.structured.kind is not None:
+            yield from cost_lines(node, directory)
+
+    def close(self) -> None:
+        if (warning := self._repeated.warning(self.id_column)) is not None:
+            self._runtime.log.warning("%s: %s", self._runtime.node, warning)
+        super().close()
+
+    def _connect(self, inbox: Inbox) -> RowBackend[Row]:
         if self._engine_settings.open_keys():
             self._take_engine(self._chosen(inbox))
         settings = self._engine_settings
         capacity = settings.slots + settings.lookahead_rows
-        self._client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
+        client = self._engine.connect(self._runtime.meter, self._runtime.depth, capacity, inbox.wake)
         if self._lookup is not None:
-            self._client.on_finished = self._lookup.keep
-        self._chunks = OpenChunks()
-        try:
-            while True:
-                while self._wants_rows() and (item := self._ahead.poll(inbox)) is not None:
-                    if isinstance(item, ChunkEnd):
-                        self._chunks.end(item)
-                    elif isinstance(item, Batch):
-                        yield from self._submit(item)
-                yield from self._emit(self._noted(self._client.collect()))
-                if inbox.exhausted and not self._ahead:
-                    self._client.end()
-                    if self._chunks.empty:
-                        return
-                inbox.wait(idle=self._chunks.empty, for_items=self._wants_rows())
-        finally:
-            self._noted(self._client.leave())
-
-    def report(self, directory: Path, node: str) -> Iterable[str]:
-        if self._sampling.structured.kind is not None:
-            yield from cost_lines(node, directory)
-
-    def close(self) -> None:
-        if (warning := self._repeated.warning(self._id_column)) is not None:
-            self._runtime.log.warning("%s: %s", self._runtime.node, warning)
-        if self._lookup is not None:
-            self._lookup.say()
+            client.on_finished = self._lookup.keep
+        return client
 
     def _take_engine(self, settings: EngineSettings) -> None:
         self._engine_settings = settings
-        self._lookup = store_lookup(self._runtime, self._store_settings, self._model, self._decode, settings)
-        self._engine = shared_engine(self._runtime, self._model, settings, self._decode)
+        if (store := shared_store(self._runtime, self.store)) is not None:
+            keys, retry = completion_keys(self._model, self.decode, settings), self.store.retry.finish_reason
+            self._lookup = StoreLookup(self._runtime, store, retry, keys, self._model.pieces())
+        self._engine = shared_engine(self._runtime, self._model, settings, self.decode)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
         """Choose the open settings by the first prompts, or by all if they are few."""
         each = self._samples.each
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
-        lengths, longest = prompt_lengths(self._ahead.data()), self._sampling.max_tokens
+        lengths, longest = prompt_lengths(self._ahead.data()), self.sampling.max_tokens
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
-    def _wants_rows(self) -> bool:
-        # Rows queued here take memory; rows left in the inbox cause backpressure.
-        return self._client.waiting + self._duplicates.waiting < self._engine_settings.lookahead_rows
-
-    def _submit(self, batch: Batch) -> Iterator[Item]:
-        """Submit the rows of `batch` to the engine; emit those that `where` passes by, that were refused, or that the
-        store has."""
-        batch, others, beyond = self._where.split(batch)
-        yield from beyond
-        if others.num_rows:
-            yield passed_by(others, self._kept, self._schema)
-        if not batch.num_rows:
-            return
-        rows, rejects = self._requests.of(batch)
-        rejected = sum(some.num_rows for some in rejects)
-        self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)
-        yield from rejects
-        if self._id_column is not None or SEED in self._sampling.per_row:
-            self._repeated.note(rows)
-        known = [] if self._lookup is None else self._lookup.complete(rows)
-        self._metrics.reused(known, from_store=True)
-        self._chunks.begin(batch.chunk, len(rows))
-        new = [row for row in rows if row.finish_reason is None]
-        self._client.submit([row for row in new if not self._duplicates.joins(row)])
-        yield from self._emit(known)
-
-    def _noted(self, rows: Sequence[Row]) -> list[Row]:
-        """Record `rows`, which the engine has finished, and their duplicates in the metrics; return both."""
-        self._metrics.generated(rows)
-        duplicates = [other for row in rows for other in self._duplicates.of(row)]
-        self._metrics.reused(duplicates, identical=True)
-        return [*rows, *duplicates]
-
-    def _emit(self, rows: Sequence[Row]) -> Iterator[Item]:
-        """Emit finished rows, and the ends of chunks that have none left."""
-        yield from self._completions.items(rows)
-        self._chunks.done(rows)
-        yield from self._chunks.ready()
+    def _load(self, runtime: Runtime) -> None:
+        """Load the model, and make the converters from rows to sequences and back."""
+        self._model = model = load_model(runtime, self._model_settings)
+        reasoning = None if self._tags is None else Reasoning(model, self._tags)
+        self._requests = requests = SequenceMaker(
+            self.sampling,
+            model,
+            self._setup.room(self._engine_settings, model.n_ctx_train),
+            self._seeds(runtime),
+            self._setup.sequence_type(),
+            self._engine_settings.row_limit,
+            self._priority,
+            reasoning,
+            self._tools,
+        )
+        reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
+        self._completions = Completions(
+            self._kept,
+            self._fields,
+            self._schema,
+            model.pieces(),
+            reasoning,
+            raw=self.completion_text == "raw",
+            whole=not self.sampling.structured.after_reasoning,
+            reader=reader,
+        )
+        if (asked := taken(inspect_model(self._model_settings).sampling, self.sampling)) is not None:
+            runtime.log.info("%s: %s", runtime.node, asked)
+        if (warning := requests.too_short()) is not None:
+            runtime.log.warning("%s: %s", runtime.node, warning)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from operators.endpoint.render import EndpointRender
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import load_model
 from operators.prompts.chat import Chat, prints, proofs
 from operators.prompts.conversations import SYSTEM, USER, Messages
@@ -16,11 +17,10 @@ from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import probe
 from operators.prompts.template_process import TemplateProcess, shared_process
-from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.machine_errors import of_machine
-from pipeline.api.protocols import BaseOperator, Runtime, Scope
+from pipeline.api.protocols import Runtime, Scope
 from pipeline.api.records import Batch, Output
 
 BYPASSED = (
@@ -46,7 +46,7 @@ Steps = Generator[dict[str, Any], str, str]
 Prompts = Generator[dict[str, Any], str, Prompt]
 
 
-class Render(Rendering):
+class Render(Rendering, ModelOrServer):
     """Makes the text of each row's prompt: adds `prompt_text` (string), and `prompt_literals` (list<int32>): the
     characters of it at which the name of a control token begins that is the row's text, and no token.
 
@@ -95,9 +95,7 @@ class Render(Rendering):
 
     scope = Scope.ROW
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointRender if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointRender
 
     def open(self, runtime: Runtime) -> None:
         model = load_model(runtime, self._model)

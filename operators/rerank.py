@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from operators.endpoint.rerank import EndpointRerank
+from operators.endpoint.scoring import EndpointRerank
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.arguments import RerankArguments
 from operators.scoring.classifier import ReadsHead, sigmoid
-from operators.scoring.columns import RERANK, Ranking, named, query_and_documents, ranked, rerank_arrays
+from operators.scoring.columns import Ranking, query_and_documents, ranked, rerank_arrays
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer
-from operators.settings import ModelSettings, StoreSettings
-from operators.settings.checks import check
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api.protocols import Runtime
+from pipeline.api.records import require_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class QueryDocuments:
     documents: list[str]
 
 
-class Rerank(ReadsHead):
+class Rerank(RerankArguments, ModelOrServer, ReadsHead):
     """Adds `rerank_order` (the places of the documents, from 0, best first), `rerank_scores` and `rerank_documents` (in
     that order), and `rerank_tokens` (how many were read).
 
@@ -71,36 +68,16 @@ class Rerank(ReadsHead):
             top_n: 3
     """
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointRerank if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointRerank
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        runtime: EngineSettings,
-        query_column: str = "query",
-        documents_column: str = "documents",
-        top_n: int | None = None,
-        normalize: bool = True,
-        truncate: bool = False,
-        as_: str | None = None,
-        store: StoreSettings | None = None,
-    ) -> None:
-        check(top_n is None or top_n >= 1, "top_n", top_n, "1 or more, or null for all documents")
-        super().__init__(model, runtime, [query_column, documents_column], store)
-        self._query, self._documents = query_column, documents_column
-        self._top_n = top_n
-        self._normalize = normalize
-        self.truncate = truncate
-        self._fields = named(RERANK, as_)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ReadsHead.__init__(self, self.model, self.runtime, [self.query_column, self.documents_column], self.store)
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
+    def _check(self, schema: pa.Schema) -> None:
         self._check_model()
-        require_column(schema, self._query, [pa.string()])
-        require_column(schema, self._documents, [pa.list_(pa.string())])
-        self._schema = add_columns(schema, *self._fields)
-        return self._schema
+        require_column(schema, self.query_column, [pa.string()])
+        require_column(schema, self.documents_column, [pa.list_(pa.string())])
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
@@ -110,15 +87,12 @@ class Rerank(ReadsHead):
                 " Classify"
             )
 
-    def process(self, batch: Batch) -> Iterable[Output]:
-        return self._outputs(batch)
-
     def _texts(self, data: pa.RecordBatch) -> list[QueryDocuments | str]:
-        columns = (data.column(name).to_pylist() for name in (self._query, self._documents))
+        columns = (data.column(name).to_pylist() for name in (self.query_column, self.documents_column))
         return [self._pairs(*each) for each in zip(*columns, strict=True)]
 
     def _pairs(self, query: str | None, documents: list[str | None] | None) -> QueryDocuments | str:
-        found = query_and_documents((query, documents), (self._query, self._documents))
+        found = query_and_documents((query, documents), (self.query_column, self.documents_column))
         if isinstance(found, str):
             return found
         query, given = found
@@ -166,9 +140,9 @@ class Rerank(ReadsHead):
             yield number, (outputs,) if np.isfinite(outputs).all() else None
 
     def _ranked(self, pairs: QueryDocuments, outputs: list[float]) -> Ranking:
-        as_is = self._head.normalized or not self._normalize
+        as_is = self._head.normalized or not self.normalize
         scores = outputs if as_is else [sigmoid(output) for output in outputs]
-        return ranked(scores, pairs.documents, self._top_n, self._tokens(pairs))
+        return ranked(scores, pairs.documents, self.top_n, self._tokens(pairs))
 
     def _arrays(self, texts: Sequence[QueryDocuments], answers: Sequence[Answer]) -> list[pa.Array]:
         return rerank_arrays(

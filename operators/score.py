@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from operators.endpoint.score import EndpointScore
+from operators.endpoint.scoring import EndpointScore
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
-from operators.scoring.columns import SCORE, named, score_arrays
+from operators.scoring.arguments import ScoreArguments
+from operators.scoring.columns import score_arrays
 from operators.scoring.likelihood import ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer
-from operators.settings import ModelSettings, StoreSettings
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, add_columns
 
 
-class Score(ReadsLikelihoods):
+class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
     """Adds `logprobs` (of each scored token, natural logarithm, under the model), `logprob_sum`, `token_count` (tokens
     scored), `perplexity` (exp of the negative mean) and `is_greedy` (whether each scored token is the likeliest one at
     its place).
@@ -61,57 +57,41 @@ class Score(ReadsLikelihoods):
             given_column: prompt_text
     """
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointScore if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointScore
 
     broken = "the model's logits for the text are no distribution (NaN)"
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        runtime: EngineSettings,
-        text_column: str = "text",
-        given_column: str | None = None,
-        joint: bool = False,
-        as_: str | None = None,
-        store: StoreSettings | None = None,
-    ) -> None:
-        if joint and given_column is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.joint and self.given_column is None:
             raise ConfigError("joint=true tokenizes a text together with what comes before it; add given_column")
-        super().__init__(model, runtime, [text_column] if given_column is None else [given_column, text_column], store)
-        self._text = text_column
-        self._given = given_column
-        self._joint = joint
-        self._fields = named(SCORE, as_)
+        columns = [self.text_column] if self.given_column is None else [self.given_column, self.text_column]
+        ReadsLikelihoods.__init__(self, self.model, self.runtime, columns, self.store)
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        self._check(schema)
-        check_joint(schema, self._joint, self._columns)
-        self._schema = add_columns(schema, *self._fields)
-        return self._schema
-
-    def process(self, batch: Batch) -> Iterable[Output]:
-        return self._outputs(batch)
+    def _check(self, schema: pa.Schema) -> None:
+        super()._check(schema)
+        check_joint(schema, self.joint, self._columns)
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
-        text = data.column(self._text)
-        own = self._bos(text) if self._given is None else 0
+        text = data.column(self.text_column)
+        own = self._bos(text) if self.given_column is None else 0
         return [self._one(*pair, own) for pair in self._pairs(data, text)]
 
     def _pairs(self, data: pa.RecordBatch, text: pa.Array) -> Iterator[tuple[TokenIds | None, TokenIds | None]]:
         """Yield the token ids of what comes before the text of each row, and of the text; None for null."""
-        if self._given is None:
-            yield from ((np.empty(0, np.int32), ids) for ids in self._ids(data, self._text, begins=True))
+        if self.given_column is None:
+            yield from ((np.empty(0, np.int32), ids) for ids in self._ids(data, self.text_column, begins=True))
             return
-        given = data.column(self._given)
-        if not self._joint:
+        given = data.column(self.given_column)
+        if not self.joint:
             yield from zip(
-                self._ids(data, self._given, begins=True), self._ids(data, self._text, begins=False), strict=True
+                self._ids(data, self.given_column, begins=True),
+                self._ids(data, self.text_column, begins=False),
+                strict=True,
             )
             return
         values = list(zip(given.to_pylist(), text.to_pylist(), strict=True))
-        marked = self._tokens_of.marked(data, self._given)
+        marked = self._tokens_of.marked(data, self.given_column)
         triples = ((before or "", m, after or "") for (before, after), m in zip(values, marked, strict=True))
         found = self._tokenized_jointly(triples)
         for (before, after), ids in zip(values, found, strict=True):
@@ -119,14 +99,14 @@ class Score(ReadsLikelihoods):
 
     def _one(self, before: TokenIds | None, text: TokenIds | None, own: int) -> Text | str:
         if before is None or text is None:
-            return f"column '{self._text if text is None else self._given}' is null"
+            return f"column '{self.text_column if text is None else self.given_column}' is null"
         if len(text) <= own:
-            return f"column '{self._text}' is empty; there is nothing to score"
+            return f"column '{self.text_column}' is empty; there is nothing to score"
         ids = np.concatenate([before, text])
         start = max(len(before) + own, 1)
         if len(ids) == start:
             return (
-                f"column '{self._text}' is a single token with nothing before it, so there is nothing to score;"
+                f"column '{self.text_column}' is a single token with nothing before it, so there is nothing to score;"
                 " given_column names what comes before"
             )
         return self._unreadable(ids) or Text(ids, start - 1)

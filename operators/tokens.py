@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import textwrap
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from operators.settings.endpoint import EndpointSettings
 from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
@@ -35,7 +35,7 @@ PLACES = (
 """What ends a piece of a text, the best first. No match begins where another failed, so that searching is linear."""
 
 
-class Tokenize(BaseOperator):
+class Tokenize(ModelOrServer):
     """Tokenizes `prompt_text` with the model's tokenizer; a BOS is put first where the model wants one. Tokenizing runs
     beside decoding. With `model=endpoint` the server has the tokenizer, and `prompt_ids` is null.
 
@@ -62,9 +62,7 @@ class Tokenize(BaseOperator):
         self._settings = model
         self._ids_column = ids_column
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        return EndpointTokenize if isinstance(arguments.get("model"), EndpointSettings) else cls
+    at_server = EndpointTokenize
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)

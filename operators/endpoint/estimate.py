@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
 
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.forecast import Forecast, Range, Task
 from pipeline.api.protocols import Inbox, ListInbox
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, Rejects
@@ -49,8 +50,7 @@ def forecast_of(
     task: Task,
     counts: Callable[[Sequence[Batch]], tuple[Counts, Counts]],
     samples: int | None,
-    concurrency: int | None,
-    cost: Callable[[float, float, float], float] | None,
+    model: EndpointSettings,
 ) -> Forecast:
     """Send TRIED rows of `batches`, and estimate tokens, time and money of all.
 
@@ -58,8 +58,7 @@ def forecast_of(
         run: passes rows through the operator.
         counts: returns the prompt and completion tokens of what came out.
         samples: rows made of each; None: the rows say so.
-        concurrency: requests in flight; None: not known yet.
-        cost: of prompt, cached and completion tokens; None: there are no prices.
+        model: with the prices, and the number of requests in flight.
     """
     few = _first(batches, max(1, TRIED // (samples or 1)))
     began = time.perf_counter()
@@ -70,15 +69,15 @@ def forecast_of(
     made = sum(batch.num_rows for batch in output)
     rows = task.rows.times(made / max(few.num_rows, 1))
     tokens_in, tokens_out = (_times(rows, values) for values in counts(output))
-    in_flight = concurrency or _ASSUMED
+    in_flight = model.concurrency if isinstance(model.concurrency, int) else _ASSUMED
     likely = rows.likely * took / min(max(made, 1), in_flight) * min(1.0, TRIED / in_flight)
     notes = [
         f"the server answered {made} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known, and"
         f" {in_flight} requests in flight are taken for likely"
     ]
-    if cost is not None:
+    if model.price_per_million is not None:
         low, mid, high = (
-            cost(getattr(tokens_in, end), 0.0, getattr(tokens_out, end)) for end in ("low", "likely", "high")
+            model.cost(getattr(tokens_in, end), 0.0, getattr(tokens_out, end)) for end in ("low", "likely", "high")
         )
         notes.append(f"cost {mid:,.2f} ({low:,.2f} to {high:,.2f}), by model.price_per_million, no prompt cached")
     seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(made, 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,28 +12,23 @@ import pyarrow as pa
 
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.completions import AnswerColumns, answer_fields
+from operators.endpoint.connection.client import Endpoint
+from operators.endpoint.connection.request import Request
 from operators.endpoint.estimate import forecast_of, run_stream
-from operators.endpoint.lookup import AnswerLookup
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
-from operators.endpoint.rows import EndpointRow, EndpointRowMaker
+from operators.endpoint.rows import AnswerLookup, EndpointRow, EndpointRowMaker
 from operators.endpoint.server import server_of
-from operators.generation.completions import OpenChunks, with_completion
-from operators.generation.duplicates import Duplicates
-from operators.generation.requests import Samples
-from operators.generation.row_metrics import IDENTICAL
+from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.structured import answer_check
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
 from operators.prompts.rendering import PROMPT_TEXT
-from operators.rows.row_condition import Where, passed_by
-from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
-from operators.settings.endpoint import EndpointSettings
-from operators.settings.runtime import EngineSettings
-from operators.settings.sampling import per_row_types
+from operators.settings import StoreSettings
+from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, require_column
+from pipeline.api.protocols import Inbox, Runtime
+from pipeline.api.records import Batch, require_column
 
 APIS = ("chat", "completions")
 TAKEN_ROWS, TAKEN_S = 64, 0.05
@@ -41,115 +36,67 @@ TAKEN_ROWS, TAKEN_S = 64, 0.05
 NOT_EXACT = "what a server answers may depend on its other requests, so runtime.deterministic does not hold for it"
 
 
-class EndpointGenerate(BaseOperator):
+class EndpointGenerate(GenerateNode[EndpointRow]):
     """Completes the prompts of its input at a server; operators.generate.Generate has the arguments."""
 
     title = "Generate"
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        sampling: SamplingSettings,
-        decode: DecodeSettings,
-        runtime: EngineSettings,
-        store: StoreSettings,
-        seed: int = 0,
-        id_column: str | None = None,
-        completion_ids: bool = False,
-        completion_text: str = "answer",
-        reasoning: bool = True,
-        data: DataSettings | None = None,
-        tool_calls: bool = True,
-        as_: str | None = None,
-        where: str | None = None,
-    ) -> None:
-        assert isinstance(model, EndpointSettings)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert isinstance(self.model, EndpointSettings)
+        self._model = model = self.model
         if model.api not in APIS:
             raise ConfigError(f"model.api={model.api} makes no texts; Generate needs {' or '.join(APIS)}")
+        is_raw = self.completion_text == "raw"
         for key, given, remedy in (
-            ("output.completion_ids=true", completion_ids, "leave it out"),
-            ("output.completion_text=raw", completion_text == "raw", "the server keeps reasoning and answer apart"),
-            ("runtime.priority", runtime.priority is not None, "leave it out"),
+            ("output.completion_ids=true", self.completion_ids, "leave it out"),
+            ("output.completion_text=raw", is_raw, "the server keeps reasoning and answer apart"),
+            ("runtime.priority", self.runtime.priority is not None, "leave it out"),
         ):
             if given:
                 raise ConfigError(f"{key} cannot be with a server; {remedy}")
-        self._model = model
-        self._sampling = sampling
-        self._engine_settings = runtime
-        self._store = store
-        self._seed = seed
-        self._id_column = id_column
-        self._data = data or DataSettings()
-        self._prefix = f"{as_}_" if as_ else ""
-        self._where = Where(where)
-        self._samples = Samples(sampling)
-        self._reasons = reasoning and model.api == "chat"
-        self._calls = tool_calls and self._data.has_tools and sampling.tools != "none"
 
-    def plan(self, schema: pa.Schema) -> pa.Schema:
+    def _planned(self, schema: pa.Schema) -> list[pa.Field]:
         require_column(schema, PROMPT_TEXT.name, [pa.string()])
-        self._where.plan(schema)
-        if self._id_column is not None:
-            require_column(schema, self._id_column)
-        for name in self._sampling.per_row:
-            require_column(schema, name, per_row_types(name))
-        if (column := self._sampling.structured.json_schema_column) is not None:
-            require_column(schema, column, [pa.string()])
-        self._check = answer_check(self._sampling.structured)
-        if self._model.dialect != "auto":
+        self._check = answer_check(self.sampling.structured)
+        if self._model.dialect != AUTO:
             self._bodies(self._model)
         self._arguments = TemplateArguments(self._model, self._data)
         self._columns = self._arguments.plan(schema)
-        schema = self._samples.schema(schema)
-        self._fields = answer_fields(self._sampling, reasons=self._reasons, calls=self._calls)
-        self._kept, self._schema = with_completion(schema, self._fields, self._prefix, self._sampling.per_row)
-        return self._schema
+        calls = self.tool_calls and self._data.has_tools and self.sampling.tools != "none"
+        return answer_fields(self.sampling, reasons=self.reasoning and self._model.api == "chat", calls=calls)
 
     def open(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        store = shared_store(runtime, self._store)
+        super().open(runtime)
+        store = shared_store(runtime, self.store)
         server = server_of(runtime, self._model)
         self._endpoint = server.endpoint
-        if self._engine_settings.deterministic:
+        if self.runtime.deterministic:
             runtime.resource(("warned", NOT_EXACT), lambda: runtime.log.info(NOT_EXACT))
-        self._lookup = None if store is None else AnswerLookup(runtime, store, self._store.retry.finish_reason)
-        self._finished: deque[EndpointRow] = deque()
+        if store is not None:
+            self._lookup = AnswerLookup(runtime, store, self.store.retry.finish_reason)
         self._requests = EndpointRowMaker(
-            self._sampling,
-            self._seed,
-            runtime.node,
-            self._id_column,
-            runtime.round_of,
+            self.sampling,
+            self._seeds(runtime),
             self._model.api,
             self._bodies(server.settings),
             self._arguments,
             self._columns,
             server.identity(store, runtime),
-            self._take,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))
-        self._answers = AnswerColumns(
-            self._kept, self._fields, self._schema, self._check, self._sampling, tools, self._data.tools_column
+        self._completions = AnswerColumns(
+            self._kept, self._fields, self._schema, self._check, self.sampling, tools, self._data.tools_column
         )
         self._metrics = AnswerMetrics(runtime, server.settings)
-        self._duplicates = Duplicates[EndpointRow](enabled=self._engine_settings.optimise.identical_rows)
-        self._sent = 0
-        self._ringing = False
-        runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
-    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        def of_own(own: Sequence[Batch], part: Task) -> Forecast:
-            if not own:
-                return Forecast(part.rows)
-            self._store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
-            self.open(runtime)
-            model = self._model
-            many = model.concurrency if isinstance(model.concurrency, int) else None
-            price = None if model.price_per_million is None else model.cost
-            each, run = self._samples.each, partial(run_stream, self.run)
-            return forecast_of(run, own, part, self._token_counts, each, many, price)
-
-        return self._where.forecast(batches, task, of_own, lambda others: passed_by(others, self._kept, self._schema))
+    def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        if not batches:
+            return Forecast(task.rows)
+        self.store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
+        self.open(runtime)
+        run = partial(run_stream, self.run)
+        return forecast_of(run, batches, task, self._token_counts, self._samples.each, self._model)
 
     def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
         def of(name: str) -> list[float]:
@@ -157,45 +104,65 @@ class EndpointGenerate(BaseOperator):
 
         return of("prompt_token_count"), of("completion_token_count")
 
-    def run(self, inbox: Inbox) -> Iterator[Item]:
-        self._wake = inbox.wake
-        self._chunks = OpenChunks()
-        try:
-            while True:
-                while self._wants_rows() and (item := inbox.poll()) is not None:
-                    if isinstance(item, ChunkEnd):
-                        self._chunks.end(item)
-                    elif isinstance(item, Batch):
-                        yield from self._submit(item)
-                yield from self._emit(self._answered())
-                if inbox.exhausted and self._chunks.empty:
-                    return
-                inbox.wait(idle=self._chunks.empty, for_items=self._wants_rows())
-        finally:
-            if self._sent:
-                self._endpoint.leave(self._requests)
-                self._collected()
-
     def report(self, directory: Path, node: str) -> Iterable[str]:
         return usage_lines(node, directory)
 
-    def close(self) -> None:
-        if self._lookup is not None:
-            self._lookup.say()
-
     def _bodies(self, model: EndpointSettings) -> Bodies:
-        return Bodies(model, self._sampling, self._data, "model=endpoint")
+        return Bodies(model, self.sampling, self._data, "model=endpoint")
 
-    def _wants_rows(self) -> bool:
-        # Rows queued here take memory; rows left in the inbox cause backpressure.
-        waiting = self._sent - self._endpoint.active + self._duplicates.waiting
-        return waiting < self._engine_settings.lookahead_rows
+    def _connect(self, inbox: Inbox) -> RowBackend[EndpointRow]:
+        keep = (lambda row: None) if self._lookup is None else self._lookup.keep
+        return EndpointClient(self._endpoint, keep, inbox.wake)
 
-    def _take(self, row: EndpointRow) -> None:
+
+class EndpointClient:
+    """A node's connection to an endpoint. Its methods are called from the node's thread.
+
+    Args:
+        endpoint: sends the requests.
+        keep: stores an answer; called in the endpoint's thread.
+        wake: called when there are rows to collect.
+    """
+
+    def __init__(self, endpoint: Endpoint, keep: Callable[[EndpointRow], None], wake: Callable[[], None]) -> None:
+        self._endpoint, self._keep, self._wake = endpoint, keep, wake
+        self._finished: deque[EndpointRow] = deque()
+        self._sent = 0
+        self._ringing = False
+
+    @property
+    def waiting(self) -> int:
+        return self._sent - self._endpoint.active
+
+    def submit(self, rows: Sequence[EndpointRow]) -> None:
+        requests = [row.request for row in rows if row.request is not None]
+        for row, request in zip(rows, requests, strict=True):
+            request.owner, request.done = self, partial(self._take, row)
+        self._sent += len(rows)
+        self._endpoint.submit(requests)
+
+    def collect(self) -> list[EndpointRow]:
+        count = len(self._finished)
+        self._endpoint.check()  # in this order, since rows come after the failure that has ended them
+        return self._collected(count)
+
+    def end(self) -> None:
+        pass
+
+    def leave(self) -> list[EndpointRow]:
+        if self._sent:
+            self._endpoint.leave(self)
+        return self._collected(len(self._finished))
+
+    def _collected(self, count: int) -> list[EndpointRow]:
+        self._sent -= count
+        return [self._finished.popleft() for _ in range(count)]
+
+    def _take(self, row: EndpointRow, request: Request) -> None:
         """Take an answer, in the endpoint's thread."""
+        row.answer, row.error = request.result, request.error
         try:
-            if self._lookup is not None:
-                self._lookup.keep(row)
+            self._keep(row)
         except Exception as failed:  # of the store: what is not kept would be paid for again
             self._endpoint.fail(failed)
         self._finished.append(row)
@@ -208,43 +175,3 @@ class EndpointGenerate(BaseOperator):
     def _ring(self) -> None:
         self._ringing = False
         self._wake()
-
-    def _submit(self, batch: Batch) -> Iterator[Item]:
-        batch, others, beyond = self._where.split(batch)
-        yield from beyond
-        if others.num_rows:
-            yield passed_by(others, self._kept, self._schema)
-        if not batch.num_rows:
-            return
-        rows, rejects = self._requests.of(batch)
-        rejected = sum(some.num_rows for some in rejects)
-        self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)
-        yield from rejects
-        known = [] if self._lookup is None else self._lookup.complete(rows)
-        self._metrics.reused(known, from_store=True)
-        self._chunks.begin(batch.chunk, len(rows))
-        new = [row for row in rows if row.request is not None and not self._duplicates.joins(row)]
-        self._sent += len(new)
-        self._endpoint.submit([row.request for row in new if row.request is not None])
-        yield from self._emit(known)
-
-    def _answered(self) -> list[EndpointRow]:
-        """Return the rows that were answered or given up since the last call. Raises what ends the run."""
-        rows = self._collected()
-        self._endpoint.check()
-        return rows
-
-    def _collected(self) -> list[EndpointRow]:
-        """Record the rows that were answered or given up, and those identical to them, and return both."""
-        rows = [self._finished.popleft() for _ in range(len(self._finished))]
-        self._sent -= len(rows)
-        self._metrics.generated(rows)
-        same = [other for row in rows for other in self._duplicates.of(row)]
-        self._metrics.reused(same, identical=True)
-        return [*rows, *same]
-
-    def _emit(self, rows: Sequence[EndpointRow]) -> Iterator[Item]:
-        """Emit answered rows, and the ends of chunks that have none left."""
-        yield from self._answers.items(rows)
-        self._chunks.done(rows)
-        yield from self._chunks.ready()

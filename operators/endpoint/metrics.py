@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +14,38 @@ from pipeline.api.protocols import Runtime
 
 COST = "cost"
 PAID_GROUP = "paid to servers"
-PAID = {
-    "paid_prompt_tokens": "prompt_tokens",
-    "paid_cached_tokens": "cached_tokens",
-    "paid_completion_tokens": "completion_tokens",
-}
-"""Totals of a node in run.parquet, and what of an answer they count, in the order of EndpointSettings.cost."""
+PAID = ("paid_prompt_tokens", "paid_cached_tokens", "paid_completion_tokens")
+"""Totals of a node in run.parquet, in the order of EndpointSettings.cost."""
+
+
+class Paid:
+    """Counts the tokens that the answers to a node used, and what they cost, for its meter and the numbers of the run.
+
+    Args:
+        runtime: of the node.
+        settings: with the prices.
+    """
+
+    def __init__(self, runtime: Runtime, settings: EndpointSettings) -> None:
+        self._meter, self._settings = runtime.meter, settings
+        self.tokens = [0, 0, 0]
+        """Of prompts, of these cached, and of completions."""
+        for at, name in enumerate(PAID):
+            what = name.removeprefix("paid_").replace("_", " ")
+            number = Number(f"{what} that the server counted", "tokens", PAID_GROUP)
+            runtime.number(name, number, partial(self._count, at))
+        if settings.price_per_million is not None:
+            for of_run in (False, True):
+                about = Number("what the paid tokens cost", "", PAID_GROUP)
+                runtime.number(COST, about, lambda: settings.cost(*self.tokens), of_run=of_run)
+
+    def add(self, *counts: int | None) -> None:
+        """Add those of an answer; None: it does not say."""
+        self.tokens = [before + (count or 0) for before, count in zip(self.tokens, counts, strict=True)]
+        self._meter.cost = self._settings.cost(*self.tokens)
+
+    def _count(self, at: int) -> int:
+        return self.tokens[at]
 
 
 class AnswerMetrics(RowMetrics[EndpointRow]):
@@ -32,13 +58,11 @@ class AnswerMetrics(RowMetrics[EndpointRow]):
 
     def __init__(self, runtime: Runtime, settings: EndpointSettings) -> None:
         super().__init__(runtime)
-        self._settings = settings
         self._meter = runtime.meter
+        self._paid = Paid(runtime, settings)
         self._cached = runtime.cache(*PREFIX)
         self._times = runtime.meter.histogram("answer", "Requests to a server, from sending to the answer.")
-        self._paid = dict.fromkeys(PAID, 0)
         self.retries = 0
-        register_paid(runtime, self._paid, settings)
         runtime.number("retries", Number("requests sent again", "requests", PAID_GROUP), lambda: self.retries)
 
     def generated(self, rows: Sequence[EndpointRow]) -> None:
@@ -49,15 +73,13 @@ class AnswerMetrics(RowMetrics[EndpointRow]):
                     self._times.add(row.request.ended_s - row.request.sent_s)
             if row.answer is not None:
                 used = (row.answer.prompt_tokens, row.answer.cached_tokens, row.answer.completion_tokens)
-                for name, count in zip(PAID, used, strict=True):
-                    self._paid[name] += count or 0
+                self._paid.add(*used)
                 self._cached.queries += used[0] or 0
                 self._cached.hits += used[1] or 0
                 self._meter.tokens_in += used[0] or 0
                 self._meter.tokens_out += used[2] or 0
                 self._completed.rows += 1
                 self._completed.tokens += used[2] or 0
-        self._meter.cost = self._settings.cost(*self._paid.values())
         self._add([row for row in rows if row.answer is not None])
 
     def reused(self, rows: Sequence[EndpointRow], *, from_store: bool = False, identical: bool = False) -> None:
@@ -74,17 +96,6 @@ class AnswerMetrics(RowMetrics[EndpointRow]):
         # A server says neither when the first token was there nor what it drafted.
         tokens = row.answer.prompt_tokens, row.answer.completion_tokens
         return *tokens, queued_s, None, answered_s, row.answer.cached_tokens, False, retries, 0, 0
-
-
-def register_paid(runtime: Runtime, paid: Mapping[str, int], settings: EndpointSettings) -> None:
-    """Register the tokens that a node pays (by the names of PAID), and their cost."""
-    for name, what in PAID.items():
-        number = Number(f"{what.replace('_', ' ')} that the server counted", "tokens", PAID_GROUP)
-        runtime.number(name, number, partial(paid.__getitem__, name))
-    if settings.price_per_million is not None:
-        for of_run in (False, True):
-            about = Number("what the paid tokens cost", "", PAID_GROUP)
-            runtime.number(COST, about, lambda: settings.cost(*paid.values()), of_run=of_run)
 
 
 def usage_lines(node: str, directory: Path) -> Iterator[str]:

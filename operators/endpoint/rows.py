@@ -1,22 +1,23 @@
-"""The rows of a node at a server: requests from batches, and rejects."""
+"""The rows of a node at a server: their requests, and their answers in the completion store, so that none is paid for
+twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from operators.endpoint.api.answers import Answer, read_answer
+from operators.endpoint.api.answers import Answer, Unusable, from_json, read_answer, to_json
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.connection.request import Request
+from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker
-from operators.generation.seeds import no_seed
+from operators.generation.seeds import RowSeeds, no_seed
+from operators.generation.store_lookup import RowLookup
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
 from operators.prompts.rendering import PROMPT_TEXT
@@ -50,7 +51,7 @@ class EndpointRow:
     key: bytes
     seed: int
     max_tokens: int
-    request: Request | None = None
+    request: Request | None
     answer: Answer | None = None
     error: str | None = None
 
@@ -78,29 +79,24 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
     """Makes the rows of a node at a server.
 
     Args:
-        sampling, seed, node, id_column, round_of: see RowMaker.
+        sampling, seeds: see RowMaker.
         api: chat or completions.
         bodies: makes the body of a request.
         arguments: gives the tools and the template arguments of a row, from `columns`.
         identity: of the model at the server, for the keys.
-        done: called in the endpoint's thread for each row that is answered or given up.
     """
 
     def __init__(
         self,
         sampling: SamplingSettings,
-        seed: int,
-        node: str,
-        id_column: str | None,
-        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        seeds: RowSeeds,
         api: str,
         bodies: Bodies,
         arguments: TemplateArguments,
         columns: Iterable[str],
         identity: str,
-        done: Callable[[EndpointRow], None],
     ) -> None:
-        super().__init__(sampling, seed, node, id_column, round_of)
+        super().__init__(sampling, seeds)
         self._api = api
         self._bodies = bodies
         self._arguments = arguments
@@ -109,7 +105,6 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         self._columns = list(dict.fromkeys([*bodies.columns, *needed]))
         self._max_tokens = sampling.max_tokens
         self._base = hashlib.blake2b(f"{identity}|{api}".encode(), digest_size=16)
-        self._done = done
 
     def _asked(self, data: pa.RecordBatch) -> tuple[list[Any], list[dict[str, Any]]]:
         prompts = data.column(PROMPT_TEXT.name).to_pylist()
@@ -134,18 +129,16 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         key = self._base.copy()
         key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
         most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))
-        row = EndpointRow(place, key.digest(), seed, most)
-        row.request = Request(
+        request = Request(
             self,
             PATHS[self._api],
             sent if self._bodies.names(STREAM) else sent[:-1] + NOT_STREAMED,
             lambda answer: read_answer(answer, self._api),
-            lambda request: self._answered(row, request),
             tokens=len(sent) // CHARACTERS_PER_TOKEN + most,
             secrets=lambda: quoted_texts(body),
             tokens_of=_tokens_of,
         )
-        return row
+        return EndpointRow(place, key.digest(), seed, most, request)
 
     def _body(self, prompt: str | list[int] | None, values: Mapping[str, Any], seed: int) -> dict[str, Any] | str:
         """Return the body for a row, or why there is none."""
@@ -162,9 +155,25 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         except (ValueError, RecursionError) as error:
             return f"column '{PROMPT_TEXT.name}' holds no messages as JSON: {error}"
 
-    def _answered(self, row: EndpointRow, request: Request) -> None:
-        row.answer, row.error = request.result, request.error
-        self._done(row)
+
+class AnswerLookup(RowLookup[EndpointRow]):
+    """Answers rows from a store, and stores the answers to others. Those that cannot be read are asked for again:
+    another version wrote them.
+
+    The key of an answer covers the model as the server describes it, the whole body of the request and the row's seed.
+    """
+
+    def _made(self, row: EndpointRow) -> StoredCompletion | None:
+        if row.answer is None:
+            return None
+        return StoredCompletion([], to_json(row.answer), row.answer.finish_reason, None, 0, self._runtime.run_id)
+
+    def _finish(self, row: EndpointRow, stored: StoredCompletion) -> str | None:
+        try:
+            row.answer, row.request = from_json(stored.text), None
+        except Unusable:
+            return "missed_retry"
+        return None
 
 
 def _tokens_of(answer: Answer) -> tuple[int, int]:

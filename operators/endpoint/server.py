@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from operators.endpoint.api.answers import Unusable
 from operators.endpoint.api.dialects import OPENAI, dialect_of
@@ -19,7 +19,7 @@ from operators.generation.journal import Journal, StoredCompletion
 from operators.settings import ModelSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import Runtime
+from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.system.redaction import clean_url, shown_url
 
 _BEYOND_S = 60.0
@@ -33,6 +33,18 @@ _PROBE_S = 10.0
 
 Card = Mapping[str, Any]
 """What a server says of a model."""
+
+
+class ModelOrServer(BaseOperator):
+    """Base of operators that compute with a model of this process. Where it is a server, the constructor makes an
+    `at_server` of the same arguments instead, which need not be one of them."""
+
+    at_server: ClassVar[Callable[..., BaseOperator]]
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(model, EndpointSettings):
+            return cls.at_server(model, *args, **kwargs)
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 from operators.engine.loop.engine import Engine
 from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import generated
-from operators.generation.completions import Completions
+from operators.generation.completions import CompletionColumns
 from operators.generation.duplicates import Duplicates
-from operators.generation.requests import SequenceMaker, batch_row
+from operators.generation.requests import RowMaker, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import SamplingSettings, StoreSettings
@@ -43,8 +43,8 @@ class Generating:
     engine: Engine
     settings: EngineSettings
     sampling: SamplingSettings
-    requests: SequenceMaker
-    completions: Completions
+    requests: RowMaker[Sequence]
+    completions: CompletionColumns[Sequence]
     pieces: Seq[bytes]
     keys: CompletionKeys
     store: StoreSettings

@@ -9,15 +9,13 @@ from itertools import repeat
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, token_ids
-from operators.generation.seeds import SEED, RowSeeds, no_seed
-from operators.generation.structured import structured_form
+from operators.generation.seeds import RowSeeds, no_seed
 from operators.generation.tools import Tools
 from operators.rows.lineage import append_to_lineage, repeated
 from operators.rows.sql import RowExpression
@@ -126,19 +124,12 @@ class RowMaker(ABC, Generic[R]):
 
     Args:
         sampling: the job's values; the columns of `per_row` override them.
-        seed, node, id_column, round_of: see RowSeeds.
+        seeds: makes their seeds.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingSettings,
-        seed: int,
-        node: str,
-        id_column: str | None,
-        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-    ) -> None:
+    def __init__(self, sampling: SamplingSettings, seeds: RowSeeds) -> None:
         self.samples = Samples(sampling)
-        self._seeds = RowSeeds(seed, node, id_column, by_row=SEED in sampling.per_row, round_of=round_of)
+        self._seeds = seeds
 
     @abstractmethod
     def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[Any], Iterable[Any]]:
@@ -167,7 +158,7 @@ class SequenceMaker(RowMaker[Sequence]):
         sampling: the job's values; the columns of `per_row` override them.
         model: gives the end-of-generation tokens and the bytes of tokens.
         max_sequence_tokens: prompt and completion tokens of a row at most.
-        seed, node, id_column, round_of: see RowMaker.
+        seeds: makes the seeds.
         make: makes a sequence, as the decode strategy has it.
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
@@ -183,11 +174,8 @@ class SequenceMaker(RowMaker[Sequence]):
         sampling: SamplingSettings,
         model: Model,
         max_sequence_tokens: int,
-        seed: int,
-        node: str,
-        id_column: str | None,
+        seeds: RowSeeds,
         make: Callable[..., Sequence] = Sequence,
-        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
         limit: str = "runtime.max_sequence_tokens",
         priority: RowExpression | None = None,
         reasoning: Reasoning | None = None,
@@ -199,7 +187,7 @@ class SequenceMaker(RowMaker[Sequence]):
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._limit = limit
-        super().__init__(sampling, seed, node, id_column, round_of)
+        super().__init__(sampling, seeds)
         self._model = model
         self._pieces = model.pieces()
         self._row_params = RowParams(sampling, model, reasoning, tools)
@@ -248,22 +236,12 @@ class SequenceMaker(RowMaker[Sequence]):
         return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops, chunk=place.batch.chunk)
 
 
-def require_columns(
-    schema: pa.Schema, sampling: SamplingSettings, id_column: str | None, priority: RowExpression | None
-) -> None:
-    """Check that `schema` has the columns that SequenceMaker reads, and that the constraint can be compiled.
-
-    Raises:
-        SchemaError: a column is not there, or of another type.
-        ConfigError, InputError: see structured_form.
-    """
-    require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
-    if priority is not None:
-        priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
+def require_columns(schema: pa.Schema, sampling: SamplingSettings, id_column: str | None) -> None:
+    """Check that `schema` has the columns that a row's values are read from; raise SchemaError if one is not there, or
+    of another type."""
     if id_column is not None:
         require_column(schema, id_column)
     for name in sampling.per_row:
         require_column(schema, name, per_row_types(name))
-    structured_form(sampling.structured)
     if (column := sampling.structured.json_schema_column) is not None:
         require_column(schema, column, [pa.string()])

@@ -32,10 +32,10 @@ class RowSeeds:
         self,
         seed: int,
         node: str,
-        id_column: str | None,
+        id_column: str | None = None,
         *,
-        by_row: bool,
-        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        by_row: bool = False,
+        round_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = np.zeros_like,
     ) -> None:
         self._base = hash_of(f"{seed}|{node}")
         self._id_column = id_column

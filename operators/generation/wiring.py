@@ -19,7 +19,7 @@ from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore
 from operators.generation.store import CompletionStore
-from operators.generation.store_lookup import CompletionKeys, StoreLookup
+from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
@@ -218,17 +218,6 @@ def shared_store(runtime: Runtime, settings: StoreSettings) -> Journal | None:
         return CompletionStore(path, settings.sync) if services is None else RemoteStore(services, path, settings.sync)
 
     return runtime.resource(("store", str(path)), made, lambda store: store.close())
-
-
-def store_lookup(
-    runtime: Runtime, store: StoreSettings, model: Model, decode: DecodeSettings, settings: EngineSettings
-) -> StoreLookup | None:
-    """Return a node's lookup in the store of the run; None if the store is switched off."""
-    shared = shared_store(runtime, store)
-    if shared is None:
-        return None
-    keys = completion_keys(model, decode, settings)
-    return StoreLookup(runtime, shared, store.retry.finish_reason, keys, model.pieces())
 
 
 def store_path(settings: StoreSettings, directory: Path) -> Path:

@@ -40,25 +40,31 @@ class Where:
         chosen, others = (pa.array(np.flatnonzero(which), pa.int64()) for which in (holds, ~holds))
         return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others)), rejects
 
+    def chosen(self, batch: Batch, kept: Collection[str], schema: pa.Schema) -> tuple[Batch, list[Batch | Rejects]]:
+        """Return the rows to process, and what passes by: rejects, and the other rows under `schema`, the columns
+        `kept` as they are and nulls in all others."""
+        batch, others, beyond = self.split(batch)
+        return batch, [*beyond, *([_passed_by(others, kept, schema)] if others.num_rows else [])]
+
     def forecast(
         self,
         batches: Sequence[Batch],
         task: Task,
         of_own: Callable[[Sequence[Batch], Task], Forecast],
-        passing: Callable[[Batch], Batch],
+        kept: Collection[str],
+        schema: pa.Schema,
     ) -> Forecast:
-        """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these, and `passing` makes the
-        output of the others."""
+        """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these. The others pass by, see
+        `chosen`."""
         parts = [self.split(batch) for batch in batches]
         own = [chosen for chosen, _, _ in parts if chosen.num_rows]
         part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
         found = of_own(own, replace(task, rows=task.rows.times(part)))
-        left = [passing(others) for _, others, _ in parts if others.num_rows]
+        left = [_passed_by(others, kept, schema) for _, others, _ in parts if others.num_rows]
         return replace(found, rows_out=found.rows_out + task.rows.times(1 - part), output=[*found.output, *left])
 
 
-def passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
-    """Return the rows of `batch` under `schema`: the columns `kept` as they are, nulls in all others."""
+def _passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
     data = batch.data
     columns = [
         data.column(field.name)

@@ -1,4 +1,4 @@
-"""The columns of Score and Rerank, made of a model's numbers or of a server's."""
+"""The columns of Embed, Score and Rerank, made of a model's numbers or of a server's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from operators.generation.completions import LOGPROBS
 from operators.scoring.stored_answers import Answer
 
+EMBEDDING = "embedding"
 SCORE = (
     LOGPROBS,
     pa.field("logprob_sum", pa.float64()),

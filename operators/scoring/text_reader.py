@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -28,6 +28,7 @@ from operators.generation.wiring import (
     of_engine,
     warn_unless_exact,
 )
+from operators.scoring.answers_rows import AnswersRows
 from operators.scoring.prefix_tree import Text
 from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.scoring.text_batches import DecoderReader, Part, reading_settings
@@ -38,41 +39,38 @@ from pipeline.api.errors import Cancelled
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.identity import Identity
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
-from pipeline.api.records import Batch, Output, require_column
+from pipeline.api.protocols import MemoryNeed, Runtime, Scope
+from pipeline.api.records import Batch, require_column
 
 Found = TypeVar("Found")
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
 
 
-class ReadsTexts(BaseOperator):
+class ReadsTexts(AnswersRows):
     """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
     joined into one."""
 
     scope = Scope.MODEL
     wanted: ClassVar[Wanted]
     """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
-    kind: ClassVar[str] = "<f4"
-    """The type of the numbers in answers, of NumPy."""
     broken: ClassVar[str]
     """Reason to reject a row whose answer is NaN."""
     truncate = False
     """Cut a text that is too long."""
-    _schema: pa.Schema
 
     def __init__(
-        self, model: ModelSettings, settings: EngineSettings, columns: Seq[str], store: StoreSettings | None
+        self,
+        model: ModelSettings,
+        settings: EngineSettings,
+        columns: Seq[str],
+        store: StoreSettings | None,
+        where: str | None = None,
     ) -> None:
+        super().__init__(columns, store, where)
         self._model = of_engine(model, settings)
         self._settings = settings
-        self._columns = columns
-        self._store = store or StoreSettings()
         self._lent: ExitStack | None = None
-
-    @abstractmethod
-    def _texts(self, data: pa.RecordBatch) -> Seq[Any | str]:
-        """Return what there is to read of each row, or the reason why it cannot be read."""
 
     @abstractmethod
     def _asked(self, text: Any) -> Seq[TokenIds]:
@@ -82,16 +80,11 @@ class ReadsTexts(BaseOperator):
     def _answers(self, texts: Seq[Any]) -> Iterator[tuple[int, Answer | None]]:
         """Read the texts of rows; yield the number and the answer of each row when it is there, None if it is NaN."""
 
-    @abstractmethod
-    def _arrays(self, texts: Seq[Any], answers: Seq[Answer]) -> list[pa.Array]:
-        """Return the new columns."""
-
     def _options(self) -> tuple[object, ...]:
         """Return the arguments that an answer depends on. Called when the model is loaded."""
         return ()
 
     def _check(self, schema: pa.Schema) -> None:
-        """Check the columns to read and, before loading, the model."""
         check_room(self._model, self._settings, continues=self.wanted is Wanted.EVERY)
         for name in self._columns:
             require_column(schema, name, TEXT_TYPES)
@@ -145,36 +138,23 @@ class ReadsTexts(BaseOperator):
         finally:
             self.close()
 
-    def _outputs(self, batch: Batch) -> Iterable[Output]:
-        if changed := self._tokens_of.refused(batch.data, self._columns):
-            yield batch.reject(list(changed), list(changed.values()))
-            others = [i for i in range(batch.num_rows) if i not in changed]
-            batch = batch.with_data(batch.data.take(pa.array(others, pa.int64())))
-        found = self._texts(batch.data)
-        texts = {i: text for i, text in enumerate(found) if not isinstance(text, str)}
-        answers = dict(zip(texts, self._answered(list(texts.values())), strict=True))
-        refused = {i: why for i, why in enumerate(found) if isinstance(why, str)}
-        refused |= {i: self.broken for i, answer in answers.items() if answer is None}
-        if refused:
-            yield batch.reject(list(refused), list(refused.values()))
-        kept = {i: answer for i, answer in answers.items() if answer is not None}
-        if kept:
-            rows = batch.data.take(pa.array(list(kept), pa.int64()))
-            columns = [*rows.columns, *self._arrays([texts[i] for i in kept], list(kept.values()))]
-            told = self._tokens_of.told(rows, self._columns)
-            yield batch.with_data(pa.record_batch(columns, schema=self._schema), told=told)
+    def _unread(self, data: pa.RecordBatch) -> Mapping[int, str]:
+        return self._tokens_of.refused(data, self._columns)
 
-    def _answered(self, texts: Seq[Any]) -> list[Answer | None]:
-        """Return the answer to each of `texts`: from the store, else computed, once for equal ones, and stored."""
-        keys = [self._stored.key(ids.tobytes() for ids in self._asked(text)) for text in texts]
-        found: dict[bytes, Answer | None] = dict(self._stored.find(keys))
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        names = list(new)
-        for number, answer in self._answers(list(new.values())) if new else ():
-            found[names[number]] = answer
+    def _key(self, text: Any) -> bytes:
+        return self._stored.key(ids.tobytes() for ids in self._asked(text))
+
+    def _read_new(self, texts: Mapping[bytes, Any]) -> dict[bytes, Answer | str]:
+        keys = list(texts)
+        found: dict[bytes, Answer | str] = {}
+        for number, answer in self._answers(list(texts.values())):
+            found[keys[number]] = self.broken if answer is None else answer
             if answer is not None:
-                self._stored.keep({names[number]: answer})
-        return [found[key] for key in keys]
+                self._stored.keep({keys[number]: answer})
+        return found
+
+    def _told(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
+        return self._tokens_of.told(rows, self._columns)
 
     def _take_context(self) -> None:
         if self._lent is not None:
@@ -216,8 +196,7 @@ class ReadsTexts(BaseOperator):
         def call() -> list[int] | None:
             """Make a call; return the numbers of the texts that it finished, None if there was nothing left."""
             began = time.perf_counter()
-            parts = next(calls, None)
-            if parts is None:
+            if (parts := next(calls, None)) is None:
                 return None
             for part in parts:
                 take(part)
@@ -225,8 +204,7 @@ class ReadsTexts(BaseOperator):
             return [i for part in parts for i in part.texts if ends[i] == part.end]
 
         while not self._runtime.cancelled:
-            read = self._thread.call(call)
-            if read is None:
+            if (read := self._thread.call(call)) is None:
                 return
             self._calls += 1
             self._runtime.meter.tokens_in += sum((counts or ends)[i] for i in read)
@@ -291,8 +269,7 @@ class ReadsTexts(BaseOperator):
         if len(ids) > self._room:
             return f"the text has {len(ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
         n_vocab = self._loaded.n_vocab
-        unknown = ids[(ids < 0) | (ids >= n_vocab)]
-        if len(unknown):
+        if len(unknown := ids[(ids < 0) | (ids >= n_vocab)]):
             return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
         return None
 

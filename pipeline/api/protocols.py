@@ -145,11 +145,6 @@ class BaseOperator:
     concluded: Sequence[str] = ()
     """Names of the files that `conclude` writes into the output directory. They exist only when the run is done."""
 
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        """Return the class to make with these arguments of a job: this one, or another with the same parameters."""
-        return cls
-
     @property
     def title(self) -> str:
         """Name of the operator in a drawn graph."""

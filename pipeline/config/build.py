@@ -10,7 +10,7 @@ import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
@@ -135,10 +135,7 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
     converted = {key: convert(key, value, hints.get(key, Any)) for key, value in arguments.items()}
-    suited = factory
-    if isinstance(factory, type) and issubclass(factory, BaseOperator):
-        suited = cast(Callable[..., object], _call(target, factory.suited, {"arguments": converted}))
-    operator = _call(target, suited, converted)
+    operator = _call(target, factory, converted)
     has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
     if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
         raise ConfigError(

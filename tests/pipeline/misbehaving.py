@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime
+from pipeline.api.protocols import MemoryNeed, Runtime
 from pipeline.api.records import Batch, Output
 from tests.pipeline.job_ops import Numbers, Square
 
@@ -104,11 +104,6 @@ class Step(Square):
     def __init__(self) -> None:
         at("constructor")
         super().__init__()
-
-    @classmethod
-    def suited(cls, arguments: Mapping[str, Any]) -> type[BaseOperator]:
-        at("suited")
-        return cls
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         at("plan")

@@ -27,6 +27,7 @@ from operators.engine.sequence import Sequence
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.generation.requests import SequenceMaker
+from operators.generation.seeds import RowSeeds
 from operators.generation.wiring import decode_setup
 from operators.settings import DecodeSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
@@ -58,7 +59,7 @@ def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = Fal
         return Autoregressive(setup.settings, decoder, model, sampler=sampler())
 
     room = runtime.max_sequence_tokens or model.n_ctx_train
-    requests = SequenceMaker(spec.sampling, model, room, 0, "generate", None, setup.sequence_type())
+    requests = SequenceMaker(spec.sampling, model, room, RowSeeds(0, "generate"), setup.sequence_type())
     size = runtime.slots if blocks else len(table)
     parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
     if not fresh:

@@ -2,8 +2,7 @@
 
 A request that fails on its own account is sent again `model.retries` times, to another URL where there is one, and is
 given up then: its row is a reject, unless nothing is answered after it (patience.py). What is the fault of the server
-(nobody answers, too many requests) does not count: the run waits, and ends after `model.patience_s` without a single
-answer.
+(nobody answers, too many requests) does not count: the run waits, and ends after `model.patience_s` without answers.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from logging import Logger
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from operators.endpoint.api.json_shape import Unusable
@@ -82,18 +82,33 @@ class Endpoint:
             Cancelled: the run was stopped meanwhile.
             PipelineError: see `check`.
         """
-        answered: Future[None] = Future()
-        request.done = lambda request: answered.set_result(None)
-        self.submit([request])
-        while not answered.done():
-            if is_stopped():
-                raise Cancelled
-            wait([answered], timeout=_TICK_S)
-            self.check()
-        self.check()
+        for _ in self.each([request], is_stopped):
+            pass
         if request.error is not None:
             raise Unusable(request.error)
         return request.result
+
+    def each(self, requests: list[Request], is_stopped: Callable[[], bool]) -> Iterator[Request]:
+        """Send `requests`, and those that are added to it meanwhile; yield each when it is answered or given up. Raises
+        Cancelled and PipelineError as `ask` does."""
+        ended: SimpleQueue[Request] = SimpleQueue()
+        left = 0
+        while requests or left:
+            for request in requests:
+                request.then(ended.put)
+            self.submit(requests.copy())
+            left += len(requests)
+            requests.clear()
+            try:
+                request = ended.get(timeout=_TICK_S)
+            except Empty:
+                self.check()
+                if is_stopped():
+                    raise Cancelled from None
+                continue
+            self.check()
+            left -= 1
+            yield request
 
     def check(self) -> None:
         """Raise what ends the run, if something does: ConfigError or EndpointError."""
@@ -197,8 +212,7 @@ class Endpoint:
     def _settle(self) -> None:
         """Decide on the requests that were given up, where none is under way."""
         if self._refusals.is_wall and not self._stops:
-            wait_s = self._refusals.next_try_s()
-            if wait_s is not None:
+            if (wait_s := self._refusals.next_try_s()) is not None:
                 self._patience.say(self._refusals.last_error)
                 self._probe = self._loop.call_later(wait_s, self._try_again)
                 return

@@ -55,6 +55,18 @@ class Request:
     refused_by: set[Route] = field(default_factory=set)
     """URLs that failed on it, and those of them that have refused it for good."""
 
+    def then(self, call: Callable[[Request], None]) -> None:
+        """Have `call` called, too, after `done` and whatever that raises."""
+        done = self.done
+
+        def both(request: Request) -> None:
+            try:
+                done(request)
+            finally:
+                call(request)
+
+        self.done = both
+
     def may_be_taken(self, routes: Iterable[Route]) -> bool:
         """Return whether one of `routes` has not refused the request for good."""
         return any(route not in self.refused_by for route in routes)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from operators.endpoint.api.json_shape import Unusable
-from operators.endpoint.embed import EndpointEmbed
+from operators.endpoint.scoring import EndpointEmbed
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline import run

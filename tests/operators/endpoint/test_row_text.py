@@ -10,10 +10,8 @@ import pyarrow as pa
 import pytest
 
 from operators.endpoint.by_batch import AsksByBatch
-from operators.endpoint.embed import EndpointEmbed
 from operators.endpoint.render import LIKE_NAMES
-from operators.endpoint.rerank import EndpointRerank
-from operators.endpoint.score import EndpointScore
+from operators.endpoint.scoring import EndpointEmbed, EndpointRerank, EndpointScore
 from operators.prompts.special_tokens import HAS_NAMES
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings

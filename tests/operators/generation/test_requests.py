@@ -16,6 +16,7 @@ from operators.engine.sequence import Sequence
 from operators.generation.completions import completion_text
 from operators.generation.requests import SequenceMaker
 from operators.generation.sampling_params import RowParams
+from operators.generation.seeds import RowSeeds
 from operators.generation.store_lookup import CompletionKeys
 from operators.rows.sql import RowExpression
 from operators.settings import SamplingSettings
@@ -38,9 +39,9 @@ def rows(
     data = {"row": list(numbers), "name": [f"r{i}" for i in numbers], "prompt_ids": [[i + 1] for i in numbers]}
     batch = pa.RecordBatch.from_pydict(data | (columns or {}))
     batch = batch.set_column(2, "prompt_ids", batch.column("prompt_ids").cast(pa.list_(pa.int32())))
-    requests = SequenceMaker(
-        SamplingSettings(**sampling), FakeModel(), 64, seed, node, id_column, round_of=lambda rows: rows // round_rows
-    )
+    by_row = "seed" in sampling.get("per_row", [])
+    its_seeds = RowSeeds(seed, node, id_column, by_row=by_row, round_of=lambda rows: rows // round_rows)
+    requests = SequenceMaker(SamplingSettings(**sampling), FakeModel(), 64, its_seeds)
     made, rejected = requests.of(Batch(0, batch))
     refused[:] = [row.reason for rejects in rejected for row in rejects.rows]
     return made
@@ -54,7 +55,7 @@ refused: list[str] = []
 def test_choices_of_which_none_fits_are_told_before_a_row_is_generated(most, per_row, told):
     structured = StructuredSettings(choices=["yes", "no"])
     sampling = SamplingSettings(max_tokens=most, structured=structured, per_row=per_row)
-    warning = SequenceMaker(sampling, FakeModel(), 64, 0, "n", None).too_short()
+    warning = SequenceMaker(sampling, FakeModel(), 64, RowSeeds(0, "n")).too_short()
     assert warning == (
         "sampling.max_tokens=1 is too few: the shortest of sampling.structured.choices has 2 tokens" if told else None
     )
@@ -115,7 +116,7 @@ def test_rows_without_an_id_draw_numbers_of_their_own():
 def test_each_row_has_its_chunk_and_its_priority_also_as_one_of_several():
     rank = RowExpression("runtime.priority", "rank * 2")
     rank.plan(pa.schema([("rank", pa.int64())]), lambda kind: kind.is_numeric(), "a number")
-    requests = SequenceMaker(SamplingSettings(n=2), FakeModel(), 64, 0, "generate", None, priority=rank)
+    requests = SequenceMaker(SamplingSettings(n=2), FakeModel(), 64, RowSeeds(0, "generate"), priority=rank)
     ids = pa.array([[1], [], [3], [4]], pa.list_(pa.int32()))
     batch = pa.RecordBatch.from_pydict({"row": [0, 1, 2, 3], "rank": [5, 6, None, 8], "prompt_ids": ids})
     made, rejected = requests.of(Batch(7, batch))

@@ -12,7 +12,7 @@ from tests.pipeline.misbehaving import JOB, RAISES, VARIABLE
 from tests.sets import often
 
 pytestmark = pytest.mark.slow("composes and runs a job for each hook")
-PLANNING = ("import", "suited", "constructor", "plan", "fingerprint", "memory_needs")
+PLANNING = ("import", "constructor", "plan", "fingerprint", "memory_needs")
 RUNNING = ("seek", "restore", "open", "identity", "process", "finish", "state", "conclude")
 SHOWN = ("close", "report", "status", "totals", "total_rows", "fraction_read")
 """What fails here changes no result."""

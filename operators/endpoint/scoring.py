@@ -1,0 +1,159 @@
+"""Embed, Rerank and Score for a server: what they ask it, and what they make of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from operators.endpoint.api.echo import read_echo
+from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.usage import read_usage
+from operators.endpoint.api.vectors import read_scores, read_vectors
+from operators.endpoint.by_batch import AsksByBatch, Question
+from operators.scoring.arguments import EmbedArguments, RerankArguments, ScoreArguments
+from operators.scoring.columns import (
+    EMBEDDING,
+    named,
+    query_and_documents,
+    ranked,
+    rerank_arrays,
+    score_arrays,
+)
+from operators.scoring.stored_answers import Answer
+from operators.settings.checks import check
+from pipeline.api.errors import ConfigError
+from pipeline.api.records import require_column
+
+
+class EndpointEmbed(EmbedArguments, AsksByBatch):
+    """Adds the vectors of texts from a server; operators.embed.Embed has the arguments. The length of the vectors is
+    the server's, so the column has lists of any length, unless `dimensions` says it. That is sent; of a server that
+    takes no notice of it the first numbers are kept."""
+
+    title = "Embed"
+    api = "embeddings"
+    together = 16
+
+    def __post_init__(self) -> None:
+        AsksByBatch.__init__(self, self.model, [self.text_column], self.store, self.where)
+        for key, given in (("pooling", self.pooling is not None), ("truncate", self.truncate)):
+            if given:
+                raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
+        most = self.dimensions
+        check(most is None or most >= 1, "dimensions", most, "1 or more, or null for all")
+        self._fields = named([pa.field(EMBEDDING, pa.list_(pa.float32(), self.dimensions or -1))], self.as_)
+
+    def _check(self, schema: pa.Schema) -> None:
+        require_column(schema, self.text_column, [pa.string()])
+
+    def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
+        return [
+            (text,) if text else f"column '{self.text_column}' is {'null' if text is None else 'empty'}"
+            for text in data.column(self.text_column).to_pylist()
+        ]
+
+    def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        return {"input": [text for (text,) in questions], "dimensions": self.dimensions}
+
+    def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
+        vectors = read_vectors(body, len(questions))
+        if self.dimensions is not None and len(vectors[0]) < self.dimensions:
+            raise Unusable(f"the embeddings have {len(vectors[0])} numbers, and dimensions is {self.dimensions}")
+        return [[vector[: self.dimensions]] for vector in vectors]
+
+    def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
+        vectors = [vector.astype(np.float64) for (vector,) in answers]
+        lengths = [float(np.linalg.norm(vector)) or 1.0 if self.normalize else 1.0 for vector in vectors]
+        scaled = [(vector / length).astype(np.float32) for vector, length in zip(vectors, lengths, strict=True)]
+        return [pa.array(scaled, self._fields[0].type)]
+
+
+class EndpointRerank(RerankArguments, AsksByBatch):
+    """Orders the documents of a row by a server's scores; operators.rerank.Rerank has the arguments."""
+
+    title = "Rerank"
+    api = "rerank"
+    kind = "<f8"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        AsksByBatch.__init__(self, self.model, (self.query_column, self.documents_column), self.store)
+        for key, given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
+            if given:
+                raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name, type_ in zip(self._columns, (pa.string(), pa.list_(pa.string())), strict=True):
+            require_column(schema, name, [type_])
+
+    def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
+        rows = zip(*(data.column(name).to_pylist() for name in self._columns), strict=True)
+        return [query_and_documents(row, (self.query_column, self.documents_column)) for row in rows]
+
+    def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        ((query, documents),) = questions
+        return {"query": query, "documents": documents}
+
+    def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
+        ((_, documents),) = questions
+        scores = read_scores(body, len(documents))
+        tokens = read_usage(body)["prompt_tokens"] if isinstance(body, dict) else None
+        return [[scores, [] if tokens is None else [tokens]]]
+
+    def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
+        return rerank_arrays(
+            [
+                ranked(scores.tolist(), documents, self.top_n, int(tokens[0]) if len(tokens) else None)
+                for (_, documents), (scores, tokens) in zip(texts, answers, strict=True)
+            ]
+        )
+
+
+class EndpointScore(ScoreArguments, AsksByBatch):
+    """Adds the log-probabilities of texts from a server; operators.score.Score has the arguments. One token is
+    generated after each text, since not all servers take less."""
+
+    title = "Score"
+    api = "completions"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        columns = [name for name in (self.text_column, self.given_column) if name is not None]
+        AsksByBatch.__init__(self, self.model, columns, self.store)
+        if self.joint != (self.given_column is not None):
+            raise ConfigError(
+                "a server tokenizes a text together with what comes before it: add joint=true"
+                if self.given_column
+                else "joint=true tokenizes a text together with what comes before it; add given_column"
+            )
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name in self._columns:
+            require_column(schema, name, [pa.string()])
+
+    def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
+        texts = data.column(self.text_column).to_pylist()
+        befores = [""] * len(texts) if self.given_column is None else data.column(self.given_column).to_pylist()
+        return [self._question(*row) for row in zip(befores, texts, strict=True)]
+
+    def _question(self, before: str | None, text: str | None) -> Question | str:
+        if before is None or not text:
+            name = self.given_column if before is None else self.text_column
+            return f"column '{name}' is {'null' if None in (before, text) else 'empty; there is nothing to score'}"
+        given = before.rstrip()
+        return given, before[len(given) :] + text
+
+    def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        ((given, text),) = questions
+        return {"prompt": given + text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+
+    def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
+        ((given, text),) = questions
+        logprobs, is_greedy = read_echo(body, given, text)
+        return [[logprobs, [is_greedy]]]
+
+    def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
+        return score_arrays(answers)

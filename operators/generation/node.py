@@ -1,0 +1,178 @@
+"""GenerateNode: what a Generate does whoever makes its texts, an engine of this process or a server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol
+
+import pyarrow as pa
+
+from operators.generation.completions import CompletionColumns, OpenChunks, with_completion
+from operators.generation.duplicates import Duplicates
+from operators.generation.requests import R, RowMaker, Samples, require_columns
+from operators.generation.row_metrics import IDENTICAL, RowMetrics
+from operators.generation.seeds import SEED, RowSeeds
+from operators.generation.store_lookup import RowLookup
+from operators.rows.row_condition import Where
+from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.checks import check_one_of
+from operators.settings.runtime import EngineSettings
+from operators.tuning.choices import LookAhead
+from pipeline.api.forecast import Forecast, Task
+from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item
+
+
+class RowBackend(Protocol[R]):
+    """What makes the texts of a node's rows, as the node's thread sees it: a client of an engine, or of an endpoint."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows that were submitted and not begun."""
+
+    def submit(self, rows: Sequence[R]) -> None:
+        """Take `rows`, to be begun in this order."""
+
+    def collect(self) -> list[R]:
+        """Return the rows that ended since the last call. Raises what ends the run."""
+
+    def end(self) -> None:
+        """Note that no more rows will be submitted."""
+
+    def leave(self) -> list[R]:
+        """Drop the rows that have not ended; return those that have and were not collected."""
+
+
+@dataclass(eq=False, repr=False)
+class GenerateNode(BaseOperator, ABC, Generic[R]):
+    """Takes rows, finds those that are stored or that equal others in flight, has a backend make the texts of the rest,
+    and passes all on. operators.generate.Generate says what the arguments mean.
+
+    A subclass sets in `open`: `_requests`, which makes the rows; `_completions`, which makes the columns of those that
+    have ended; `_metrics`; and, where there is a store, `_lookup`.
+    """
+
+    model: ModelSettings
+    sampling: SamplingSettings
+    decode: DecodeSettings
+    runtime: EngineSettings
+    store: StoreSettings
+    seed: int = 0
+    id_column: str | None = None
+    completion_ids: bool = False
+    completion_text: str = "answer"
+    reasoning: bool = True
+    data: DataSettings | None = None
+    tool_calls: bool = True
+    as_: str | None = None
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("completion_text", self.completion_text, ("answer", "raw"))
+        self._engine_settings = self.runtime
+        self._data = self.data or DataSettings()
+        self._prefix = f"{self.as_}_" if self.as_ else ""
+        self._where = Where(self.where)
+        self._samples = Samples(self.sampling)
+        self._requests: RowMaker[R]
+        self._completions: CompletionColumns[R]
+        self._metrics: RowMetrics[R]
+
+    @abstractmethod
+    def _planned(self, schema: pa.Schema) -> list[pa.Field]:
+        """Check settings and columns, and return the columns of a completion."""
+
+    @abstractmethod
+    def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """Forecast `task`, of which `batches` are a sample: rows that `where` chooses."""
+
+    @abstractmethod
+    def _connect(self, inbox: Inbox) -> RowBackend[R]:
+        """Return what makes the texts; it wakes `inbox` when rows have ended."""
+
+    def _note(self, rows: Sequence[R]) -> None:
+        """Look at new rows."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._fields = self._planned(schema)
+        self._where.plan(schema)
+        require_columns(schema, self.sampling, self.id_column)
+        schema = self._samples.schema(schema)
+        self._kept, self._schema = with_completion(schema, self._fields, self._prefix, self.sampling.per_row)
+        return self._schema
+
+    def open(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lookup: RowLookup[R] | None = None
+        self._ahead = LookAhead()
+        self._duplicates = Duplicates[R](enabled=self._engine_settings.optimise.identical_rows)
+        runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
+
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        of_own = partial(self._forecast, runtime)
+        return self._where.forecast(batches, task, of_own, self._kept, self._schema)
+
+    def run(self, inbox: Inbox) -> Iterator[Item]:
+        self._backend = self._connect(inbox)
+        self._chunks = OpenChunks()
+        try:
+            while True:
+                while self._wants_rows() and (item := self._ahead.poll(inbox)) is not None:
+                    if isinstance(item, ChunkEnd):
+                        self._chunks.end(item)
+                    elif isinstance(item, Batch):
+                        yield from self._submit(item)
+                yield from self._emit(self._noted(self._backend.collect()))
+                if inbox.exhausted and not self._ahead:
+                    self._backend.end()
+                    if self._chunks.empty:
+                        return
+                inbox.wait(idle=self._chunks.empty, for_items=self._wants_rows())
+        finally:
+            self._noted(self._backend.leave())
+
+    def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.say()
+
+    def _seeds(self, runtime: Runtime) -> RowSeeds:
+        by_row = SEED in self.sampling.per_row
+        return RowSeeds(self.seed, runtime.node, self.id_column, by_row=by_row, round_of=runtime.round_of)
+
+    def _wants_rows(self) -> bool:
+        # Rows queued here take memory; rows left in the inbox cause backpressure.
+        return self._backend.waiting + self._duplicates.waiting < self._engine_settings.lookahead_rows
+
+    def _submit(self, batch: Batch) -> Iterator[Item]:
+        """Submit the rows of `batch`; emit those that `where` passes by, that were refused, or that the store has."""
+        batch, beside = self._where.chosen(batch, self._kept, self._schema)
+        yield from beside
+        if not batch.num_rows:
+            return
+        rows, rejects = self._requests.of(batch)
+        rejected = sum(some.num_rows for some in rejects)
+        self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)
+        yield from rejects
+        self._note(rows)
+        known = [] if self._lookup is None else self._lookup.complete(rows)
+        self._metrics.reused(known, from_store=True)
+        self._chunks.begin(batch.chunk, len(rows))
+        new = [row for row in rows if row.finish_reason is None]
+        self._backend.submit([row for row in new if not self._duplicates.joins(row)])
+        yield from self._emit(known)
+
+    def _noted(self, rows: Sequence[R]) -> list[R]:
+        """Record `rows`, which have ended, and their duplicates in the metrics; return both."""
+        self._metrics.generated(rows)
+        duplicates = [other for row in rows for other in self._duplicates.of(row)]
+        self._metrics.reused(duplicates, identical=True)
+        return [*rows, *duplicates]
+
+    def _emit(self, rows: Sequence[R]) -> Iterator[Item]:
+        """Emit rows that have ended, and the ends of chunks that have none left."""
+        yield from self._completions.items(rows)
+        self._chunks.done(rows)
+        yield from self._chunks.ready()
