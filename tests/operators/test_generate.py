@@ -23,9 +23,14 @@ FAKE = ModelSettings(loader="operators.engine.backend.fake:load")
 TEXT = pa.field("prompt_text", pa.string())
 
 
-def generate(sampling: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None, **kwargs: Any) -> Generate:
+def generate(
+    sampling: dict[str, Any] | None = None,
+    runtime: dict[str, Any] | None = None,
+    model: ModelSettings = FAKE,
+    **kwargs: Any,
+) -> Generate:
     return Generate(
-        FAKE,
+        model,
         SamplingSettings(**({"max_tokens": 20} | (sampling or {}))),
         DecodeSettings(),
         EngineSettings(**({"slots": 4, "max_sequence_tokens": 128, "lookahead_rows": 16} | (runtime or {}))),
@@ -56,13 +61,13 @@ def test_one_output_row_for_each_input_row(tmp_path):
     assert {row["finish_reason"] for row in rows} == {"length", "stop"}
 
 
-def test_its_meter_says_what_completions_cost_and_which_cost_nothing(tmp_path):
+def test_its_meter_says_what_completions_cost_and_which_cost_nothing(tmp_path, either):
     """What the time left is judged by: rows from the store and twins are no computed completions."""
     store = StoreSettings(path=str(tmp_path / "all.sqlite"))
     rows = [*prompts(20), *prompts(5)]
     seen = []
     for name in ("first", "second"):
-        run = flow(tmp_path / name, rows, generate(store=store), chunk_rows=32)
+        run = flow(tmp_path / name, rows, either(store=store), chunk_rows=32)
         out = run.run()
         (meter,) = [m for m in run.executor.meters if m.name == "generate"]
         assert meter.completed is not None
@@ -204,15 +209,6 @@ def test_two_nodes_on_one_model_share_an_engine_and_never_deadlock(tmp_path):
     assert [row["row"] for row in out] == list(range(120))
     assert run.committed == list(range(12))
     assert all(row["second_prompt_token_count"] == len(row["completion"].encode()) + 6 for row in out)
-
-
-def test_finished_rows_are_found_again(tmp_path):
-    store = StoreSettings(path=str(tmp_path / "store.sqlite"))
-    first = flow(tmp_path / "a", prompts(30), generate(store=store)).run()
-    again = flow(tmp_path / "b", prompts(40), generate(store=store))
-    assert again.run()[:30] == first
-    totals = again.context.counted()
-    assert totals["generate/store_hits"] == 30
 
 
 def test_a_store_that_is_no_database_is_named(tmp_path):

@@ -125,16 +125,17 @@ def test_the_jobs_store_is_taken(tmp_path, job, settings):
 
 
 @pytest.mark.parametrize(
-    ("job", "api", "asked_for"), often_cases([("rerank", "rerank", TRIED), ("embed", "embeddings", 1)], TRIED)
+    ("job", "api", "asked_for"),
+    often_cases([("generate", "chat", TRIED), ("rerank", "rerank", TRIED), ("embed", "embeddings", 1)], TRIED),
 )
-def test_a_dry_run_sends_a_handful(tmp_path, job, api, asked_for):
+def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path, job, api, asked_for):
     rows = [{"prompt": f"text {i}", "query": f"a{i}", "documents": ["a", "b"]} for i in range(500)]
     with FaultServer() as server:
         price = {"model.price_per_million": {"input": 1e6, "output": 0.0}}
         found = estimate(job, {"model.url": server.url, "model.api": api} | price, rows=rows, model="endpoint")
         assert server.requests == asked_for
     assert found.forecast is not None
-    tokens = {"rerank": 7, "embed": 3}[job] * 500
+    tokens = {"generate": 10, "rerank": 7, "embed": 3}[job] * 500
     assert found.forecast.tokens_in.likely == tokens
     assert f"cost {tokens:,.2f}" in found.text
 

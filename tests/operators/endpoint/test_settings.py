@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.estimate import TRIED
-from pipeline import estimate, run
+from pipeline import run
 from pipeline.api.errors import ConfigError, ExitCode, NodeFailed
 from tests.operators.endpoint.asking import asked, started
 from tests.operators.endpoint.fault_server import Fault, FaultServer, answer_to
@@ -141,14 +140,3 @@ def test_an_operator_that_needs_the_model_itself_says_so(tmp_path):
     settings = {"model": "endpoint", "model.url": "http://127.0.0.1:9/v1"}
     with pytest.raises(ConfigError, match="this operator needs a model of this process"):
         run("classify_head", settings, directory=tmp_path / "out", progress="none")
-
-
-def test_a_dry_run_sends_a_handful_and_tells_the_cost(tmp_path):
-    price = {"input": 1e6, "output": 0.0, "cached": 1e6}
-    with FaultServer() as server:
-        settings = {"model.url": server.url, "model.price_per_million": price}
-        found = estimate("generate", settings, rows=[f"prompt {i}" for i in range(500)], model="endpoint")
-        assert server.requests == TRIED
-    assert found.forecast is not None
-    assert found.forecast.tokens_in.likely == 5000
-    assert "cost 5,000.00" in found.text

@@ -36,10 +36,10 @@ def test_samples_do_not_depend_on_how_they_are_computed(tmp_path):
     assert completions("c", slots=7) == expected
 
 
-def test_a_column_says_how_many(tmp_path):
+def test_a_column_says_how_many(tmp_path, either):
     asked = [1, 3, None, 0, 2, -1]
     rows = [{**row, "n": n} for row, n in zip(prompts(6), asked, strict=True)]
-    run = flow(tmp_path, rows, generate(WARM | {"n": 2, "per_row": ["n"]}), pa.field("n", pa.int64()))
+    run = flow(tmp_path, rows, either(WARM | {"n": 2, "per_row": ["n"]}), pa.field("n", pa.int64()))
     out = run.run()
     made = [sum(row["row"] == i for row in out) for i in range(6)]
     assert made == [1, 3, 2, 0, 2, 0]
@@ -47,36 +47,36 @@ def test_a_column_says_how_many(tmp_path):
     assert all("whole number" in reason for _, _, reason in run.tally.by_reason)
 
 
-def test_samples_of_samples_append_to_the_lineage(tmp_path):
+def test_samples_of_samples_append_to_the_lineage(tmp_path, either):
     rows = [{**row, "lineage": [7, i]} for i, row in enumerate(prompts(3))]
-    run = flow(tmp_path, rows, generate(WARM | {"n": 2}), pa.field("lineage", pa.list_(pa.int32())))
+    run = flow(tmp_path, rows, either(WARM | {"n": 2}), pa.field("lineage", pa.list_(pa.int32())))
     assert [row["lineage"] for row in run.run()] == [[7, i, k] for i in range(3) for k in range(2)]
 
 
-def test_greedy_rows_with_one_prompt_are_generated_once(tmp_path):
+def test_greedy_rows_with_one_prompt_are_generated_once(tmp_path, either):
     rows = [*prompts(5), *prompts(5), *prompts(5)]
-    op = generate(store=StoreSettings())
+    op = either(store=StoreSettings())
     out = flow(tmp_path / "a", rows, op).run()
     assert op._lookup is not None
     assert op._duplicates.served + sum(op._lookup.counts[key] for key in HITS) == 10
     assert op._duplicates.waiting == 0
     texts = [row["completion"] for row in out]
     assert texts[:5] == texts[5:10] == texts[10:]
-    op = generate(runtime={"optimise": OptimiseSettings(identical_rows=False)})
+    op = either(runtime={"optimise": OptimiseSettings(identical_rows=False)})
     assert [row["completion"] for row in flow(tmp_path / "b", rows, op).run()] == texts
     assert op._duplicates.served == 0
 
 
-def test_rows_that_draw_are_not_taken_for_the_same(tmp_path):
-    op = generate(WARM)
+def test_rows_that_draw_are_not_taken_for_the_same(tmp_path, either):
+    op = either(WARM)
     rows = flow(tmp_path, [*prompts(5), *prompts(5)], op).run()
     assert op._duplicates.served == 0
     assert len({row["completion"] for row in rows}) == 10
 
 
-def test_the_wait_for_a_duplicate_is_bounded(tmp_path):
+def test_the_wait_for_a_duplicate_is_bounded(tmp_path, either):
     """Ten thousand equal rows, and a window of 16: what waits for the first of them is no more than that."""
-    op = generate({"ignore_eos": True})
+    op = either({"ignore_eos": True})
     most: list[int] = []
     wants = op._wants_rows
 
@@ -84,15 +84,15 @@ def test_the_wait_for_a_duplicate_is_bounded(tmp_path):
         most.append(op._duplicates.waiting)
         return wants()
 
-    op._wants_rows = watch  # type: ignore[method-assign]
+    op._wants_rows = watch
     rows = flow(tmp_path, [{"prompt_text": "one and the same"}] * 2000, op, chunk_rows=512).run()
     assert len(rows) == 2000
     assert len({row["completion"] for row in rows}) == 1
     assert 5 < max(most) <= 16 + 5  # the window and a batch
 
 
-def test_the_metrics_say_which_rows_were_not_generated(tmp_path):
-    op = generate(store=StoreSettings())
+def test_the_metrics_say_which_rows_were_not_generated(tmp_path, either):
+    op = either(store=StoreSettings())
     run = flow(tmp_path, [*prompts(4), *prompts(4)], op)
     run.run()
     for table in run.tables:
