@@ -169,7 +169,7 @@ class Generate(GenerateNode[Row], ModelOrServer):
         here = self._runtime.services is None
         if self._engine_settings.open_keys() or (here and self._model.doubt(self._engine_settings)):
             return same  # there is no context yet, or its bits may depend on the slots, which a resume may change
-        decoder = self._engine.worker.decoder
+        decoder = self._engine.loop.decoder
         found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))
         return replace(same, bits=found)
 

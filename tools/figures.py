@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("pipeline", "operators", "tools", "tests")
 ENDINGS = (".py", ".cpp", ".h")
 STEP = (
-    "engine/loop/worker.py",
+    "engine/loop/step_loop.py",
     "engine/scheduler/scheduler.py",
     "engine/scheduler/policy.py",
     "engine/scheduler/waiting_queue.py",

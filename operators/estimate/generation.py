@@ -52,7 +52,7 @@ def generated(
     """
     if not rows:
         return Forecast(count), ()
-    shape = engine.worker.decoder.shape
+    shape = engine.loop.decoder.shape
     trial = Trial(engine)
     trial.run(rows, seconds)
     some = rows if fixed_lengths or not trial.early else trial.early
@@ -83,11 +83,11 @@ def generated(
 def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]) -> float:
     """Return the share of the prompt tokens of `rows` that must be computed in the best case of the prefix cache: each
     prompt, in token order, shares a prefix with the one before it."""
-    worker, optimise = engine.worker, settings.optimise
-    if not worker.decoder.partial and not settings.snapshot_mb:
+    loop, optimise = engine.loop, settings.optimise
+    if not loop.decoder.partial and not settings.snapshot_mb:
         return 1.0
-    shape = worker.decoder.shape
-    chunking, shared = worker.strategy.chunking, 0
+    shape = loop.decoder.shape
+    chunking, shared = loop.strategy.chunking, 0
     # Prompts computed by different kernels cannot share a prefix; where there is one kernel, that is nobody.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= shape.kernel_tokens, row.prompt.tobytes()))
     for before, row in pairwise(ordered):

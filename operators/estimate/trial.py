@@ -50,8 +50,8 @@ class Trial:
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
         """Submit some of `rows`, and make calls until they are done or time is up."""
-        engine, worker = self.engine, self.engine.worker
-        scheduler, slots = worker.scheduler, worker.decoder.shape.slots
+        engine, loop = self.engine, self.engine.loop
+        scheduler, slots = loop.scheduler, loop.decoder.shape.slots
         began = engine.now()
         half = began + seconds / 2
         rows = rows[: max(MOST_ROWS, 2 * slots)]
@@ -76,15 +76,15 @@ class Trial:
         engine.drop(client)
 
     def _step(self, meter: StageMeter) -> None:
-        engine, worker = self.engine, self.engine.worker
+        engine, loop = self.engine, self.engine.loop
         before, tokens, began = engine.totals(), meter.tokens_out, engine.now()
-        worker.step()
+        loop.step()
         seconds, after = engine.now() - began, engine.totals()
         prompt = after["prefill_tokens"] - before["prefill_tokens"]
         rows = int(after["slot_steps_used"] - before["slot_steps_used"])
         if prompt:
             # In a mixed batch, decoding rows take their share of the call.
-            decoded = rows * max(worker.decoder.shape.block, 1)
+            decoded = rows * max(loop.decoder.shape.block, 1)
             self.prompts.append(CallTime(rows, prompt, seconds * prompt / (prompt + decoded)))
         elif rows:
             self.steps.append(CallTime(rows, meter.tokens_out - tokens, seconds))
@@ -109,7 +109,7 @@ class Trial:
             lengths = np.array([len(row.tokens) for row in self.rows], np.float64)
             rows = sum(step.rows for step in steps) / len(steps)
             return _between(seen * min(rows / full, 1.0), seen * max(depth / depth_of(self.rows, lengths), 1.0))
-        if not self.prompts or self.engine.worker.decoder.shape.block:
+        if not self.prompts or self.engine.loop.decoder.shape.block:
             return None
         # A step of as many rows as a call had prompt tokens would take about as long as that call.
         call = self.prompts[-1]

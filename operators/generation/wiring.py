@@ -13,8 +13,8 @@ from operators.engine.backend.interface import Model, Wanted, decoder_shape, max
 from operators.engine.backend.loading import inspect_model, load_model, model_key
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import StepLoop
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
 from operators.generation.remote_store import RemoteStore

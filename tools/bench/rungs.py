@@ -19,8 +19,8 @@ from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.backend.loading import close_model, loader
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.row_state import SampledRow
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sequence import Sequence

@@ -1,1 +1,1 @@
-"""The step loop: engine, worker, thread, clients, recovery, step log."""
+"""The step loop, engines, their thread and clients, recovery, step log."""

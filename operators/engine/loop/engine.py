@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import StepLoop
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue
 from pipeline.api.meter import StageMeter
@@ -25,9 +25,9 @@ class Engine:
         thread: runs the steps.
     """
 
-    def __init__(self, worker: StepLoop, thread: EngineThread) -> None:
-        self.worker = worker
-        self.queue = worker.scheduler.queue
+    def __init__(self, loop: StepLoop, thread: EngineThread) -> None:
+        self.loop = loop
+        self.queue = loop.scheduler.queue
         self.thread = thread
         self._served = False
 
@@ -42,19 +42,19 @@ class Engine:
             begins = steps and not self._served
             self._served = self._served or steps
         if begins:
-            self.worker.start()
-            self.thread.serve(self.worker)
+            self.loop.start()
+            self.thread.serve(self.loop)
         return client
 
     def drop(self, client: Client) -> None:
         """Remove a client and its sequences; returns after the current step."""
         self.queue.drop(client)
-        with self.thread.paused(self.worker):
-            self.worker.scheduler.abandon(lambda row: row.owner is client)
+        with self.thread.paused(self.loop):
+            self.loop.scheduler.abandon(lambda row: row.owner is client)
 
     def close(self) -> None:
         """Stop after the current step."""
-        self.thread.withdraw(self.worker)
+        self.thread.withdraw(self.loop)
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""
@@ -67,14 +67,14 @@ class Engine:
 
     def active_slots(self) -> str:
         """Return the number of slots in use, for the progress line."""
-        pool = self.worker.scheduler.slots
+        pool = self.loop.scheduler.slots
         return f"slots {len(pool)}/{pool.size}"
 
     def counts(self) -> list[Any]:
         """Return the dataclasses of its counts and seconds, for `Runtime.numbers`."""
-        worker, limit = self.worker, self.worker.log.limit
+        loop, limit = self.loop, self.loop.log.limit
         of_calls = [] if limit is None else [limit.sums]
-        return [worker.log.totals, worker.scheduler.counts, *worker.strategy.own_counts(), *of_calls]
+        return [loop.log.totals, loop.scheduler.counts, *loop.strategy.own_counts(), *of_calls]
 
     def totals(self) -> dict[str, float]:
         """Return its counts and seconds by name."""

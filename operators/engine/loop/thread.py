@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from operators.engine.loop.worker import StepLoop
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.scheduler import policy
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import Clock
@@ -45,12 +45,12 @@ class EngineThread:
         """The error that ended the thread."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
-        self._workers: list[StepLoop] = []
+        self._loops: list[StepLoop] = []
         self._paused: list[StepLoop] = []
         self._current: StepLoop | None = None
-        """The worker whose step it runs."""
+        """The loop whose step it runs."""
         self._passed: dict[StepLoop, int] = {}
-        """How often a worker was passed over in succession."""
+        """How often a loop was passed over in succession."""
         self._closing = False
 
     def call(self, work: Callable[[], T]) -> T:
@@ -68,29 +68,29 @@ class EngineThread:
             self.changed.notify_all()
         return job.result()
 
-    def serve(self, worker: StepLoop) -> None:
-        """Run the steps of `worker`."""
+    def serve(self, loop: StepLoop) -> None:
+        """Run the steps of `loop`."""
         with self.changed:
             self._start()
-            self._workers.append(worker)
+            self._loops.append(loop)
             self.changed.notify_all()
 
-    def withdraw(self, worker: StepLoop) -> None:
-        """Stop running the steps of `worker`; returns after its current one."""
-        with self.paused(worker):
-            self._workers = [other for other in self._workers if other is not worker]
-        worker.stop()
+    def withdraw(self, loop: StepLoop) -> None:
+        """Stop running the steps of `loop`; returns after its current one."""
+        with self.paused(loop):
+            self._loops = [other for other in self._loops if other is not loop]
+        loop.stop()
 
     @contextmanager
-    def paused(self, worker: StepLoop) -> Iterator[None]:
-        """Run no steps of `worker` within the block, which begins after its current one."""
+    def paused(self, loop: StepLoop) -> Iterator[None]:
+        """Run no steps of `loop` within the block, which begins after its current one."""
         with self.changed:
-            self._paused.append(worker)
+            self._paused.append(loop)
             try:
-                self.changed.wait_for(lambda: self._current is not worker)
+                self.changed.wait_for(lambda: self._current is not loop)
                 yield
             finally:
-                self._paused.remove(worker)
+                self._paused.remove(loop)
                 self.changed.notify_all()
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class EngineThread:
                 while self._jobs:
                     self._jobs.popleft()[0].set_exception(self.failure or Closed())
                 self.changed.notify_all()
-            for worker in self._workers:
-                worker.stop()
+            for loop in self._loops:
+                loop.stop()
 
     def _wait_for_work(self) -> bool:
         with self.changed:
@@ -137,17 +137,17 @@ class EngineThread:
                 self._current = self._next()
                 if self._current is not None or self._jobs:
                     return True
-                for worker in self._workers:
-                    worker.idle()
+                for loop in self._loops:
+                    loop.idle()
                 self.changed.wait()
 
     def _next(self) -> StepLoop | None:
-        """Return the worker whose turn it is."""
-        able = [worker for worker in self._workers if worker.scheduler.runnable and worker not in self._paused]
+        """Return the loop whose turn it is."""
+        able = [loop for loop in self._loops if loop.scheduler.runnable and loop not in self._paused]
         if len(able) < 2:
             return able[0] if able else None
         chosen = max(able, key=lambda loop: policy.engine_rank(self._passed.get(loop, 0), *loop.scheduler.rank()))
-        self._passed = {worker: self._passed.get(worker, 0) + 1 for worker in able if worker is not chosen}
+        self._passed = {loop: self._passed.get(loop, 0) + 1 for loop in able if loop is not chosen}
         return chosen
 
     def _do_next_job(self) -> None:

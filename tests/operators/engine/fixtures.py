@@ -15,8 +15,8 @@ from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
 from operators.engine.backend.interface import Decoder, DecoderShape, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import SlotPool

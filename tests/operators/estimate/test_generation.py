@@ -59,8 +59,8 @@ def complete(engine: Engine, given: list[Sequence]) -> None:
     client = engine.connect(StageMeter("node"), 1, len(given), lambda: None, steps=False)
     client.submit(given)
     client.end()
-    while engine.worker.scheduler.runnable:
-        engine.worker.step()
+    while engine.loop.scheduler.runnable:
+        engine.loop.step()
 
 
 def estimated(
@@ -183,7 +183,7 @@ LONG_AND_SHORT = [np.concatenate([SHARED[:48] + i // 4, np.resize(text, 1 + i % 
 def test_what_prompts_share_is_computed_once(texts, sizes, share):
     engine, settings = engine_on(Timed(sizes)), settings_for(sizes)
     complete(engine, rows(texts, max_tokens=1))
-    computed = 1 - engine.worker.scheduler.counts.shared_tokens / sum(map(len, texts))
+    computed = 1 - engine.loop.scheduler.counts.shared_tokens / sum(map(len, texts))
     assert computed == pytest.approx(share, abs=0.02)
     assert computed_share(engine, settings, rows(texts)) == pytest.approx(computed, rel=0.01)
     found = estimated(Timed(sizes), rows(texts, max_tokens=1))

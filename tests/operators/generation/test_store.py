@@ -216,7 +216,7 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
     channel = inbox.connect(100)
     channel.inbox.put(channel, Batch(0, data), meter)
     channel.inbox.put(channel, ChunkEnd(0, 4), meter)
-    decoder = op._engine.worker.decoder
+    decoder = op._engine.loop.decoder
     decode, gate = decoder.decode, threading.Semaphore(1)
     decoder.decode = lambda: decode() if gate.acquire() else None  # type: ignore
     running = op.run(inbox)

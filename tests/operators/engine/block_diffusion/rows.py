@@ -11,8 +11,8 @@ import numpy as np
 from operators.engine.backend.interface import Model
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import StepLog
+from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
-from operators.engine.loop.worker import StepLoop
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion

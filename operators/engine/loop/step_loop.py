@@ -1,4 +1,4 @@
-"""The context of an engine, and its step loop."""
+"""StepLoop: the steps on the context of an engine."""
 
 from __future__ import annotations
 
