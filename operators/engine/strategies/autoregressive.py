@@ -7,27 +7,14 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from operators.engine.backend.interface import Decoder, Logits, Model
-from operators.engine.sampling.sampler import Sampler
-from operators.engine.scheduler.step_batch import PrefillChunk, StepBatch
+from operators.engine.backend.interface import Logits
+from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.base import DraftContext, Strategy
-from operators.settings import DecodeSettings
+from operators.engine.strategies.base import Strategy
 
 
 class Autoregressive(Strategy):
     """Token by token."""
-
-    def __init__(
-        self,
-        settings: DecodeSettings,
-        decoder: Decoder,
-        model: Model,
-        draft: DraftContext | None = None,
-        sampler: Sampler | None = None,
-    ) -> None:
-        super().__init__(settings, decoder, model, draft)
-        self._sampler = sampler or Sampler()
 
     def fill(self, batch: StepBatch) -> None:
         buffer = self.decoder.batch
@@ -39,8 +26,15 @@ class Autoregressive(Strategy):
             slots.insert(place, batch.dummy)
         if slots:
             buffer.add_rows(tokens, [slot.num_cached for slot in slots], [slot.index for slot in slots])
-        if batch.chunks:
-            self._fill_chunks(batch.chunks)
+        if chunks := batch.chunks:
+            # The backend computes a lone output with other kernels, so the token before it gets an output too.
+            lone = self.decoder.shape.needs_rules and sum(chunk.completes for chunk in chunks) == 1
+            buffer.add_spans(
+                [chunk.row.next_tokens(chunk.count) for chunk in chunks],
+                [chunk.row.slot.num_cached for chunk in chunks],
+                [chunk.row.slot.index for chunk in chunks],
+                [(2 if lone else 1) if chunk.completes else 0 for chunk in chunks],
+            )
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         """Draw from the logits of `batch`, float32 [outputs, n_vocab], and update every sequence."""
@@ -64,22 +58,12 @@ class Autoregressive(Strategy):
         for row in [*(chunk.row for chunk in batch.chunks), *batch.known_logits]:
             row.update_state()
 
-    def _fill_chunks(self, chunks: Seq[PrefillChunk]) -> None:
-        # The backend computes a lone output with other kernels, so the token before it gets an output too.
-        lone = self.decoder.shape.needs_rules and sum(chunk.completes for chunk in chunks) == 1
-        self.decoder.batch.add_spans(
-            [chunk.row.next_tokens(chunk.count) for chunk in chunks],
-            [chunk.row.slot.num_cached for chunk in chunks],
-            [chunk.row.slot.index for chunk in chunks],
-            [(2 if lone else 1) if chunk.completes else 0 for chunk in chunks],
-        )
-
     def _draw(self, logits: Logits, rows: Seq[Sequence], among: Seq[int] | None = None) -> None:
         """Draw a token for each of `rows` whose tokens are all computed. `among`: indices of those to look at."""
-        # Forced tokens at the beginning of a text are not drawn either.
         among = range(len(rows)) if among is None else among
+        # Forced tokens at the beginning of a text are not drawn either.
         places = [i for i in among if not rows[i].to_compute and (rows[i].tokens or not rows[i].skip())]
-        for place, token in zip(places, self._sampler.draw(logits, rows, places), strict=True):
+        for place, token in zip(places, self.sampler.draw(logits, rows, places), strict=True):
             take(rows[place], token)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from operators.engine.backend.interface import Decoder, Logits, Model, max_sequence_tokens
+from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
@@ -77,11 +78,17 @@ class Strategy(ABC):
     drafts: ClassVar[bool] = False
 
     def __init__(
-        self, settings: DecodeSettings, decoder: Decoder, model: Model, draft: DraftContext | None = None
+        self,
+        settings: DecodeSettings,
+        decoder: Decoder,
+        model: Model,
+        draft: DraftContext | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self.settings = settings
         self.decoder = decoder
         self.chunking = Chunking(decoder.shape.kernel_tokens)
+        self.sampler = sampler or Sampler()
 
     def draft(self, batch: StepBatch) -> None:  # noqa: B027 - most strategies draft nothing
         """Make the drafts for `batch`, which is filled next."""

@@ -21,7 +21,6 @@ import numpy as np
 
 from operators.engine.backend.interface import Decoder, Logits, Model, TokenIds
 from operators.engine.sampling.candidates import Flags
-from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.strategies.base import DraftContext, Strategy
 from operators.engine.strategies.block_diffusion.block_rows import Before, BlockChunking, BlockRow, TokenBlock
@@ -81,7 +80,6 @@ class BlockDiffusion(Strategy):
         self.counts = PassCounts()
         self._mask_id = mask_of(decoder, model, self.settings.mask_token_id)
         self._never = [self._mask_id, *model.suppressed_ids]
-        self._sampler = Sampler()
         self._passes: list[Pass] = []
         self._outputs: Flags = np.empty((0, self._length), np.bool_)
 
@@ -179,7 +177,7 @@ class BlockDiffusion(Strategy):
         """Propose a token for `position`. Its random number depends on the position and the step of the block."""
         if row.params.chain.greedy:
             return top
-        return self._sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
+        return self.sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
 
 
 def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:

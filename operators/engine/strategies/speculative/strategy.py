@@ -151,7 +151,7 @@ class Speculative(Autoregressive):
         """Draw from `logits`, float32 [rows * tokens, n_vocab], as long as the tokens that rows brought are theirs."""
         lines = logits.reshape(len(rows), self._tokens, -1)
         computed = [row.slot.num_cached - 1 + self._tokens for row in rows]
-        ahead = self._sampler.draw_ahead(lines, rows)
+        ahead = self.sampler.draw_ahead(lines, rows)
         if ahead is None:
             self._draw_all(rows, lines)
         else:
