@@ -19,8 +19,7 @@ import numpy as np
 from operators.engine.loop.engine import Engine
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.sequence import Sequence
-from operators.estimate.ranges import Floats, mean_of
-from operators.estimate.trial import Trial, depth_of
+from operators.estimate.trial import Floats, Trial, depth_of, mean_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.forecast import Forecast, Range, share
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import pyarrow as pa
 
-from operators.estimate.ranges import mean_of
+from operators.estimate.trial import mean_of
 from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.records import Batch, Output, Rejects
 

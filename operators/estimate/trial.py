@@ -1,21 +1,23 @@
-"""Run some rows of a job on its engine, call by call in this thread, until time is up."""
+"""Run some rows of a job on its engine, call by call in this thread, until time is up; the mean of all by some."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from operators.engine.loop.engine import Engine
 from operators.engine.sequence import Sequence, State
-from operators.estimate.ranges import Floats
 from pipeline.api.forecast import Range
 from pipeline.api.meter import StageMeter
 
+Floats = npt.NDArray[np.float64]
 MOST_ROWS = 256
 """Most rows to begin: their lengths are a large enough sample."""
 _FULL = 0.75
@@ -114,6 +116,18 @@ class Trial:
         # A step of as many rows as a call had prompt tokens would take about as long as that call.
         call = self.prompts[-1]
         return _between(call.seconds / max(call.tokens, full), call.seconds / min(call.tokens, full))
+
+
+def mean_of(each: Seq[int] | Floats, *, whole: bool, alike: Seq[Hashable] | None = None) -> Range:
+    """Return the mean of all rows by the values of some (`each`), or of all if `whole`: a 90 % interval (1.645 standard
+    errors to either side). `alike`: values for which this is equal tell no more than one of them."""
+    if not len(each):
+        return Range.exact(0.0)
+    mean = float(np.mean(each))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(alike or range(len(each))))}
+    errors = np.bincount([numbers[key] for key in alike or range(len(each))], np.asarray(each) - mean)
+    doubt = 0.0 if whole else 1.645 * float(np.sqrt(np.square(errors).sum())) / len(each)
+    return Range(max(mean - doubt, 0.0), mean, mean + doubt)
 
 
 def depth_of(rows: Seq[Sequence], lengths: Floats) -> float:

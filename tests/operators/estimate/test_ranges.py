@@ -10,7 +10,7 @@ import pytest
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import completion_lengths
-from operators.estimate.ranges import mean_of
+from operators.estimate.trial import mean_of
 from pipeline.api.forecast import Range
 from tests.sets import often_cases
 

@@ -12,7 +12,6 @@ import pytest
 from operators.llama import probe as probes
 from operators.llama.gguf_check import check_gguf
 from operators.llama.model import inspect, load
-from operators.llama.stand_in import write_stand_in
 from operators.settings import ModelSettings
 from pipeline.api.errors import InputError
 from pipeline.system.file_cache import PLACE
@@ -120,7 +119,7 @@ def test_a_large_model_has_a_stand_in_of_a_layer_of_each_kind(tmp_path, started,
     shape = replace(named_shape("tiny-lfm2"), n_layer=12, attention_every=3)
     whole = write_model(tmp_path / "whole.gguf", shape=shape, file_type="f32").path
     monkeypatch.setattr(probes, "WHOLE_BYTES", 0)
-    assert write_stand_in([whole], tmp_path / "few.gguf")
+    assert probes.write_stand_in([whole], tmp_path / "few.gguf")
     few = check_gguf(tmp_path / "few.gguf")
     assert few.values[b"lfm2.block_count"].scalar == 3
     assert {name[:6] for name in few.tensors if name.startswith(b"blk.")} == {b"blk.0.", b"blk.1.", b"blk.2."}
