@@ -12,7 +12,6 @@ from operators.engine.loop.recovery import Recovery
 from operators.engine.loop.step_log import StepLog
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.step_batch import StepBatch
-from operators.engine.sequence import Sequence
 from operators.engine.strategies.base import Strategy
 from operators.settings.runtime import EngineSettings
 from pipeline.api.meter import StageState
@@ -57,7 +56,7 @@ class StepLoop:
             if logits is not None:
                 self.strategy.advance(batch, logits)
         self.log.record(batch, tokens, began, self.scheduler)
-        _hand_over(self.scheduler.finish(self.log.clock()))
+        self.scheduler.finish(self.log.clock())
 
     def start(self) -> None:
         for meter in self.log.meters:
@@ -87,11 +86,3 @@ class StepLoop:
             return None
         self._recovery.succeeded()
         return logits
-
-
-def _hand_over(finished: list[Sequence]) -> None:
-    owned = [(row.owner, row) for row in finished if row.owner is not None]
-    for owner, row in owned:
-        owner.finish(row)
-    for owner in dict.fromkeys(owner for owner, _ in owned):
-        owner.wake()

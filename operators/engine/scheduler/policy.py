@@ -1,19 +1,9 @@
-"""The scheduling policy: all rules, as functions. Change a rule here.
+"""The scheduling policy: all rules, as functions, in the order in which a sequence meets them. Change a rule here.
 
-| function | decides | applied by |
-|---|---|---|
-| `by_depth` | which node's sequences are admitted first | waiting_queue.py |
-| `order`, `may_pass` | which sequence of a node, and when one with a cached prefix may pass it | waiting_queue.py |
-| `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
-| `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
-| `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
-| `prefill_group`, `prefill_beside` | which prompts share a call | scheduler.py |
-| `closes_holes` | whether sequences move to consecutive slots before a decode step | scheduler.py |
-| `victim`, `resumed` | which sequence gives up its slot where the KV cache is full, or gets one back | scheduler.py |
-| `engine_rank` | which engine makes the next step | operators/engine/loop/thread.py |
-
-Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
-share a call with decoding sequences in the per-sequence layout; what changes is how long a run takes.
+waiting_queue.py applies those on the order of admission, prefix_cache.py those on slots and prefixes, loop/thread.py
+that on engines, and scheduler.py the others. Nothing here moves a sequence. A text is made of the same tokens under any
+policy, to the bit as long as prompts do not share a call with decoding sequences in the per-sequence layout; what
+changes is how long a run takes.
 """
 
 from __future__ import annotations
@@ -21,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 from operators.engine.backend.interface import DecoderShape
 from operators.engine.scheduler.step_batch import Chunking, PrefillChunk
@@ -37,8 +27,7 @@ PATIENCE = 8
 
 
 def by_depth(nodes: Iterable[NodeQueue]) -> list[NodeQueue]:
-    """Return the nodes in the order in which their sequences are admitted: the deepest first, so that rows leave the
-    graph."""
+    """Return the nodes as their sequences are admitted: the deepest first, so that rows leave the graph."""
     return sorted(nodes, key=lambda node: -node.depth)
 
 
@@ -54,8 +43,8 @@ def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
 
 
 def may_pass(cached: Order, first: Order) -> bool:
-    """Return True if a sequence of a cached prefix, the longest one first, may be admitted before the first in `order`,
-    of which no prefix is cached: at equal age and priority."""
+    """Return True if a sequence with a `cached` prefix may be admitted before the `first` one, which has none: at equal
+    age and priority."""
     return cached[:2] <= first[:2]
 
 
@@ -67,8 +56,6 @@ class KvBudget:
         cells: shared by all slots, those shared by sequences counted for each; None: every slot has room for a sequence
             of the greatest length, and nothing is decided.
         optimistic: reserve for the expected length, not for the greatest: sequences may then be preempted.
-
-    Attributes:
         finished, finished_tokens: sequences that have ended, and their completion tokens.
     """
 
@@ -116,16 +103,10 @@ def least_copy(shape: DecoderShape) -> int:
 
 
 class StepKind(Enum):
-    """The work of a step."""
+    """The work of a step: sampling from known logits, without a call; a prefill group; one step of every decoding
+    sequence; or this with as many prompt tokens as fit into the micro-batch."""
 
-    SAMPLE = "sample"
-    """Sample sequences whose logits are already known; the backend is not called."""
-    PREFILL = "prefill"
-    """A prefill group: chunks of equal length in consecutive slots."""
-    DECODE = "decode"
-    """One step of every decoding sequence."""
-    MIXED = "mixed"
-    """A decode step with as many prompt tokens as fit into the micro-batch."""
+    SAMPLE, PREFILL, DECODE, MIXED = auto(), auto(), auto(), auto()
 
 
 def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: bool, block: int = 0) -> StepKind | None:
@@ -138,11 +119,9 @@ def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: b
     the weights anew. In the unified layout there is one micro-batch, and blocks are all of one length.
 
     Args:
-        rows: sequences in slots.
-        known_logits: those of them that can sample without a call.
-        prefilling: those with a prompt to compute now.
-        per_sequence: each slot has a KV stream of its own; false: the unified layout.
-        block: tokens of a block with block diffusion, where prompts are split into blocks, too; 0: a token at a time.
+        rows, known_logits, prefilling: sequences in slots; those that can sample without a call, or have a prompt to
+            compute now.
+        per_sequence, block: see DecoderShape.
     """
     if known_logits:
         return StepKind.SAMPLE

@@ -58,10 +58,7 @@ class PrefixCache:
     snapshot_bytes = 0
 
     def __init__(self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts) -> None:
-        self._pool = pool
-        self._queue = queue
-        self._chunking = chunking
-        self._counts = counts
+        self._pool, self._queue, self._chunking, self._counts = pool, queue, chunking, counts
         shape = pool.decoder.shape
         # What is left of a sequence costs nothing where every slot has cells of its own. In the unified layout it would
         # take room that others need, and time of every step; and there cells are shared, not copied.
@@ -172,21 +169,16 @@ class PrefixCache:
     def _lookup(self, row: Sequence) -> Match | None:
         """Find the slot with the longest common prefix with `row`, computed or not; among sequences in slots only those
         admitted earlier."""
-        group = row.placement.group
-        if group is not None:
-            whole = len(row.prompt)
-            matches = [Match(owner, whole) for owner in group.owners if self._may_serve(owner, row)]
+        if (group := row.placement.group) is not None:
+            matches = [Match(owner, len(row.prompt)) for owner in group.owners if self._may_serve(owner, row)]
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
-            useful = [match for match in matches if group.logits is not None or not match.ready]
-            if useful:
-                return _best(useful)
-        node = row.placement.node
-        while node is not None and node.depth:
-            found = list(itertools.islice(self._matches(node, row), MOST_COMPARED))
-            if found:
-                best = _best(found)
+            if matches := [match for match in matches if group.logits is not None or not match.ready]:
+                return _best(matches)
+        end = row.placement.node
+        for node in () if end is None else end.path():
+            if matches := list(itertools.islice(self._matches(node, row), MOST_COMPARED)):
+                best = _best(matches)
                 return best if best.count >= BLOCK else None
-            node = node.parent
         return None
 
     def _matches(self, node: PrefixNode, row: Sequence) -> Iterator[Match]:

@@ -44,14 +44,13 @@ class RadixTree:
     def add_waiting(self, row: Sequence, order: Order) -> None:
         """Add the prefixes of `row`, which waits in its node queue."""
         number, entry = next(self._numbers), (order, row)
-        node = row.placement.node = self.end_of(row.prompt)
-        while node is not None and node.parent is not None:
+        end = row.placement.node = self.end_of(row.prompt)
+        for node in () if end is None else end.path():
             heap = node.waiting.get(row.owner)
             if heap is None:
                 heap = node.waiting[row.owner] = RowHeap()
             heap.push(entry)
             self._note_cached(node, number)
-            node = node.parent
 
     def end_of(self, prompt: TokenIds, blocks: int | None = None) -> PrefixNode | None:
         """Return the node in which the first `blocks` blocks of `prompt` end, by default all whole ones; None if it is
@@ -83,11 +82,10 @@ class RadixTree:
 
     def insert(self, owner: Slot | SlotSnapshot, end: PrefixNode | None) -> None:
         """Make `owner` one of the prefixes that end in `end`."""
-        number, node = next(self._numbers), end
-        while node is not None and node.parent is not None:
+        number = next(self._numbers)
+        for node in () if end is None else end.path():
             node.owners[owner] = None
             self._note_cached(node, number)
-            node = node.parent
 
     def release(self, owner: Slot | SlotSnapshot, end: PrefixNode | None, depth: int = 0) -> PrefixNode | None:
         """Reduce `owner` to at most `depth` blocks of the prefixes that end in `end`; return its new end."""

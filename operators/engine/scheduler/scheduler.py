@@ -8,6 +8,7 @@ from functools import partial
 
 from operators.engine.backend.interface import Decoder
 from operators.engine.scheduler import policy
+from operators.engine.scheduler.policy import StepKind
 from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.snapshots import prefix_cache
 from operators.engine.scheduler.step_batch import Chunking, IdleReason, PrefillChunk, StepBatch
@@ -21,16 +22,14 @@ class Scheduler:
     """Continuous batching over the slots of one decoder."""
 
     def __init__(self, decoder: Decoder, settings: EngineSettings, chunking: Chunking) -> None:
-        self._decoder = decoder
-        self._shape = decoder.shape
-        self._settings = settings
-        self._chunking = chunking
+        self._decoder, self._shape = decoder, decoder.shape
+        self._settings, self._chunking = settings, chunking
         self._admissions = itertools.count()
         self._now = 0.0
-        self.queue = queue = WaitingQueue(settings.optimise, chunking)
+        self.queue = WaitingQueue(settings.optimise, chunking)
         self.slots = SlotPool(decoder)
         self.counts = Counts()
-        self.cache = prefix_cache(self.slots, queue, self._chunking, self.counts, settings)
+        self.cache = prefix_cache(self.slots, self.queue, chunking, self.counts, settings)
         cells = None if self._shape.per_sequence else self._shape.cells
         self._budget = policy.KvBudget(cells, settings.admission == "optimistic")
         self._preempted: list[Sequence] = []
@@ -44,7 +43,7 @@ class Scheduler:
         """Return the share of slots that the next call can fill, and the greatest depth in the graph of a node with
         sequences in slots or waiting."""
         rows = [*self.slots.rows(), *self._preempted]
-        nodes = [row.owner for row in rows if row.owner is not None] + [n for n in self.queue.nodes if n.admissible]
+        nodes = [row.owner for row in rows] + [node for node in self.queue.nodes if node.admissible]
         fullness = min(1.0, (len(rows) + self.queue.admissible) / self.slots.size)
         return fullness, max((node.depth for node in nodes), default=0)
 
@@ -54,24 +53,20 @@ class Scheduler:
         # Sequences that wait for the prefix of one that has left take it before its slot is given away.
         self.cache.serve()
         before = len(self.slots)
-        idle = self._admit(now)
+        idle = self._admit()
         if len(self.slots) > before:
             self.cache.serve()
-        rows, waiting = self.slots.rows(), self.cache.waiting
+        rows, shape = self.slots.rows(), self._shape
         known = [row for row in rows if row.state is State.SAMPLE]
-        prefilling = [row for row in rows if row.state is State.PREFILL and row not in waiting]
-        shape = self._shape
+        prefilling = [row for row in rows if row.state is State.PREFILL and row not in self.cache.waiting]
         counts = len(rows), len(known), len(prefilling)
         kind = policy.next_batch(*counts, per_sequence=shape.per_sequence, block=shape.block)
-        if kind is None:
-            return None
-        if kind is policy.StepKind.SAMPLE:
+        if kind is StepKind.SAMPLE:
             return StepBatch(known_logits=known)
-        if kind is policy.StepKind.PREFILL:
+        if kind is StepKind.PREFILL:
             grouped = self._settings.optimise.grouped_prefill
-            chunks = policy.prefill_group(prefilling, self._chunking, shape.n_ubatch, grouped=grouped)
-            return StepBatch(chunks=chunks)
-        return self._decode_batch(prefilling if kind is policy.StepKind.MIXED else [], idle)
+            return StepBatch(chunks=policy.prefill_group(prefilling, self._chunking, shape.n_ubatch, grouped=grouped))
+        return None if kind is None else self._decode_batch(prefilling if kind is StepKind.MIXED else [], idle)
 
     def halves(self, batch: StepBatch) -> list[StepBatch]:
         """Split `batch` in two; none if it has a single sequence."""
@@ -102,15 +97,15 @@ class Scheduler:
         self._budget.cells = min(self._budget.cells, max(held, *(row.cells(row.max_tokens) for row in rows)))
         return True
 
-    def finish(self, now: float) -> list[Sequence]:
-        """Take the sequences that have ended, or are over the time limit for a slot, out of theirs; return them."""
+    def finish(self, now: float) -> None:
+        """Take the sequences that have ended, or are over the time limit for a slot, out of theirs, and return them to
+        their nodes."""
         limit = self._settings.row_timeout_s
         ended: list[Sequence] = []
         rows = self.slots.rows()
         self.cache.save(rows)
         for row in rows:
-            if row.owner is not None:
-                row.owner.count(row)
+            row.owner.count(row)
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
                 self.queue.leave_group(row)
@@ -120,8 +115,10 @@ class Scheduler:
                 row.times.finished = now
                 self._release(row)
                 row.state = State.FINISHED
+                row.owner.finish(row)
                 ended.append(row)
-        return ended
+        for owner in dict.fromkeys(row.owner for row in ended):
+            owner.wake()
 
     def abandon(self, belongs: Callable[[Sequence], bool]) -> None:
         """Remove the sequences for which `belongs` is true, in slots and waiting."""
@@ -139,27 +136,27 @@ class Scheduler:
         self.cache.waiting.pop(row, None)
         self.cache.release(self.slots.release(row))
 
-    def _admit(self, now: float) -> IdleReason:
+    def _admit(self) -> IdleReason:
         """Fill the free slots; return why the remaining ones stay free."""
         queue, budget = self.queue, self._budget
+        reserved = budget.reserved(self.slots.rows())
         while self._preempted:
             row = policy.resumed(self._preempted)
-            if not self.slots.free or not policy.may_admit(row, budget, budget.reserved(self.slots.rows())):
+            if not self.slots.free or not policy.may_admit(row, budget, reserved):
                 return IdleReason.ROOM
+            reserved += budget.reserved([row])
             self.cache.empty_slot(row)
             self._preempted.remove(row)
             row.update_state()
-            row.times.preempted_s += now
+            row.times.preempted_s += self._now
         taken: list[Sequence] = []
-        reserved = budget.reserved(self.slots.rows())
-        while len(taken) < self.slots.free:
-            admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
-            if admitted is None:
-                break
-            reserved += budget.reserved([admitted])
-            admitted.times.admitted = now
-            admitted.placement.admission = next(self._admissions)
-            taken.append(admitted)
+        while len(taken) < self.slots.free and (
+            row := queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
+        ):
+            reserved += budget.reserved([row])
+            row.times.admitted = self._now
+            row.placement.admission = next(self._admissions)
+            taken.append(row)
         if taken:
             self.cache.place(taken)
         if queue.waiting:

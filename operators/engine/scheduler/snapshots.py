@@ -178,14 +178,14 @@ class SnapshotCache(PrefixCache):
         node = row.slot.node  # None once it has lost its slot: then nothing of its prompt is in the tree for it
         beyond = 0
         while node is not None and node.depth * BLOCK + BLOCK > row.slot.num_cached:
-            here = sum(heap.count for heap in node.waiting.values())
-            if here > beyond:
+            waiting = sum(heap.count for heap in node.waiting.values())
+            if waiting > beyond:
                 for heap in node.waiting.values():
                     for other in heap.rows()[:MOST_COMPARED]:
                         common = common_length(row.prompt, other.prompt, node.depth * BLOCK)
                         if common < (node.depth + 1) * BLOCK or not beyond:
                             yield self._point(other, row)
-            beyond, node = here, node.parent
+            beyond, node = waiting, node.parent
 
     def _point(self, other: Sequence, row: Sequence) -> int:
         """Return how many tokens `other` can take over from `row`; 0 if it waits for the whole prompt of `row`."""

@@ -12,7 +12,7 @@ from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, PromptGroup, Slot, SlotSnapshot
+from operators.engine.sequence.placement import NodeQueue, Order, PromptGroup, Slot, SlotSnapshot
 from operators.settings.runtime import OptimiseSettings
 
 
@@ -46,7 +46,8 @@ class WaitingQueue:
         with self.lock:
             self.nodes = [other for other in self.nodes if other is not node]
             for row in node.heap.rows():
-                self._take_out(row, node)
+                row.placement.queued = False
+                node.heap.discard()
                 self.tree.remove_waiting(row)
                 self.leave_group(row)
 
@@ -82,7 +83,8 @@ class WaitingQueue:
                     if row is None or not fits(row):
                         return None
                     node.admitted += 1
-                    self._take_out(row, node)
+                    row.placement.queued = False
+                    node.heap.discard()
                     return row
         return None
 
@@ -111,23 +113,21 @@ class WaitingQueue:
                     if self._groups.get(group.key) is group:
                         del self._groups[group.key]
 
-    def _take_out(self, row: Sequence, node: NodeQueue) -> None:
-        row.placement.queued = False
-        node.heap.discard()
-
     def _next(self, node: NodeQueue) -> Sequence | None:
-        """Return the sequence of `node` to admit next: the first one, or another that shares more with a slot."""
+        """Return the sequence of `node` to admit next: the first one or, if no slot has the beginning of its prompt,
+        another that shares more with a slot."""
         first = node.heap.first()
         if first is None:
             return None
         order, row = first
-        if row.placement.node is None or not self.tree.cached or _is_cached(row.placement.node):
+        end = row.placement.node
+        if end is None or not self.tree.cached or any(prefix.owners for prefix in end.path()):
             return row
         for prefix in self.tree.longest_first():
-            rows = prefix.waiting.get(node)
-            found = None if rows is None else rows.first()
-            if found is not None and policy.may_pass(found[0], order):
-                return found[1]
+            heap = prefix.waiting.get(node)
+            entry = None if heap is None else heap.first()
+            if entry is not None and policy.may_pass(entry[0], order):
+                return entry[1]
         return row
 
     def _enter(self, row: Sequence, order: Order) -> None:
@@ -140,13 +140,3 @@ class WaitingQueue:
                 group = self._groups[key] = PromptGroup(key)
             group.waiting += 1
             row.placement.group = group
-
-
-def _is_cached(end: PrefixNode | None) -> bool:
-    """Return True if some slot has at least the first block of a prompt."""
-    node = end
-    while node is not None and node.parent is not None:
-        if node.owners:
-            return True
-        node = node.parent
-    return False

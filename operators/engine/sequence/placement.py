@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -151,6 +151,13 @@ class PrefixNode:
         self.waiting: dict[NodeQueue | None, RowHeap] = {}
         self.owners: dict[Slot | SlotSnapshot, None] = {}
         self.noted = 0
+
+    def path(self) -> Iterator[PrefixNode]:
+        """Yield it, then the nodes above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
     @property
     def users(self) -> tuple[int, int]:

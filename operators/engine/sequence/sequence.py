@@ -127,8 +127,8 @@ class Sequence:
     """Drafted tokens that calls have verified."""
     accepted: int = field(default=0, init=False)
     """Those of them that are in `tokens`."""
-    owner: NodeQueue | None = field(default=None, init=False)
-    """The queue of the node that submitted it."""
+    owner: NodeQueue = field(init=False, repr=False)
+    """The queue of the node that submitted it; the attribute exists only then."""
     key: bytes = field(default=b"", init=False)
     """Content key of its completion in the store."""
     slot: Slot = field(init=False, repr=False)

@@ -256,7 +256,9 @@ def test_a_row_that_branches_off_what_stays_leaves_no_trace():
     slot.node = tree.end_of(text)
     tree.insert(slot, slot.node)
     rows = sequences([np.append(text[:n], text[:40]) for n in range(100, 20_000, 100)])
+    node = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
     for number, row in enumerate(rows):
+        row.owner = node
         tree.add_waiting(row, (0, 0.0, 0, number))
     assert len(nodes_of(tree)) > len(rows)
     for row in rows:
