@@ -89,10 +89,10 @@ def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]
     chunking, shared = loop.strategy.chunking, 0
     # Prompts computed by different kernels cannot share a prefix; where there is one kernel, that is nobody.
     ordered = sorted(rows, key=lambda row: (len(row.prompt) >= shape.kernel_tokens, row.prompt.tobytes()))
-    for before, row in pairwise(ordered):
-        if optimise.sample_sharing and not shape.block and np.array_equal(before.prompt, row.prompt):
+    for last, row in pairwise(ordered):
+        if optimise.sample_sharing and not shape.block and np.array_equal(last.prompt, row.prompt):
             shared += len(row.prompt)
-        elif optimise.prefix_sharing and (count := chunking.shared(row.prompt, before.prompt)) >= BLOCK:
+        elif optimise.prefix_sharing and (count := chunking.shared(row.prompt, last.prompt)) >= BLOCK:
             shared += count
     return 1 - shared / sum(len(row.prompt) for row in rows)
 

@@ -52,24 +52,24 @@ class Generating:
 
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
         """Estimate the cost of all rows from those of `batches`. `prepare_s`: seconds to load the model."""
-        made = [self.requests.of(batch) for batch in batches]
-        rows = [row for each, _ in made for row in each]
+        requests = [self.requests.of(batch) for batch in batches]
+        rows = [row for each, _ in requests for row in each]
         rows_out = task.rows.times(share(len(rows), sum(batch.num_rows for batch in batches)))
         new, notes = self._to_generate(rows)
         count = rows_out.times(share(len(new), len(rows)))
         rows_to_try, fixed = in_any_order(new), self._fixed_lengths
-        found, begun = generated(
+        forecast, begun = generated(
             self.engine, self.settings, rows_to_try, count, task.seconds, whole=task.whole, fixed_lengths=fixed
         )
         return replace(
-            found,
+            forecast,
             rows_out=rows_out,
             output=list(self.completions.batches(self._shown(begun))),
-            rejects=[rejects for _, refused in made for rejects in refused],
+            rejects=[rejects for _, refused in requests for rejects in refused],
             prepare_s=prepare_s,
-            disk_bytes=self._disk_bytes(count, found.tokens_out),
+            disk_bytes=self._disk_bytes(count, forecast.tokens_out),
             prompts=self._prompts(rows),
-            notes=[*notes, *found.notes],
+            notes=[*notes, *forecast.notes],
         )
 
     @property
@@ -97,12 +97,12 @@ class Generating:
     def _shown(self, begun: Seq[Sequence]) -> Seq[Sequence]:
         """Return the rows to pass to downstream nodes: the complete ones or, if there are none, those begun. Of several
         completions of a prompt, all or none."""
-        done = [row for row in begun if row.finish_reason is not None]
+        complete = [row for row in begun if row.finish_reason is not None]
         each = self.requests.samples.each
         if each is not None and each > 1:
-            places = [batch_row(row).row for row in done]
-            done = [row for row, place in zip(done, places, strict=True) if places.count(place) == each]
-        return done or begun
+            places = [batch_row(row).row for row in complete]
+            complete = [row for row, place in zip(complete, places, strict=True) if places.count(place) == each]
+        return complete or begun
 
     def _disk_bytes(self, count: Range, tokens_out: Range) -> Range:
         scores = 0 if self.sampling.logprobs is None else _SCORE_BYTES * (1 + self.sampling.logprobs)

@@ -37,31 +37,33 @@ def forecast_texts(
     if not rows:
         return Forecast(task.rows)
     counts = token_counts(rows[0])
-    known = {i: count for i, count in enumerate(counts) if count is not None}
-    found: list[Output] = []
+    readable = {i: count for i, count in enumerate(counts) if count is not None}
+    outputs: list[Output] = []
 
     def read(some: Seq[int]) -> None:
-        found.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
+        outputs.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
 
     token_s = 0.0
-    for some in _growing_groups(known):
-        tokens = sum(known[i] for i in some)
+    for some in _growing_groups(readable):
+        tokens = sum(readable[i] for i in some)
         if token_s and time.perf_counter() + tokens * token_s > until:
             break
         began = time.perf_counter()
         read(some)
         token_s = (time.perf_counter() - began) / max(tokens, 1)
-    if rejected := [i for i in range(len(counts)) if i not in known]:
+    if rejected := [i for i in range(len(counts)) if i not in readable]:
         read(rejected)
-    rows_out = task.rows.times(share(len(known), len(counts)))
-    tokens_in = mean_of(list(known.values()), whole=task.whole).times(rows_out)
+    rows_out = task.rows.times(share(len(readable), len(counts)))
+    tokens_in = mean_of(list(readable.values()), whole=task.whole).times(rows_out)
     return Forecast(
         rows_out=rows_out,
-        output=[item for item in found if isinstance(item, Batch)],
-        rejects=[item for item in found if isinstance(item, Rejects)],
+        output=[item for item in outputs if isinstance(item, Batch)],
+        rejects=[item for item in outputs if isinstance(item, Rejects)],
         tokens_in=tokens_in,
         seconds=tokens_in.times(token_s),
-        prompts=[("".join(str(rows[0].column(name)[i]) for name in columns), known[i]) for i in list(known)[:PROMPTS]],
+        prompts=[
+            ("".join(str(rows[0].column(name)[i]) for name in columns), readable[i]) for i in list(readable)[:PROMPTS]
+        ],
     )
 
 

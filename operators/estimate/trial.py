@@ -79,11 +79,11 @@ class Trial:
 
     def _step(self, meter: StageMeter) -> None:
         engine, loop = self.engine, self.engine.loop
-        before, tokens, began = engine.totals(), meter.tokens_out, engine.now()
+        totals, tokens, began = engine.totals(), meter.tokens_out, engine.now()
         loop.step()
         seconds, after = engine.now() - began, engine.totals()
-        prompt = after["prefill_tokens"] - before["prefill_tokens"]
-        rows = int(after["slot_steps_used"] - before["slot_steps_used"])
+        prompt = after["prefill_tokens"] - totals["prefill_tokens"]
+        rows = int(after["slot_steps_used"] - totals["slot_steps_used"])
         if prompt:
             # In a mixed batch, decoding rows take their share of the call.
             decoded = rows * max(loop.decoder.shape.block, 1)
@@ -107,10 +107,10 @@ class Trial:
         most = max((step.rows for step in self.steps), default=0)
         steps = [step for step in self.steps if step.rows >= _FULL * most]
         if tokens := sum(step.tokens for step in steps):
-            seen = sum(step.seconds for step in steps) / tokens
+            measured = sum(step.seconds for step in steps) / tokens
             lengths = np.array([len(row.tokens) for row in self.rows], np.float64)
             rows = sum(step.rows for step in steps) / len(steps)
-            return _between(seen * min(rows / full, 1.0), seen * max(depth / depth_of(self.rows, lengths), 1.0))
+            return _between(measured * min(rows / full, 1.0), measured * max(depth / depth_of(self.rows, lengths), 1.0))
         if not self.prompts or self.engine.loop.decoder.shape.block:
             return None
         # A step of as many rows as a call had prompt tokens would take about as long as that call.

@@ -93,7 +93,7 @@ class CompletionColumns(ABC, Generic[R]):
     def items(self, rows: Iterable[R]) -> Iterator[Batch | Rejects]:
         """Yield rejects for rows that failed or do not satisfy their constraint, made now or stored, then `batches` of
         the others."""
-        done: list[R] = []
+        fitting: list[R] = []
         for row in rows:
             place = batch_row(row)
             if row.error is not None or row.finish_reason is None:
@@ -103,8 +103,8 @@ class CompletionColumns(ABC, Generic[R]):
                 alone = place.batch.data.slice(place.index, 1).append_column(name, pa.array([self._text(row)]))
                 yield place.batch.with_data(alone).reject([0], reason)
             else:
-                done.append(row)
-        yield from self.batches(done)
+                fitting.append(row)
+        yield from self.batches(fitting)
 
     def batches(self, rows: Iterable[R]) -> Iterator[Batch]:
         """Yield `rows` with their completions, one batch for each input batch."""
@@ -114,8 +114,8 @@ class CompletionColumns(ABC, Generic[R]):
         for group in groups.values():
             source = batch_row(group[0]).batch
             kept = source.data.select(self._kept).take(pa.array([batch_row(row).index for row in group], pa.int64()))
-            made = [pa.array(values, f.type) for f, values in zip(self._fields, self._columns(group), strict=True)]
-            yield source.with_data(pa.record_batch([*kept.columns, *made], schema=self._schema))
+            columns = [pa.array(values, f.type) for f, values in zip(self._fields, self._columns(group), strict=True)]
+            yield source.with_data(pa.record_batch([*kept.columns, *columns], schema=self._schema))
 
 
 class Completions(CompletionColumns[Row]):
@@ -162,23 +162,23 @@ class Completions(CompletionColumns[Row]):
         }
 
     def _columns(self, rows: Sequence[Row]) -> Iterator[list[Any]]:
-        made: dict[str, list[Any]] = {}
+        values: dict[str, list[Any]] = {}
         if self._reasoning is not None:
             splits = [self._reasoning.split(row) for row in rows]
-            made[REASONING[0].name] = [split.reasoning for split in splits]
-            made[REASONING[1].name] = [split.tokens for split in splits]
-            made[TEXT] = [split.answer for split in splits]
+            values[REASONING[0].name] = [split.reasoning for split in splits]
+            values[REASONING[1].name] = [split.tokens for split in splits]
+            values[TEXT] = [split.answer for split in splits]
         if self._reader is not None:
-            reasoned = [text is not None for text in made.get(REASONING[0].name, [None] * len(rows))]
+            reasoned = [text is not None for text in values.get(REASONING[0].name, [None] * len(rows))]
             answers = [self._reader.read(row, reasoned=r) for row, r in zip(rows, reasoned, strict=True)]
-            made[TOOL_CALLS[0].name] = [answer.calls for answer in answers]
-            made[TOOL_CALLS[1].name] = [answer.error for answer in answers]
-            texts = made.get(TEXT) or map(self._text, rows)
-            made[TEXT] = [t if a.content is None else a.content for t, a in zip(texts, answers, strict=True)]
+            values[TOOL_CALLS[0].name] = [answer.calls for answer in answers]
+            values[TOOL_CALLS[1].name] = [answer.error for answer in answers]
+            texts = values.get(TEXT) or map(self._text, rows)
+            values[TEXT] = [t if a.content is None else a.content for t, a in zip(texts, answers, strict=True)]
         if self._raw:
-            made.pop(TEXT, None)
+            values.pop(TEXT, None)
         for field in self._fields:
-            yield made[field.name] if field.name in made else [self._values[field.name](row) for row in rows]
+            yield values[field.name] if field.name in values else [self._values[field.name](row) for row in rows]
 
     def _misfit(self, row: Row) -> str | None:
         constraint = row.params.constraint

@@ -71,10 +71,10 @@ class RepeatedDraws:
         """Count the repeats among `rows`. Greedy rows draw no numbers, but have ids."""
         for row in rows:
             if self._of_ids or not row.params.greedy:
-                found = hash(row.seed if self._of_ids else (row.seed, id(row.params), row.prompt.tobytes()))
-                place = found % PLACES
-                self.count += bool(self._hashes[place] == found)
-                self._hashes[place] = found
+                digest = hash(row.seed if self._of_ids else (row.seed, id(row.params), row.prompt.tobytes()))
+                place = digest % PLACES
+                self.count += bool(self._hashes[place] == digest)
+                self._hashes[place] = digest
 
     def warning(self, id_column: str | None) -> str | None:
         """Return a warning with the number of repeats and their cause (`id_column`, or a column of seeds); None if

@@ -72,8 +72,8 @@ class Journal(ABC):
         with self._changed:
             self._raise_failure()
             fresh = self._writing | self._unsaved
-        found = {k: fresh[k] for k in keys if k in fresh}
-        return self.read(keys) | found
+        pending = {k: fresh[k] for k in keys if k in fresh}
+        return self.read(keys) | pending
 
     def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
         """Keep `completions`.
@@ -83,9 +83,9 @@ class Journal(ABC):
         """
         with self._changed:
             self._raise_failure()
-            before = len(self._unsaved)
+            pending = len(self._unsaved)
             self._unsaved.update(completions)
-            if before < self.flush_rows <= len(self._unsaved):
+            if pending < self.flush_rows <= len(self._unsaved):
                 self._changed.notify_all()
 
     def note_settings(self, digests: set[bytes]) -> None:

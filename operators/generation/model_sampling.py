@@ -29,10 +29,10 @@ def of_model(key: str, default: Any, settings: ModelSettings) -> Any:
         ConfigError: it asks for no value at all, or for one that is none.
     """
     try:
-        given = inspect_model(settings).sampling
+        in_file = inspect_model(settings).sampling
     except (ConfigError, InputError):
         return default
-    asked = values_of(given)
+    asked = values_of(in_file)
     if not asked:
         raise ConfigError(
             f"sampling=model takes the values that the model's file asks for, and it has none ({PREFIX}*); give"
@@ -47,17 +47,17 @@ def values_of(given: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ConfigError: one is none of its kind.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, text in given.items():
         if name in _READ:
             key, read = _READ[name]
             try:
-                found[key] = read(text)
+                values[key] = read(text)
             except ValueError:
                 raise ConfigError(
                     f"the model's file has {PREFIX}{name}={text}, which sampling.{key} cannot be"
                 ) from None
-    return found
+    return values
 
 
 def taken(given: Mapping[str, str], sampling: SamplingSettings) -> str | None:

@@ -157,12 +157,12 @@ class GenerateNode(BaseOperator, ABC, Generic[R]):
         self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)
         yield from rejects
         self._note(rows)
-        known = [] if self._lookup is None else self._lookup.complete(rows)
-        self._metrics.reused(known, from_store=True)
+        stored = [] if self._lookup is None else self._lookup.complete(rows)
+        self._metrics.reused(stored, from_store=True)
         self._chunks.begin(batch.chunk, len(rows))
         new = [row for row in rows if row.finish_reason is None]
         self._backend.submit([row for row in new if not self._duplicates.joins(row)])
-        yield from self._emit(known)
+        yield from self._emit(stored)
 
     def _noted(self, rows: Sequence[R]) -> list[R]:
         """Record `rows`, which have ended, and their duplicates in the metrics; return both."""

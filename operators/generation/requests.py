@@ -89,30 +89,30 @@ class Samples:
         self._n = sampling.n
         self.each = None if SAMPLES in sampling.per_row else sampling.n
 
-    def schema(self, before: pa.Schema) -> pa.Schema:
+    def schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the repeated rows: `lineage` comes last."""
         if self.each == 1:
-            return before
-        return pa.schema([field for field in before if field.name != LINEAGE.name]).append(LINEAGE)
+            return schema
+        return pa.schema([field for field in schema if field.name != LINEAGE.name]).append(LINEAGE)
 
     def of(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
         """Return the repeated rows of `batch`, copies of a row adjacent and numbered at the end of their lineage; and
         by index the reason for each row with an invalid number."""
         if self.each == 1:
             return batch, {}
-        asked = batch.data.column(SAMPLES).to_pylist() if self.each is None else [self.each] * batch.num_rows
+        values = batch.data.column(SAMPLES).to_pylist() if self.each is None else [self.each] * batch.num_rows
         refused = {
             i: f"column '{SAMPLES}' has {n!r}; allowed: a whole number, 1 to {MOST_SAMPLES}"
-            for i, n in enumerate(asked)
+            for i, n in enumerate(values)
             if not _can_be(n)
         }
-        counts = [0 if i in refused else self._n if n is None else int(n) for i, n in enumerate(asked)]
+        counts = [0 if i in refused else self._n if n is None else int(n) for i, n in enumerate(values)]
         parents, numbers = repeated(np.array(counts, np.int64))
         data = batch.data.take(pa.array(parents))
-        before = data.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
-        if before is not None:
+        lineage = data.column(LINEAGE.name) if LINEAGE.name in data.schema.names else None
+        if lineage is not None:
             data = data.drop_columns([LINEAGE.name])
-        return batch.with_data(data.append_column(LINEAGE, append_to_lineage(before, numbers))), refused
+        return batch.with_data(data.append_column(LINEAGE, append_to_lineage(lineage, numbers))), refused
 
 
 def _can_be(n: object) -> bool:

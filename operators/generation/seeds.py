@@ -46,11 +46,11 @@ class RowSeeds:
         """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if
         the column has no whole number."""
         seeds = row_hashes(data, self._identities(data), self._base)
-        made: list[int] = (seeds >> np.uint64(1)).tolist()
+        hashed: list[int] = (seeds >> np.uint64(1)).tolist()
         if self._by_row:
             given = data.column(SEED).to_pylist()
-            return [m if g is None else _seed_of(g) for m, g in zip(made, given, strict=True)]
-        return made
+            return [m if g is None else _seed_of(g) for m, g in zip(hashed, given, strict=True)]
+        return hashed
 
     def _identities(self, data: pa.RecordBatch) -> npt.NDArray[np.uint64]:
         numbers = np.asarray(data.column(ROW.name))

@@ -85,7 +85,7 @@ class CompletionStore(Journal):
         return self.settings
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        found: dict[bytes, StoredCompletion] = {}
+        completions: dict[bytes, StoredCompletion] = {}
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
             query = f"SELECT * FROM sealed_completions WHERE key IN ({','.join('?' * len(some))})"
@@ -94,21 +94,21 @@ class CompletionStore(Journal):
                     rows = self._reader.execute(query, some).fetchall()
             except sqlite3.Error as error:
                 raise unusable(self._path, error) from error
-            whole = [values for seal, *values in rows if _is_whole(seal, values)]
-            self._count_damaged(len(rows) - len(whole))
-            for key, ids, text, reason, least, run, scores in whole:
+            intact = [values for seal, *values in rows if _is_whole(seal, values)]
+            self._count_damaged(len(rows) - len(intact))
+            for key, ids, text, reason, least, run, scores in intact:
                 scored = None if scores is None else from_bytes(scores)
                 stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
-                found[key] = stored
-        return found
+                completions[key] = stored
+        return completions
 
     def count(self, run: str) -> int:
         try:
             with self._reading:
-                (found,) = self._reader.execute("SELECT COUNT(*) FROM completions WHERE run = ?", [run]).fetchone()
+                (count,) = self._reader.execute("SELECT COUNT(*) FROM completions WHERE run = ?", [run]).fetchone()
         except sqlite3.Error as error:
             raise unusable(self._path, error) from error
-        return int(found)
+        return int(count)
 
     def _count_damaged(self, rows: int) -> None:
         """Count rows that are not as they were written, and say so once: they are not served, and made again."""
@@ -205,8 +205,8 @@ class RemoteStore(Journal):
         self._thread.start()
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, StoredCompletion]:
-        found: dict[bytes, StoredCompletion] = self._call("read", list(keys))
-        return found
+        completions: dict[bytes, StoredCompletion] = self._call("read", list(keys))
+        return completions
 
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
         self._call("insert", *encoded(completions), settings)

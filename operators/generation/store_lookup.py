@@ -102,9 +102,9 @@ class LookupCounts:
         log, node = self._runtime.log, self._runtime.node
         log.info("%s: completion store: %s hits (%s), %s", node, f"{hits:,}", owners, misses)
 
-    def _count(self, found: Iterable[str]) -> None:
+    def _count(self, outcomes: Iterable[str]) -> None:
         """Count lookups by what was found, of HITS and MISSES."""
-        for each in found:
+        for each in outcomes:
             self.counts[each] += 1
             self._use.queries += 1
             self._use.hits += each in HITS
@@ -135,15 +135,15 @@ class RowLookup(LookupCounts, ABC, Generic[R]):
     def complete(self, rows: Seq[R]) -> list[R]:
         """Complete those of `rows` that are in the store, and return them."""
         stored = self._store.find([row.key for row in rows])
-        found = [self._look_up(row, stored.get(row.key)) for row in rows]
-        self._count(found)
-        return [row for row, how in zip(rows, found, strict=True) if how in HITS]
+        outcomes = [self._look_up(row, stored.get(row.key)) for row in rows]
+        self._count(outcomes)
+        return [row for row, how in zip(rows, outcomes, strict=True) if how in HITS]
 
     def keep(self, row: R) -> None:
         """Store a finished `row`. Called as soon as the row ends, in the thread of the engine or of the endpoint, so
         that it is durable even if the node waits for a slow reader."""
-        if (made := self._made(row)) is not None:
-            self._store.put({row.key: made})
+        if (completion := self._made(row)) is not None:
+            self._store.put({row.key: completion})
 
     def _look_up(self, row: R, stored: StoredCompletion | None) -> str:
         """Finish `row` if it is stored and may be taken; return what was found, of HITS and MISSES."""

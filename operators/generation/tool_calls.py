@@ -101,14 +101,14 @@ def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> AnswerPar
     if tools == "[]":
         return AnswerParts()
     try:
-        found = parse_calls(form, text)
-        checks = checks_of(tools) if found.calls else {}
-        calls = [_checked(form, call, checks, tools) for call in found.calls]
+        answer = parse_calls(form, text)
+        checks = checks_of(tools) if answer.calls else {}
+        calls = [_checked(form, call, checks, tools) for call in answer.calls]
         if (reason := unforced(choice, [call["name"] for call in calls])) is not None:
             raise BrokenCall(reason)
     except (BrokenCall, ConfigError) as error:
         return AnswerParts(error=str(error))
-    return AnswerParts(found.content, calls) if calls else AnswerParts()
+    return AnswerParts(answer.content, calls) if calls else AnswerParts()
 
 
 def _checked(form: ToolFormat, call: ToolCall, checks: Mapping[str, Validate], tools: str) -> dict[str, str]:
@@ -130,8 +130,8 @@ def _checked(form: ToolFormat, call: ToolCall, checks: Mapping[str, Validate], t
 
 @functools.lru_cache(_MOST_SCHEMAS)
 def _whole(name: str, tools: str) -> Schema:
-    found = next(tool["function"] for tool in json.loads(tools) if tool["function"]["name"] == name)
-    return whole(found.get("parameters") or {}, closed=False)
+    function = next(tool["function"] for tool in json.loads(tools) if tool["function"]["name"] == name)
+    return whole(function.get("parameters") or {}, closed=False)
 
 
 @functools.lru_cache(_MOST_ARGUMENTS)
@@ -149,12 +149,12 @@ def _finite(text: str) -> float:
 def _typed(name: str, arguments: dict[str, Any], tools: str) -> dict[str, Any]:
     """Return arguments that were written without quotes: what is JSON of a value that is no text and fits the schema of
     the argument is that value, all else a text."""
-    made: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for key, text in arguments.items():
-        made[key] = text
+        typed[key] = text
         with suppress(ValueError, RecursionError):
             value = json.loads(_PYTHON.get(text.strip(), text), parse_float=_finite, parse_constant=_finite)
             accepts = _accepts(name, key, tools)
             if not isinstance(value, str) and (accepts(value) is None or accepts(text) is not None):
-                made[key] = value  # if neither fits, the value says best what is wrong with it
-    return made
+                typed[key] = value  # if neither fits, the value says best what is wrong with it
+    return typed

@@ -54,23 +54,25 @@ class Tools:
             ConfigError: `sampling.tools` cannot work, or `data.tools` holds no tools.
             InputError: their file cannot be read.
         """
-        asked, by_row = sampling.tools, CHOICE in sampling.per_row
+        choice, by_row = sampling.tools, CHOICE in sampling.per_row
         if not data.has_tools:
-            if asked in (None, NONE) and not by_row:
+            if choice in (None, NONE) and not by_row:
                 return None
-            raise ConfigError(f"sampling.tools={asked or 'a column'} needs tools; give data.tools or data.tools_column")
-        if asked == NONE and not by_row:
+            raise ConfigError(
+                f"sampling.tools={choice or 'a column'} needs tools; give data.tools or data.tools_column"
+            )
+        if choice == NONE and not by_row:
             return None
         form = format_in(template_of(model, tools=True)) if model.tool_format is None else FORMATS[model.tool_format]
         if form is None:
-            if asked in (None, NONE):
+            if choice in (None, NONE):
                 return None
             raise ConfigError(
-                f"sampling.tools={asked} needs to know how the model writes calls, and its chat template does not say"
+                f"sampling.tools={choice} needs to know how the model writes calls, and its chat template does not say"
                 f" so in a way that is known; name it with model.tool_format= ({', '.join(FORMATS)})"
             )
         given = None if data.tools is None else tools_of_job(data.tools)
-        tools = cls(form, given, data.tools_column, asked or AUTO, by_row)
+        tools = cls(form, given, data.tools_column, choice or AUTO, by_row)
         if given is not None:
             checks_of(json.dumps(given))
             tools.check_beside(tools.choice, vars(sampling))
@@ -149,5 +151,5 @@ def checks_of(tools: str) -> Mapping[str, Validate]:
     Raises:
         ConfigError: jsonschema is not installed, or the schema of a tool is none.
     """
-    found = [tool["function"] for tool in json.loads(tools)]
-    return {one["name"]: validator(one.get("parameters") or {}, f"the tool {one['name']}") for one in found}
+    functions = [tool["function"] for tool in json.loads(tools)]
+    return {one["name"]: validator(one.get("parameters") or {}, f"the tool {one['name']}") for one in functions}

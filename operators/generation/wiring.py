@@ -143,19 +143,21 @@ def decode_setup(settings: DecodeSettings) -> DecodeSetup:
     """
     module, _, name = settings.strategy.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        strategy = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"decode.strategy='{settings.strategy}' cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(f"decode.strategy='{settings.strategy}' is no decode strategy")
-    return found.setup(settings, found)
+    return strategy.setup(settings, strategy)
 
 
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
     key = ("engine", identity_of(model, settings), repr(settings), repr(decode))
-    made = runtime.resource(key, lambda: _make_engine(runtime, model, settings, decode), lambda made: made[1].close())
-    return made[0]
+    engine = runtime.resource(
+        key, lambda: _make_engine(runtime, model, settings, decode), lambda engine: engine[1].close()
+    )
+    return engine[0]
 
 
 def _make_engine(

@@ -53,8 +53,8 @@ _POLL_S = 0.05
 
 def type_of(path: Path) -> str | None:
     """Return the name of a model file's type; None if it is none of WEIGHTS."""
-    found = read_header(path).file_type
-    return next((name for name, number in FILE_TYPES.items() if number == found), None)
+    file_type = read_header(path).file_type
+    return next((name for name, number in FILE_TYPES.items() if number == file_type), None)
 
 
 def converted(path: Path, wanted: str) -> Path:
@@ -71,8 +71,8 @@ def converted(path: Path, wanted: str) -> Path:
     if type_of(path) == wanted:
         return path
     cache, name = weights_cache(), _name(path, wanted)
-    if (found := cache.find(name)) is not None:
-        return found
+    if (kept := cache.find(name)) is not None:
+        return kept
     size = converted_size(path, wanted)
 
     def write(target: Path) -> None:

@@ -209,7 +209,7 @@ class _Walk:
         """Check values for which llama.cpp ends the process instead of refusing the file."""
         scalar = self._values[ARCHITECTURE].scalar if ARCHITECTURE in self._values else None
         prefix = scalar + b"." if isinstance(scalar, bytes) else b"."
-        own = {key.removeprefix(prefix): found.scalar for key, found in self._values.items() if key.startswith(prefix)}
+        own = {key.removeprefix(prefix): entry.scalar for key, entry in self._values.items() if key.startswith(prefix)}
         numbers = {key: value for key, value in own.items() if isinstance(value, (int, float))}
         experts = numbers.get(b"expert_count", 0)
         bounds: dict[bytes, tuple[float, float]] = {

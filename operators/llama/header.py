@@ -87,12 +87,12 @@ def part_names(name: str) -> list[str]:
     Raises:
         InputError: it is a part, and not the first.
     """
-    found = _PART.fullmatch(name)
-    if found is None:
+    part = _PART.fullmatch(name)
+    if part is None:
         return [name]
-    names = [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
+    names = [f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
     if name not in names[:1]:
-        raise InputError(f"{name} is a part of a split model; give the first: {found[1]}-00001-of-{found[3]}.gguf")
+        raise InputError(f"{name} is a part of a split model; give the first: {part[1]}-00001-of-{part[3]}.gguf")
     return names
 
 
@@ -111,8 +111,8 @@ def parts_of(path: Path) -> list[Path]:
 
 def content_of(path: Path) -> str:
     """Return the content id of a model, those of its parts one after the other; cached as `read_header`."""
-    found = [(part, part.stat()) for part in parts_of(path)]
-    return " ".join(_content_id(part, status.st_size, status.st_mtime_ns) for part, status in found)
+    states = [(part, part.stat()) for part in parts_of(path)]
+    return " ".join(_content_id(part, status.st_size, status.st_mtime_ns) for part, status in states)
 
 
 @functools.lru_cache(maxsize=256)
@@ -127,8 +127,8 @@ def read_header(path: Path) -> Header:
         InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or
             that is refused here.
     """
-    found = map(Path.stat, parts_of(path))
-    return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in found))
+    states = map(Path.stat, parts_of(path))
+    return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in states))
 
 
 @functools.lru_cache(maxsize=64)

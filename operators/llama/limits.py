@@ -80,8 +80,8 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
 
 def machine_limit(work: ModelWork, settings: EngineSettings) -> MachineLimit | None:
     """Return the limit of this machine for an engine with `settings`; None if it is not known."""
-    found = peaks(settings.threads or usable_cores())
-    return None if found is None else MachineLimit(found, work, KV_TYPES[settings.kv_type] / 8)
+    rates = peaks(settings.threads or usable_cores())
+    return None if rates is None else MachineLimit(rates, work, KV_TYPES[settings.kv_type] / 8)
 
 
 @functools.cache
@@ -108,8 +108,8 @@ def peaks(threads: int) -> Peaks | None:
 
 def _read(file: Path) -> Peaks | None:
     with suppress(ValueError, TypeError):
-        found = Peaks(*map(float, file.read_text(encoding="ascii").split()))
-        return found if min(found) > 0 and max(found) < math.inf else None
+        peaks = Peaks(*map(float, file.read_text(encoding="ascii").split()))
+        return peaks if min(peaks) > 0 and max(peaks) < math.inf else None
     return None
 
 
@@ -120,13 +120,13 @@ def _measure(native: ctypes.CDLL, threads: int, file: Path) -> None:
     if free_memory() < _ROOM_BYTES:
         raise _Disturbed("memory is too short to measure how fast it is read")
     began, used = time.perf_counter(), time.process_time()
-    found = peak_products(native, threads), peak_bytes(native, threads)
-    if min(found) <= 0:
+    peaks = peak_products(native, threads), peak_bytes(native, threads)
+    if min(peaks) <= 0:
         raise _Disturbed("it has no AVX2")
     if time.process_time() - used < _ALONE * threads * (time.perf_counter() - began):
         raise _Disturbed(_BUSY)
-    file.write_text(f"{found[0]} {found[1]}\n", encoding="ascii")
-    log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", found[0] / 1e9, found[1] / 1e9)
+    file.write_text(f"{peaks[0]} {peaks[1]}\n", encoding="ascii")
+    log.info("measured: this machine does %.3g GMAC/s and reads %.3g GB/s at most", peaks[0] / 1e9, peaks[1] / 1e9)
 
 
 def peak_products(native: ctypes.CDLL, threads: int) -> float:
@@ -163,12 +163,12 @@ def _most_a_second(threads: int, work: Callable[[int, int], int]) -> float:
     with ThreadPoolExecutor(threads) as pool:
         while not most or time.perf_counter() - began < _LONG_ENOUGH_S:
             start = time.perf_counter()
-            done = sum(pool.map(work, range(threads), [times] * threads))
+            amount = sum(pool.map(work, range(threads), [times] * threads))
             took_s = time.perf_counter() - start
-            if not done:
+            if not amount:
                 break
             if took_s < _ROUND_S:
                 times *= 2
             else:
-                most = max(most, done / took_s)
+                most = max(most, amount / took_s)
     return most

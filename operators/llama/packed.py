@@ -64,12 +64,12 @@ def library_path() -> Path:
 def library() -> ctypes.CDLL | None:
     """Open the library; None if it is not there or cannot be opened."""
     try:
-        found = ctypes.CDLL(str(library_path()))
+        native = ctypes.CDLL(str(library_path()))
     except OSError:
         return None
     for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
-        getattr(found, name).restype = ctypes.c_char_p
-    return found
+        getattr(native, name).restype = ctypes.c_char_p
+    return native
 
 
 def state() -> tuple[ctypes.CDLL | None, str]:
@@ -84,14 +84,14 @@ def state() -> tuple[ctypes.CDLL | None, str]:
 
 @functools.cache
 def _state() -> tuple[ctypes.CDLL | None, str]:
-    if (found := library()) is None:
+    if (native := library()) is None:
         return None, f"{_WHAT} llama.cpp's kernels; {BUILD} adds faster ones (x86-64 with AVX2, Linux)"
     loaded = {kind: path for path, kind in _LOADED.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))}
-    refusal = found.kernels_plug_in(loaded.get("base", "").encode(), loaded.get("cpu", "").encode(), b"")
+    refusal = native.kernels_plug_in(loaded.get("base", "").encode(), loaded.get("cpu", "").encode(), b"")
     if refusal is not None:
         why = refusal.decode("utf-8", "replace")
         return None, f"{_WHAT} llama.cpp's kernels, not those of this project: {why}; {BUILD} makes them anew"
-    return found, f"{_WHAT} this project's kernels {found.kernels_version()} ({found.kernels_name().decode()})"
+    return native, f"{_WHAT} this project's kernels {native.kernels_version()} ({native.kernels_name().decode()})"
 
 
 def load_model(
@@ -115,21 +115,21 @@ def load_model(
         said = "%s: %s llama.cpp's kernels, as those of this project need %d bytes of memory, and %d are free"
         log.warning(said, path.name, _WHAT, size - tied, free)
         ours = False
-    found, what_computes = state()  # also for a model that gets none: llama.cpp copies its list at the first model
-    params.use_extra_bufts = repacks or (ours and found is not None)
-    if found is None:
+    native, what_computes = state()  # also for a model that gets none: llama.cpp copies its list at the first model
+    params.use_extra_bufts = repacks or (ours and native is not None)
+    if native is None:
         if ours:
             log.info("%s: %s", path.name, what_computes)
         return llama_cpp.llama_model_load_from_file(os.fsencode(path), params), Packed()
-    found.kernels_choose(ours, size <= free, repacks, usable_cores())
+    native.kernels_choose(ours, size <= free, repacks, usable_cores())
     try:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-        packed = Packed(found.kernels_version(), found.kernels_loaded_tensors()) if ours else Packed()
+        packed = Packed(native.kernels_version(), native.kernels_loaded_tensors()) if ours else Packed()
         if ours:
             log.info("%s: %s, %d quantised matrices", path.name, what_computes, packed.tensors)
         return model, packed
     finally:
-        found.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
+        native.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
 
 
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:

@@ -39,15 +39,17 @@ class Pieces(Sequence[bytes]):
 def special_tokens_of(vocab: ctypes.c_void_p, n_vocab: int) -> SpecialTokens:
     """Read the special tokens of a vocabulary; takes some 50 ms at 150,000 tokens."""
     attributes = [llama_cpp.llama_vocab_get_attr(vocab, token) for token in range(n_vocab)]
-    found = [(token, given, text_of(vocab, token)) for token, given in enumerate(attributes) if given & _SPECIAL]
-    names = {name for _, _, name in found}
-    made = []
-    for token, given, name in found:
+    special = [
+        (token, attribute, text_of(vocab, token)) for token, attribute in enumerate(attributes) if attribute & _SPECIAL
+    ]
+    names = {name for _, _, name in special}
+    tokens = []
+    for token, attribute, name in special:
         # llama.cpp makes this one user-defined: it ends a part of an answer of gpt-oss, and not the whole.
-        is_part = name == "<|end|>" and {"<|return|>", "<|call|>"} <= names and not given & _CONTROL
-        strips = (given & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, given & llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
-        made.append(SpecialToken(token, name, bool(given & _CONTROL) or is_part, is_part, *map(bool, strips)))
-    return SpecialTokens(made)
+        is_part = name == "<|end|>" and {"<|return|>", "<|call|>"} <= names and not attribute & _CONTROL
+        strips = (attribute & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, attribute & llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
+        tokens.append(SpecialToken(token, name, bool(attribute & _CONTROL) or is_part, is_part, *map(bool, strips)))
+    return SpecialTokens(tokens)
 
 
 def text_of(vocab: ctypes.c_void_p, token: int) -> str:

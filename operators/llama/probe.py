@@ -110,18 +110,18 @@ def _tried(model: Path, path: Path) -> str | None:
     command = [sys.executable, str(_CHILD), str(Path(llama_cpp.__file__).parent), str(path), what, str(free_memory())]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run(
+        child = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise _ends(model, f"it was not done after {TIMEOUT_S} s") from None
-    lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in child.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
     telling = [line for line in lines if any(word in line for word in _TELLING)] or ["it gave no reason"]
-    if done.returncode < 0:
-        raise _ends(model, f"{signal.Signals(-done.returncode).name}: {telling[-1]}")
-    if done.returncode == IS_REFUSED:
+    if child.returncode < 0:
+        raise _ends(model, f"{signal.Signals(-child.returncode).name}: {telling[-1]}")
+    if child.returncode == IS_REFUSED:
         return "; ".join(telling[-3:])
-    if done.returncode:
+    if child.returncode:
         said = lines[-1] if lines else "it gave no reason"
         raise ConfigError(f"{model} could not be tried: {said}; model.probe=false loads it without this trial")
     return None
@@ -163,8 +163,8 @@ def write_stand_in(parts: Sequence[Path], target: Path) -> bool:
     for part, each in zip(parts, contents, strict=True):
         sizes = _sizes(each, part.stat().st_size)
         for tensor_name, tensor in each.tensors.items():
-            found = _LAYER.fullmatch(tensor_name)
-            if found is None or int(found[2]) < kept:
+            layer = _LAYER.fullmatch(tensor_name)
+            if layer is None or int(layer[2]) < kept:
                 infos.append(_info(tensor_name, tensor, at))
                 at += -(-sizes[tensor_name] // _ALIGNMENT) * _ALIGNMENT
     counts = struct.pack("<4sIQQ", b"GGUF", 3, len(infos), len(keys))
@@ -180,9 +180,9 @@ def _kept_layers(contents: Sequence[Contents], layers: int, head: bytes) -> int:
     kinds: list[set[object]] = [set() for _ in range(layers)]
     for each in contents:
         for name, tensor in each.tensors.items():
-            found = _LAYER.fullmatch(name)
-            if found is not None and int(found[2]) < layers:
-                kinds[int(found[2])].add((found[1], found[3], tensor.lengths, tensor.kind))
+            name_parts = _LAYER.fullmatch(name)
+            if name_parts is not None and int(name_parts[2]) < layers:
+                kinds[int(name_parts[2])].add((name_parts[1], name_parts[3], tensor.lengths, tensor.kind))
     for key, value in contents[0].values.items():
         if value.n_items == layers and value.kind in FORMS:
             size = FORMS[value.kind].size

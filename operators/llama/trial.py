@@ -72,8 +72,8 @@ def _built_by_us(record: str) -> bool:
 def _examined() -> dict[str, Any]:
     """Return the doctor's report; if it gives none, what went wrong as its only problem."""
     try:
-        done = subprocess.run(_DOCTOR, cwd=PACKAGES, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        report: dict[str, Any] = json.loads(done.stdout)
+        doctor = subprocess.run(_DOCTOR, cwd=PACKAGES, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        report: dict[str, Any] = json.loads(doctor.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return {"problems": [f"`python -m pipeline doctor` gave no report ({error})"], "notes": []}
     return report

@@ -93,24 +93,26 @@ class Calibration:
                 choice.reasons.append(f"{key}={str(choice.values[key]).lower()}: {reason}")
         return choice
 
-    def _choose_attention(self, known: EngineSettings) -> tuple[bool, str]:
-        with self._decoder(known, slots=1, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
+    def _choose_attention(self, settings: EngineSettings) -> tuple[bool, str]:
+        with self._decoder(settings, slots=1, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
             if decoder.shape.exact:
                 return True, "this project's kernels compute it, and no rule of llama.cpp's kernels is needed"
-        rows = min(_ATTENTION_ROWS, known.n_ubatch)
-        tried = {on: self._step_s(replace(known, slots=rows, flash_attention=on), [rows])[rows] for on in (True, False)}
+        rows = min(_ATTENTION_ROWS, settings.n_ubatch)
+        tried = {
+            on: self._step_s(replace(settings, slots=rows, flash_attention=on), [rows])[rows] for on in (True, False)
+        }
         named = {("with" if on else "without"): seconds for on, seconds in tried.items()}
         # Flash attention saves memory and speeds up prompts, so it stays on unless steps are clearly faster without.
         best = tried[True] <= TOLERANCE * tried[False]
         return best, f"a step of {rows} rows {self._depth} tokens deep takes {_milliseconds(named)}"
 
-    def _choose_slots(self, known: EngineSettings) -> tuple[int, str]:
-        row_bytes = self._row_bytes(known)
+    def _choose_slots(self, settings: EngineSettings) -> tuple[int, str]:
+        row_bytes = self._row_bytes(settings)
         fit = max(1, int(_MEMORY_SHARE * self.free_bytes // row_bytes))
         # Never more slots than rows; as many if rows are few, since another round for a few rows costs whole steps.
-        most = min(fit, SLOTS[-1], known.n_ubatch, self.rows or SLOTS[-1])
+        most = min(fit, SLOTS[-1], settings.n_ubatch, self.rows or SLOTS[-1])
         sizes = sorted({n for n in (*SLOTS, self.rows or 0) if 0 < n <= most} or {most})
-        steps = self._step_s(replace(known, slots=sizes[-1]), sizes)
+        steps = self._step_s(replace(settings, slots=sizes[-1]), sizes)
         # Relative to one slot if the number of rows is unknown.
         cost = {n: s * (1 / n if self.rows is None else math.ceil(self.rows / n)) for n, s in steps.items()}
         best = min(n for n in cost if cost[n] <= TOLERANCE * min(cost.values()))
@@ -120,10 +122,10 @@ class Calibration:
         )
         return best, f"{reason}; there are {self.rows} rows" if self.rows else reason
 
-    def _row_bytes(self, known: EngineSettings) -> int:
+    def _row_bytes(self, settings: EngineSettings) -> int:
         """Return the bytes of KV cache for a row of the greatest length, extrapolated from two short ones: a recurrent
         state has the same size for any length."""
-        with self._decoder(known, slots=2) as decoder:
+        with self._decoder(settings, slots=2) as decoder:
             size: dict[int, int] = {}
             for tokens in (32, 64):
                 _read(decoder, tokens)

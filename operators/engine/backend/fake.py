@@ -131,9 +131,9 @@ class FakeDecoder:
         for step in range(int(counts.max())):
             going = counts > step
             at = starts[going] + step
-            token, here = self.batch.token[at].astype(np.uint64), positions[at]
-            hashes[at] = self._hashes[rows[going], here] * _MULTIPLIER + token + np.uint64(1)
-            self._hashes[rows[going], here + 1] = hashes[at]
+            token, places = self.batch.token[at].astype(np.uint64), positions[at]
+            hashes[at] = self._hashes[rows[going], places] * _MULTIPLIER + token + np.uint64(1)
+            self._hashes[rows[going], places + 1] = hashes[at]
         self._length[rows] += counts
         return hashes
 
@@ -145,12 +145,12 @@ class FakeDecoder:
             slot, first = slots[start], int(positions[start])
             if self._length[slot] != first or (np.diff(positions[start:end]) != 1).any():
                 raise DecodeFailed(-1, f"positions {positions[start:end]} do not follow {self._length[slot]} in {slot}")
-            whole = self._hashes[slot, first : first + 1]
+            state = self._hashes[slot, first : first + 1]
             for token in self.batch.token[start:end].astype(np.uint64):
-                whole = whole * _MULTIPLIER + token + np.uint64(1)
-            hashes[start:end] = whole + np.arange(1, end - start + 1, dtype=np.uint64) * _MULTIPLIER
+                state = state * _MULTIPLIER + token + np.uint64(1)
+            hashes[start:end] = state + np.arange(1, end - start + 1, dtype=np.uint64) * _MULTIPLIER
             self._length[slot] += end - start
-            self._hashes[slot, self._length[slot]] = whole[0]
+            self._hashes[slot, self._length[slot]] = state[0]
         return hashes
 
 

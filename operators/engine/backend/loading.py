@@ -125,10 +125,10 @@ def loader(settings: ModelSettings) -> Callable[[ModelSettings], Model]:
     """Return the function that `settings.loader` names; raise ConfigError if there is none."""
     module, _, name = settings.loader.partition(":")
     try:
-        found: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
+        load: Callable[[ModelSettings], Model] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: the value is no module name
         raise ConfigError(f"model.loader='{settings.loader}' cannot be imported: {error}") from error
-    return found
+    return load
 
 
 def close_model(model: Model) -> None:

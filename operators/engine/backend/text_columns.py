@@ -52,9 +52,9 @@ class TextColumns:
         return self._joined((text.decode(), self.mark(text.decode())) for text in texts)
 
     def _joined(self, pairs: Iterable[tuple[str | None, str]]) -> tuple[TokenIds, npt.NDArray[np.int32]]:
-        found = [self.joined(text or "", marked) for text, marked in pairs]
-        ids = np.concatenate(found) if found else np.empty(0, np.int32)
-        return ids, np.cumsum([0, *map(len, found)], dtype=np.int32)
+        texts = [self.joined(text or "", marked) for text, marked in pairs]
+        ids = np.concatenate(texts) if texts else np.empty(0, np.int32)
+        return ids, np.cumsum([0, *map(len, texts)], dtype=np.int32)
 
     def mark(self, text: str) -> str:
         """Return a text of a row with the names of control tokens marked."""
@@ -76,7 +76,7 @@ class TextColumns:
 
     def refused(self, data: pa.RecordBatch, names: Iterable[str]) -> dict[int, str]:
         """Return by its index why a row cannot be read: it has literals that its text has not."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name in names:
             if (literals := literals_of(data, name)) is not None and literals.null_count < len(literals):
                 is_name = self._model.special_tokens.is_name
@@ -84,14 +84,14 @@ class TextColumns:
                     zip(data.column(name).to_pylist(), literals.to_pylist(), strict=True)
                 ):
                     if not all(is_name(text or "", place) for place in places or ()):
-                        found[i] = CHANGED.format(name=name)
-        return found
+                        reasons[i] = CHANGED.format(name=name)
+        return reasons
 
     def told(self, data: pa.RecordBatch, names: Iterable[str]) -> list[tuple[int, str]]:
         """Return what is told of rows that have names of control tokens in texts of these columns; Render tells it of
         its own."""
-        found = [] if self._parse else rows_with_names(data, names, self._model.special_tokens.has_name)
-        return [(data.column(ROW.name)[i].as_py(), HAS_NAMES) for i in found]
+        places = [] if self._parse else rows_with_names(data, names, self._model.special_tokens.has_name)
+        return [(data.column(ROW.name)[i].as_py(), HAS_NAMES) for i in places]
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = self._model.tokenize([text.encode()], special=False)[0].tolist()

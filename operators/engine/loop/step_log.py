@@ -132,7 +132,7 @@ class StepLog:
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
-        seconds, now, before, sums = self._seconds, _changes(scheduler.counts), self._before, self.totals
+        seconds, counts, last_counts, sums = self._seconds, _changes(scheduler.counts), self._before, self.totals
         form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
@@ -145,13 +145,13 @@ class StepLog:
             seconds["decode"],
             seconds["sample"],
             sum(row.slot.num_cached for row in sequences),
-            *map(sub, now, before),
+            *map(sub, counts, last_counts),
             scheduler.cache.snapshot_bytes,
             batch.drafted,
             batch.accepted,
             *(batch.idle.get(reason, 0) for reason in _REASONS),
         )
-        self._before = now
+        self._before = counts
         for meter in self.meters:
             meter.batches += 1
             meter.rows_in += len(sequences)

@@ -59,8 +59,8 @@ class Patch:
 
     def onto(self, ids: Ids, values: Floats) -> None:
         """Overwrite `values`, the logits of `ids`, where this has others."""
-        at, found = find(self.ids, ids)
-        values[found] = self.values[at[found]]
+        at, patched = find(self.ids, ids)
+        values[patched] = self.values[at[patched]]
 
 
 def find(rising: Ids, wanted: Ids) -> tuple[Ids, Flags]:
@@ -71,9 +71,9 @@ def find(rising: Ids, wanted: Ids) -> tuple[Ids, Flags]:
 
 def history(row: SampledRow, last: int | None) -> TokenIds:
     """Return the last tokens of prompt and completion, oldest first; None: all."""
-    made = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
-    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(made))
-    return np.concatenate([row.prompt[len(row.prompt) - room :], made])
+    drawn = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
+    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(drawn))
+    return np.concatenate([row.prompt[len(row.prompt) - room :], drawn])
 
 
 def changes_of(row: SampledRow) -> list[Change]:

@@ -167,22 +167,14 @@ def chain_of(params: SamplingParams) -> Chain:
     """Make the steps that `params` ask for, in order. Mirostat replaces all but the temperature, as in llama.cpp."""
     if params.mirostat:
         return Chain((), (Temperature(params.temperature), Mirostat(params.mirostat_tau, params.mirostat_eta)))
-    made = [step for name in params.order if (step := STEPS[name](params)) is not None]
-    edits = _leading_edits(made)
-    steps = made[len(edits) :]
+    active = [step for name in params.order if (step := STEPS[name](params)) is not None]
+    leading = next((n for n, step in enumerate(active) if not isinstance(step, HistoryStep)), len(active))
+    edits = tuple(step for step in active[:leading] if isinstance(step, HistoryStep))
+    steps = active[leading:]
     # All other steps only cut by falling probability, which keeps the likeliest.
     if params.temperature == 0 and not any(isinstance(step, TypicalP | Xtc | HistoryStep) for step in steps):
-        return Chain(tuple(edits), (), greedy=True)
-    return Chain(tuple(edits), tuple(_with_floors(steps)))
-
-
-def _leading_edits(steps: list[ChainStep]) -> list[HistoryStep]:
-    edits: list[HistoryStep] = []
-    for step in steps:
-        if not isinstance(step, HistoryStep):
-            break
-        edits.append(step)
-    return edits
+        return Chain(edits, (), greedy=True)
+    return Chain(edits, tuple(_with_floors(steps)))
 
 
 def _with_floors(steps: list[ChainStep]) -> list[ChainStep]:

@@ -31,8 +31,8 @@ class HistoryStep(ABC):
     def few(self, few: Few, rows: Seq[SampledRow]) -> None:
         for i, row in enumerate(rows):
             if (change := self.change(row)) is not None:
-                at, found = find(change.ids, few.ids[i])
-                few.logits[i, found] = change.apply(few.logits[i, found], at[found])
+                at, changed = find(change.ids, few.ids[i])
+                few.logits[i, changed] = change.apply(few.logits[i, changed], at[changed])
         few.sort()
 
     def full(self, full: Full, row: SampledRow) -> None:
@@ -139,14 +139,14 @@ def _longest_repeats(tokens: TokenIds, longest: int, shortest: int) -> dict[int,
     """
     end = len(tokens) - 1
     places = np.arange(end)  # an occurrence that ends here is followed by the token behind it
-    found: dict[int, int] = {}
+    longest_by_token: dict[int, int] = {}
     length = 0
     while len(places):
         if length >= shortest:
-            found.update(dict.fromkeys(tokens[places + 1].tolist(), length))
+            longest_by_token.update(dict.fromkeys(tokens[places + 1].tolist(), length))
         if length == longest:
             break
         places = places[places >= length]
         places = places[tokens[places - length] == tokens[end - length]]
         length += 1
-    return found
+    return longest_by_token

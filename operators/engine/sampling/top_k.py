@@ -120,8 +120,8 @@ def _likely_blocks(maxima: Floats, k: int) -> tuple[Floats, Ids, Ids]:
     thresholds = np.partition(grouped, groups - k, axis=1)[:, groups - k]
     place, hit = np.nonzero(grouped >= thresholds[:, None])
     blocks = hit[:, None] + groups * np.arange(group)
-    found = maxima.reshape(-1).take(blocks + (place * width)[:, None])
-    kept = np.flatnonzero(found >= thresholds[place][:, None])
+    values = maxima.reshape(-1).take(blocks + (place * width)[:, None])
+    kept = np.flatnonzero(values >= thresholds[place][:, None])
     last_place, last = np.nonzero(maxima[:, group * groups :] >= thresholds[:, None])
     place = np.concatenate([place[kept // group], last_place])
     block = np.concatenate([blocks.ravel()[kept], last + group * groups])

@@ -232,11 +232,11 @@ class Full:
 
 def _first(flags: Flags, count: int) -> Ids:
     """Return the first `count` ids in the mask `flags`, without listing all of them."""
-    found: list[Ids] = []
+    parts: list[Ids] = []
     for start in range(0, len(flags), _CHUNK):
         if count <= 0:
             break
         some = np.flatnonzero(flags[start : start + _CHUNK])[:count] + start
-        found.append(some)
+        parts.append(some)
         count -= len(some)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -52,9 +52,9 @@ class Scheduler:
         self._now = now
         # Sequences that wait for the prefix of one that has left take it before its slot is given away.
         self.cache.serve()
-        before = len(self.slots)
+        occupied = len(self.slots)
         idle = self._admit()
-        if len(self.slots) > before:
+        if len(self.slots) > occupied:
             self.cache.serve()
         rows, shape = self.slots.rows(), self._shape
         known = [row for row in rows if row.state is State.SAMPLE]

@@ -24,7 +24,7 @@ from operators.engine.scheduler.slots import Counts, SlotPool
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
-from operators.engine.sequence.placement import PrefixNode, PromptGroup, Slot, SlotSnapshot
+from operators.engine.sequence.placement import PrefixNode, Slot, SlotSnapshot
 from operators.settings.runtime import KERNEL_TOKENS, EngineSettings
 
 WORTH_A_STOP = 64
@@ -70,8 +70,14 @@ class SnapshotCache(PrefixCache):
         for row in rows:
             group, length = row.placement.group, row.slot.num_cached
             stopped = length == row.placement.stop > 0
-            awaited = group is not None and group.logits is not None and group.waiting > 1
-            if stopped or (awaited and length == len(row.prompt) and not self._has_snapshot(group)):
+            awaited = (
+                group is not None
+                and group.logits is not None
+                and group.waiting > 1
+                and length == len(row.prompt)
+                and not any(owner in self._snapshots for owner in group.owners)
+            )
+            if stopped or awaited:
                 self._save(row, length)
             if stopped:
                 self._begins(row)
@@ -85,11 +91,11 @@ class SnapshotCache(PrefixCache):
         """Take a snapshot of the slot of `row`, which has the first `length` tokens of its prompt."""
         for snapshot in [s for s in self._snapshots if s.group is not None and not s.group.waiting]:
             self._drop(snapshot)  # the last of the equal prompts has begun
-        saved = row.slot.save()
-        if len(saved.data) > self._most_bytes:
+        data = row.slot.decoder.save(row.slot.index)
+        if len(data) > self._most_bytes:
             log.warning(
                 "a snapshot of %d tokens takes %d MiB, more than runtime.snapshot_mb=%d; prompts are computed whole",
-                *(length, len(saved.data) // MIB, self._most_bytes // MIB),
+                *(length, len(data) // MIB, self._most_bytes // MIB),
             )
             self._most_bytes = 0
             self._queue.share_nothing()
@@ -97,29 +103,24 @@ class SnapshotCache(PrefixCache):
         with self._queue.lock:
             node = self._queue.tree.end_of(row.prompt, length // BLOCK)
             group = row.placement.group if length == len(row.prompt) else None
-            self._keep(SlotSnapshot(row.prompt[:length], saved, node, group))
+            snapshot = SlotSnapshot(row.prompt[:length], data, node, group)
+            self._queue.own(snapshot)
+            self._snapshots[snapshot] = None
+            self.snapshot_bytes += len(data)
+            while self.snapshot_bytes > self._most_bytes:
+                self._drop(next(iter(self._snapshots)))
+                self._counts.snapshots_evicted += 1
         self._counts.snapshots_taken += 1
-
-    def _keep(self, snapshot: SlotSnapshot) -> None:
-        self._queue.own(snapshot)
-        self._snapshots[snapshot] = None
-        self.snapshot_bytes += len(snapshot.saved.data)
-        while self.snapshot_bytes > self._most_bytes:
-            self._drop(next(iter(self._snapshots)))
-            self._counts.snapshots_evicted += 1
-
-    def _has_snapshot(self, group: PromptGroup | None) -> bool:
-        return group is not None and any(owner in self._snapshots for owner in group.owners)
 
     def _drop(self, snapshot: SlotSnapshot) -> None:
         del self._snapshots[snapshot]
-        self.snapshot_bytes -= len(snapshot.saved.data)
+        self.snapshot_bytes -= len(snapshot.data)
         self._queue.disown(snapshot)
 
     def _take(self, row: Sequence, match: Match) -> bool:
         assert isinstance(match.source, SlotSnapshot)
         try:
-            row.slot.restore(match.source.saved)
+            row.slot.restore(match.source)
         except DecodeFailed as failure:
             log.warning("a snapshot of %d tokens is dropped and computed again: %s", match.count, failure)
             row.slot.truncate(0)

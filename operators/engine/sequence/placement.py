@@ -94,11 +94,11 @@ class NodeQueue:
 
     def count(self, row: Sequence) -> None:
         """Count the tokens that `row` has got since the last call, with the first also those of its prompt."""
-        place, made = row.placement, len(row.tokens)
-        if not place.counted and (made or row.finish_reason is not None):
+        place, drawn = row.placement, len(row.tokens)
+        if not place.counted and (drawn or row.finish_reason is not None):
             self.meter.tokens_in += len(row.prompt)
-        self.meter.tokens_out += made - place.counted
-        place.counted = made
+        self.meter.tokens_out += drawn - place.counted
+        place.counted = drawn
 
     def finish(self, row: Sequence) -> None:
         """Return the finished `row` to the node. Called from the engine's thread."""
@@ -173,14 +173,6 @@ class PrefixNode:
         return next((first[1].prompt for first in firsts if first is not None), self.prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedCache:
-    """The saved KV cache of a slot, and its number of tokens."""
-
-    data: Buffer
-    num_cached: int
-
-
 @dataclass(eq=False, slots=True)
 class Slot:
     """A sequence id of a decoder: its sequence, and the contents of its KV cache.
@@ -219,11 +211,7 @@ class Slot:
         self.decoder.copy(source.index, self.index, length)
         self.num_cached = length
 
-    def save(self) -> SavedCache:
-        """Save the contents, for `restore`."""
-        return SavedCache(self.decoder.save(self.index), self.num_cached)
-
-    def restore(self, saved: SavedCache) -> None:
+    def restore(self, saved: SlotSnapshot) -> None:
         """Restore saved contents into this empty slot."""
         self.decoder.restore(self.index, saved.data)
         self.num_cached = saved.num_cached
@@ -235,19 +223,19 @@ class SlotSnapshot:
 
     Attributes:
         prompt: the tokens in it.
-        saved: the contents.
+        data: the contents, as Decoder.save returns them.
         node: where `prompt` ends in the radix tree; None if it is shorter than a block.
         group: the waiting sequences whose whole prompt it is.
     """
 
     prompt: TokenIds
-    saved: SavedCache
+    data: Buffer
     node: PrefixNode | None
     group: PromptGroup | None = None
 
     @property
     def num_cached(self) -> int:
-        return self.saved.num_cached
+        return len(self.prompt)
 
 
 @dataclass(eq=False, slots=True)

@@ -82,11 +82,11 @@ class StopWatcher:
         piece = self._pieces[token]
         start = max(0, len(self.text) - self._longest + 1)
         self.text += piece
-        found = [(at, at + len(stop)) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
-        if found:
-            at, end = min(found)
+        matches = [(at, at + len(stop)) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
+        if matches:
+            at, end = min(matches)
             self.cut = end if self.keep else at
-        return bool(found)
+        return bool(matches)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +147,8 @@ class Sequence:
 
     @property
     def next_token(self) -> int:
-        made = self.slot.num_cached - len(self.prompt)
-        return self.tokens[made] if made >= 0 else int(self.prompt[made])
+        place = self.slot.num_cached - len(self.prompt)
+        return self.tokens[place] if place >= 0 else int(self.prompt[place])
 
     def next_tokens(self, count: int) -> TokenIds:
         """Return the first `count` of the tokens to compute, int32 [count]."""
@@ -159,8 +159,8 @@ class Sequence:
         size = len(self.prompt)
         if end <= size:
             return self.prompt[start:end]
-        made = np.array(self.tokens[max(start - size, 0) : end - size], np.int32)
-        return made if start >= size else np.concatenate([self.prompt[start:], made])
+        drawn = np.array(self.tokens[max(start - size, 0) : end - size], np.int32)
+        return drawn if start >= size else np.concatenate([self.prompt[start:], drawn])
 
     @property
     def length(self) -> int:

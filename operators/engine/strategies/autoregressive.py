@@ -44,11 +44,11 @@ class Autoregressive(Strategy):
             self._draw(logits[: len(batch.decoding)], batch.decoding)
         drawing = [chunk.row for chunk in batch.chunks if chunk.completes]
         if drawing:
-            own = logits[-len(drawing) :]
-            for row, line in zip(drawing, own, strict=True):
+            last = logits[-len(drawing) :]
+            for row, line in zip(drawing, last, strict=True):
                 if row.placement.group is not None and row.placement.group.waiting > 1:
                     row.placement.group.logits = line.copy()
-            self._draw(own, drawing)
+            self._draw(last, drawing)
         for group, samples in itertools.groupby(batch.known_logits, key=lambda row: row.placement.group):
             rows = list(samples)
             if group is not None and group.logits is not None:

@@ -71,9 +71,9 @@ class BlockRow(Sequence):
     def begin_block(self, mask_id: int) -> TokenBlock:
         """Begin the block after the KV cache; tokens of the prompt in it are known."""
         ids = np.full(self.block_length, mask_id, np.int32)
-        known = self.prompt[self.slot.num_cached : self.slot.num_cached + self.block_length]
-        ids[: len(known)] = known
-        self.block = TokenBlock(ids, np.arange(self.block_length) < len(known))
+        of_prompt = self.prompt[self.slot.num_cached : self.slot.num_cached + self.block_length]
+        ids[: len(of_prompt)] = of_prompt
+        self.block = TokenBlock(ids, np.arange(self.block_length) < len(of_prompt))
         return self.block
 
     def end_block(self) -> int:
@@ -81,11 +81,11 @@ class BlockRow(Sequence):
         end."""
         if self.block is None:
             raise RuntimeError("there is no block that could be complete")
-        made = self.block.ids[max(0, len(self.prompt) - self.slot.num_cached) :].tolist()
-        for taken, token in enumerate(made, 1):
+        tokens = self.block.ids[max(0, len(self.prompt) - self.slot.num_cached) :].tolist()
+        for taken, token in enumerate(tokens, 1):
             self.append(token)
             if self.ended:
-                return len(made) - taken
+                return len(tokens) - taken
         return 0
 
     def _whole(self, tokens: int) -> int:

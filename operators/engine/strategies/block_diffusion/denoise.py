@@ -102,13 +102,13 @@ class BlockDiffusion(Strategy):
         logits[:, self._never] = -np.inf
         # The row of its logits for each token that has one.
         lines = (self._outputs.cumsum() - 1).reshape(self._outputs.shape)
-        own = np.array([_temperature(one.row) for one in self._passes], np.float32)
-        temperatures = np.repeat(own, self._outputs.sum(axis=1))
+        by_pass = np.array([_temperature(one.row) for one in self._passes], np.float32)
+        temperatures = np.repeat(by_pass, self._outputs.sum(axis=1))
         entropies = self.settings.remasking == Remasking.ENTROPY
-        found = confidences_of(logits, temperatures, entropies=entropies)
+        confidences = confidences_of(logits, temperatures, entropies=entropies)
         for one, rows in zip(self._passes, lines, strict=True):
             if one.row is not None:
-                self._move(one.row, one, logits, found, rows[one.wanted].tolist())
+                self._move(one.row, one, logits, confidences, rows[one.wanted].tolist())
 
     def own_counts(self) -> list[PassCounts]:
         return [self.counts]
@@ -128,14 +128,14 @@ class BlockDiffusion(Strategy):
             tokens = np.zeros(self._length, np.int32)
             yield Pass(None, step.dummy.index, step.dummy.num_cached, tokens, np.ones(tokens.shape, np.bool_))
 
-    def _move(self, row: BlockRow, one: Pass, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
+    def _move(self, row: BlockRow, one: Pass, logits: Logits, confidences: Confidences, lines: Seq[int]) -> None:
         """Update a sequence by its pass; `lines` are its rows of `logits`."""
         if one.block is not None and not one.block.is_complete:
             row.slot.truncate(one.first)
-            self._denoise(row, one.block, logits, found, lines)
+            self._denoise(row, one.block, logits, confidences, lines)
             return
         if one.wanted[-1]:
-            row.before = Before(logits[lines[0]].copy(), found.alone(lines[0]))
+            row.before = Before(logits[lines[0]].copy(), confidences.alone(lines[0]))
         if one.block is None:
             self.counts.prompt_passes += 1
         else:
@@ -143,15 +143,17 @@ class BlockDiffusion(Strategy):
             row.block = None
         row.update_state()
 
-    def _denoise(self, row: BlockRow, block: TokenBlock, logits: Logits, found: Confidences, lines: Seq[int]) -> None:
+    def _denoise(
+        self, row: BlockRow, block: TokenBlock, logits: Logits, confidences: Confidences, lines: Seq[int]
+    ) -> None:
         """Commit some of the unknown tokens of `block`; append the block once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
-        said = [(logits[line], found, line) for line in lines]
+        predictions = [(logits[line], confidences, line) for line in lines]
         if row.before is not None and not block.known[0]:
-            said.insert(0, (row.before.logits, row.before.confidences, 0))
+            predictions.insert(0, (row.before.logits, row.before.confidences, 0))
         first = row.slot.num_cached
         tokens: list[int] = []
-        for place, (own, of, line) in zip(places, said, strict=True):
+        for place, (own, of, line) in zip(places, predictions, strict=True):
             token = self._candidate(row, first + place, block.step, own, int(of.tops[line]))
             if token is None or not np.isfinite(of.maxima[line]):
                 row.error = f"the logits for position {first + place} are no distribution (NaN or -inf everywhere)"
@@ -160,9 +162,9 @@ class BlockDiffusion(Strategy):
         temperature = _temperature(row)
         sure = [
             of.probability(line, float(own[token]), temperature)
-            for (own, of, line), token in zip(said, tokens, strict=True)
+            for (own, of, line), token in zip(predictions, tokens, strict=True)
         ]
-        nats = [float(of.entropies[line]) for _, of, line in said if of.entropies is not None]
+        nats = [float(of.entropies[line]) for _, of, line in predictions if of.entropies is not None]
         chosen = committed(self.settings, block.step, sure, nats or None)
         for place in chosen:
             block.ids[places[place]] = tokens[place]

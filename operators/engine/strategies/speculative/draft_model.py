@@ -71,14 +71,14 @@ class DraftModel:
     def drafts(self, rows: Seq[DraftedRow], most: Seq[int]) -> list[Draft]:
         """Return a draft for each of `rows`, of so many tokens; empty ones if the model cannot compute them."""
         counts = {row: count for row, count in zip(rows, most, strict=True) if count > 0}
-        made: dict[DraftedRow, list[int]] = {}
+        tokens: dict[DraftedRow, list[int]] = {}
         if counts and self._failures < MOST_FAILURES:
             try:
-                made = self._draft(counts)
+                tokens = self._draft(counts)
                 self._failures = 0
             except DecodeFailed as failure:
                 self._fail(failure)
-        return [Draft(made[row], MODEL) if row in made else NOTHING for row in rows]
+        return [Draft(tokens[row], MODEL) if row in tokens else NOTHING for row in rows]
 
     def ended(self, row: Sequence) -> None:
         """Give up the seat of `row`."""

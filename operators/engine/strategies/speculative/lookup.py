@@ -50,8 +50,8 @@ class DraftedRow(Sequence):
     def whole_text(self) -> str:
         """Return its prompt and completion so far."""
         self.text = self.text or _characters(self.prompt)
-        if made := self.tokens[len(self.text) - len(self.prompt) :]:
-            self.text += "".join(map(chr, made))
+        if drawn := self.tokens[len(self.text) - len(self.prompt) :]:
+            self.text += "".join(map(chr, drawn))
         return self.text
 
 
@@ -67,19 +67,19 @@ class PromptLookup:
 
     def ended(self, row: DraftedRow) -> None:
         """Remember the completion of `row`, with the end of its prompt, for other rows of its node."""
-        made = _characters(row.prompt[-LONGEST:]) + "".join(map(chr, row.tokens))
-        self._completions[row.owner] = (self._completions.get(row.owner, "") + made)[-MOST_TOKENS:]
+        text = _characters(row.prompt[-LONGEST:]) + "".join(map(chr, row.tokens))
+        self._completions[row.owner] = (self._completions.get(row.owner, "") + text)[-MOST_TOKENS:]
         row.text = ""
 
     def _draft(self, row: DraftedRow, most: int) -> Draft:
         own, others = row.whole_text(), self._completions.get(row.owner, "")
         for matched in LENGTHS:
             last = own[-matched:]
-            if found := _after(last, own):
-                again = -(-most // len(found))  # a text that repeats itself goes on as it did
-                return Draft(list(map(ord, (found * again)[:most])), ("own", matched))
-            if found := _after(last, others):
-                return Draft(list(map(ord, found[:most])), ("others", matched))
+            if text := _after(last, own):
+                again = -(-most // len(text))  # a text that repeats itself goes on as it did
+                return Draft(list(map(ord, (text * again)[:most])), ("own", matched))
+            if text := _after(last, others):
+                return Draft(list(map(ord, text[:most])), ("others", matched))
         return NOTHING
 
 

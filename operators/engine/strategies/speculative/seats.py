@@ -112,8 +112,8 @@ class Seats:
         for seat, text in zip(seats, texts, strict=True):
             self._lines[seat.index, seat.length : seat.length + len(text)] = text
             seat.length += len(text)
-        found: list[int] = logits[:, : self._n_vocab].argmax(axis=1).tolist()
-        return found
+        likeliest: list[int] = logits[:, : self._n_vocab].argmax(axis=1).tolist()
+        return likeliest
 
     def truncate(self, seat: Seat, length: int) -> None:
         """Drop what is in `seat` behind `length` tokens."""
@@ -126,13 +126,13 @@ class Seats:
         free = [seat for seat in self.all if seat.row is None] or [seat for seat in self.all if seat.row not in rows]
         common = self._common(row.prompt)
         best, seat = self.all[int(common.argmax())], free[0]
-        known = int(common[seat.index])
-        if common[best.index] >= known + LEAST_COPY:
-            known = int(common[best.index])
-            self._copy(best, seat, known)
+        held = int(common[seat.index])
+        if common[best.index] >= held + LEAST_COPY:
+            held = int(common[best.index])
+            self._copy(best, seat, held)
         self._take(seat, row)
-        seat.sure = known
-        if (length := row.length) > known + LEAST_COPY:  # now, so that the next row can copy it
+        seat.sure = held
+        if (length := row.length) > held + LEAST_COPY:  # now, so that the next row can copy it
             self.read_text(seat, row, length - 1)
 
     def _take(self, seat: Seat, row: DraftedRow) -> None:

@@ -89,13 +89,13 @@ class Speculative(Autoregressive):
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         rows = cast(list[DraftedRow], batch.decoding)
-        before = [(row.slot.num_cached, len(row.tokens)) for row in rows] if self._drafts else []
+        lengths = [(row.slot.num_cached, len(row.tokens)) for row in rows] if self._drafts else []
         if self._tokens == 1:
             super().advance(batch, logits)
         else:
             self._verify(rows, logits)
         counted = len(rows)
-        for row, known, draft, (cached, made) in zip(rows, self._known, self._drafts, before, strict=False):
+        for row, known, draft, (cached, made) in zip(rows, self._known, self._drafts, lengths, strict=False):
             counted += row.slot.num_cached - cached
             self._learn(batch, row, draft, max(0, self._tokens - known), row.tokens[made:])
         if rows and not batch.chunks:
@@ -188,8 +188,8 @@ class Speculative(Autoregressive):
 
 def _bring(row: DraftedRow, draft: Draft, count: int) -> list[int]:
     """Return `count` tokens: those to compute next, then those of the draft, then zeros."""
-    known = row.to_compute
-    certain = [row.next_token] if known == 1 else row.next_tokens(min(known, count)).tolist()
+    due = row.to_compute
+    certain = [row.next_token] if due == 1 else row.next_tokens(min(due, count)).tolist()
     brought = [*certain, *draft.tokens[: count - len(certain)]]
     return brought + [0] * (count - len(brought))
 
