@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,9 @@ MORE = 4
 
 def forecast_texts(
     process: Callable[[Batch], Iterable[Output]],
-    token_counts: Callable[[pa.RecordBatch], Seq[int | None]],
-    columns: Seq[str],
-    batches: Seq[Batch],
+    token_counts: Callable[[pa.RecordBatch], Sequence[int | None]],
+    columns: Sequence[str],
+    batches: Sequence[Batch],
     task: Task,
 ) -> Forecast:
     """Estimate the cost of an operator whose `process` reads the texts of rows.
@@ -40,7 +39,7 @@ def forecast_texts(
     readable = {i: count for i, count in enumerate(counts) if count is not None}
     outputs: list[Output] = []
 
-    def read(some: Seq[int]) -> None:
+    def read(some: Sequence[int]) -> None:
         outputs.extend(process(Batch(0, rows[0].take(pa.array(some, pa.int64())))))
 
     token_s = 0.0

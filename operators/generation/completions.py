@@ -37,11 +37,8 @@ TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 def completion_fields(
     sampling: SamplingSettings, *, keep_ids: bool, reasons: bool = False, calls: bool = False
 ) -> list[pa.Field]:
-    """Return the columns of a completion.
-
-    Args:
-        keep_ids, reasons, calls: with its token ids, its reasoning, its tool calls.
-    """
+    """Return the columns of a completion. `keep_ids`, `reasons`, `calls`: with its token ids, its reasoning, its tool
+    calls."""
     by_row = LOGPROBS.name in sampling.per_row
     scored = [LOGPROBS] if by_row or sampling.logprobs is not None else []
     ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []

@@ -16,11 +16,7 @@ PLACES = 2**18
 
 class Duplicates(Generic[R]):
     """The rows of a node in flight, by everything that can change their text: prompt, sampling values, and the seed
-    unless greedy.
-
-    Args:
-        enabled: false treats no rows as duplicates.
-    """
+    unless greedy. `enabled`: false treats no rows as duplicates."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled

@@ -76,11 +76,7 @@ class Journal(ABC):
         return self.read(keys) | pending
 
     def put(self, completions: Mapping[bytes, StoredCompletion]) -> None:
-        """Keep `completions`.
-
-        Raises:
-            PipelineError: earlier completions cannot be written.
-        """
+        """Keep `completions`. Raises PipelineError if earlier completions cannot be written."""
         with self._changed:
             self._raise_failure()
             pending = len(self._unsaved)
@@ -94,11 +90,7 @@ class Journal(ABC):
             self._new_settings |= digests
 
     def close(self) -> None:
-        """Write what is pending.
-
-        Raises:
-            PipelineError: it cannot be written.
-        """
+        """Write what is pending. Raises PipelineError if it cannot be written."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -23,11 +23,8 @@ _STEPS = {step.replace("_", ""): step for step in STEP_ORDER} | {
 
 def of_model(key: str, default: Any, settings: ModelSettings) -> Any:
     """Return the value that the file of a model asks for, for a `key` of `sampling`; `default` if it does not say, or
-    cannot be read, as the plan of the job will tell.
-
-    Raises:
-        ConfigError: it asks for no value at all, or for one that is none.
-    """
+    cannot be read, as the plan of the job will tell. Raises ConfigError if it asks for no value at all, or for one that
+    is none."""
     try:
         in_file = inspect_model(settings).sampling
     except (ConfigError, InputError):
@@ -43,10 +40,7 @@ def of_model(key: str, default: Any, settings: ModelSettings) -> Any:
 
 def values_of(given: Mapping[str, str]) -> dict[str, Any]:
     """Return the values that a file asks for, by key of `sampling`. `given`: by llama.cpp's names; others are left out.
-
-    Raises:
-        ConfigError: one is none of its kind.
-    """
+    Raises ConfigError if one is none of its kind."""
     values: dict[str, Any] = {}
     for name, text in given.items():
         if name in _READ:

@@ -18,11 +18,8 @@ _TAIL_TOKENS = 64
 
 
 def reasoning_tags(settings: ModelSettings) -> Tags | None:
-    """Return the tags of a model that need not be loaded; None if it does not reason.
-
-    Raises:
-        ConfigError, InputError: see template_of.
-    """
+    """Return the tags of a model that need not be loaded; None if it does not reason. Raises ConfigError or InputError:
+    see template_of."""
     if settings.reasoning_tags is not None:
         return Tags(*settings.reasoning_tags) if settings.reasoning_tags else None
     return tags_in(template_of(settings))

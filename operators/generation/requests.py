@@ -152,7 +152,7 @@ class RowMaker(ABC, Generic[R]):
 
 
 class SequenceMaker(RowMaker[Sequence]):
-    """Makes the sequences of a Generate node.
+    """Makes the sequences of a Generate node. Raises ConfigError: see RowParams.
 
     Args:
         sampling: the job's values; the columns of `per_row` override them.
@@ -163,11 +163,7 @@ class SequenceMaker(RowMaker[Sequence]):
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
         reasoning: the tags of the model; None: it does not reason.
-        tools: what rows may call; None: nothing.
-
-    Raises:
-        ConfigError: see RowParams.
-    """
+        tools: what rows may call; None: nothing."""
 
     def __init__(
         self,

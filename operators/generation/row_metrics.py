@@ -25,21 +25,13 @@ from pipeline.api.runtime import CHUNK
 
 ROWS_SCHEMA = pa.schema(
     [
-        pa.field("node", pa.string()),
-        pa.field("row", pa.int64()),
-        pa.field(CHUNK, pa.int64()),
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
-        pa.field("queued_s", pa.float64()),
-        pa.field("prefill_s", pa.float64()),
-        pa.field("decode_s", pa.float64()),
-        pa.field("shared_tokens", pa.int32()),
-        pa.field("shared_logits", pa.bool_()),
-        pa.field("preemptions", pa.int32()),
-        pa.field("drafted_tokens", pa.int32()),
-        pa.field("accepted_tokens", pa.int32()),
-        pa.field("from_store", pa.bool_()),
-        pa.field("identical", pa.bool_()),
+        ("node", pa.string()),
+        *((name, pa.int64()) for name in ("row", CHUNK)),
+        *((name, pa.int32()) for name in ("prompt_tokens", "completion_tokens")),
+        *((name, pa.float64()) for name in ("queued_s", "prefill_s", "decode_s")),
+        *(("shared_tokens", pa.int32()), ("shared_logits", pa.bool_())),
+        *((name, pa.int32()) for name in ("preemptions", "drafted_tokens", "accepted_tokens")),
+        *((name, pa.bool_()) for name in ("from_store", "identical")),
     ]
 )
 
@@ -50,11 +42,7 @@ IDENTICAL = Number("rows that became what an identical one became", "rows")
 
 
 class RowMetrics(ABC, Generic[R]):
-    """Records the rows of one node, of which the values differ between engines and servers.
-
-    Args:
-        runtime: of the node.
-    """
+    """Records the rows of one node, of which the values differ between engines and servers. `runtime`: of the node."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._node = runtime.node

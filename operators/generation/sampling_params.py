@@ -43,7 +43,9 @@ class Drawing:
 
 
 class RowParams:
-    """Converts the sampling values of rows: the job's, or those with which its columns override them.
+    """Converts the sampling values of rows: the job's, or those with which its columns override them. Raises
+    ConfigError if a token id of the job's values is not in the vocabulary, a text has no tokens, or the constraint
+    cannot be compiled.
 
     Args:
         sampling: the job's values.
@@ -52,12 +54,7 @@ class RowParams:
         tools: what rows may call; None: nothing.
 
     Attributes:
-        columns: the columns that may override, and those of the row's JSON schema and of its tools.
-
-    Raises:
-        ConfigError: a token id of the job's values is not in the vocabulary, a text has no tokens, or the constraint
-            cannot be compiled.
-    """
+        columns: the columns that may override, and those of the row's JSON schema and of its tools."""
 
     def __init__(
         self, sampling: SamplingSettings, model: Model, reasoning: Reasoning | None = None, tools: Tools | None = None

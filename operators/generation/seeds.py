@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +41,7 @@ class RowSeeds:
         self._by_row = by_row
         self._round_of = round_of
 
-    def of(self, data: pa.RecordBatch) -> Seq[int | None]:
+    def of(self, data: pa.RecordBatch) -> Sequence[int | None]:
         """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if
         the column has no whole number."""
         seeds = row_hashes(data, self._identities(data), self._base)

@@ -122,11 +122,7 @@ class CompletionStore(Journal):
         self.damaged += rows
 
     def close(self) -> None:
-        """Write what is pending, and close the database.
-
-        Raises:
-            PipelineError: it cannot be written.
-        """
+        """Write what is pending, and close the database. Raises PipelineError if it cannot be written."""
         try:
             super().close()
         finally:
@@ -270,11 +266,8 @@ def from_bytes(content: bytes) -> list[Scored]:
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:
-    """Return the pipeline error for an error of the database at `path`.
-
-    Args:
-        opening: the run has not begun, so another store can be named.
-    """
+    """Return the pipeline error for an error of the database at `path`. `opening`: the run has not begun, so another
+    store can be named."""
     if is_of_disk(error):
         failed = storage_error(path, error)
         if failed.full or not opening:

@@ -21,11 +21,8 @@ from pipeline.api.protocols import Runtime
 
 
 class CompletionKeys:
-    """Makes content keys of rows that share a model, a strategy and an engine.
-
-    Args:
-        context: everything except the row's own values that can change its text.
-    """
+    """Makes content keys of rows that share a model, a strategy and an engine. `context`: everything except the row's
+    own values that can change its text."""
 
     def __init__(self, *context: object) -> None:
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)

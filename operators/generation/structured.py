@@ -36,10 +36,7 @@ def structured_form(settings: StructuredSettings) -> Form | None:
 def answer_check(settings: StructuredSettings) -> Callable[[str], str | None] | None:
     """Return a function that says why a text is not what `settings` ask of the texts of all rows, or returns None; None
     if they ask nothing of all. Of whoever writes it nothing is assumed: JSON may be of any schema, compiled or not.
-
-    Raises:
-        ConfigError, InputError: see structured_form.
-    """
+    Raises ConfigError or InputError: see structured_form."""
     match settings.kind:
         case "json_schema":
             key = "sampling.structured.json_schema"

@@ -111,14 +111,11 @@ class Tools:
         return self.given if self.given is not None else tools_of_row(value, self.column or "")
 
     def shape(self, choice: str, tools: list[dict[str, Any]], control: Callable[[str], int | None]) -> Form | None:
-        """Return what the completion of a row with these tools has to be; None if it may be any text.
+        """Return what the completion of a row with these tools has to be; None if it may be any text. Raises
+        ConfigError if `choice` is none of the tools, a schema cannot be compiled, or llguidance is not installed.
 
         Args:
-            control: returns the id of a control token by its name; None for a text that is none.
-
-        Raises:
-            ConfigError: `choice` is none of the tools, a schema cannot be compiled, or llguidance is not installed.
-        """
+            control: returns the id of a control token by its name; None for a text that is none."""
         if choice in (AUTO, NONE):
             return None
         if not tools:
@@ -146,10 +143,7 @@ def unforced(choice: str | None, called: Sequence[str]) -> str | None:
 
 @functools.lru_cache(_MOST_SCHEMAS)
 def checks_of(tools: str) -> Mapping[str, Validate]:
-    """Return by name a function that says what is wrong with a tool's arguments. `tools`: the list as JSON.
-
-    Raises:
-        ConfigError: jsonschema is not installed, or the schema of a tool is none.
-    """
+    """Return by name a function that says what is wrong with a tool's arguments. `tools`: the list as JSON. Raises
+    ConfigError if jsonschema is not installed, or the schema of a tool is none."""
     functions = [tool["function"] for tool in json.loads(tools)]
     return {one["name"]: validator(one.get("parameters") or {}, f"the tool {one['name']}") for one in functions}

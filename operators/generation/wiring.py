@@ -31,14 +31,11 @@ from pipeline.api.protocols import MemoryNeed, Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
-    """Check the model and its row length before loading.
+    """Check the model and its row length before loading. Raises ConfigError if the model cannot work, or
+    `runtime.max_sequence_tokens` is more than it was trained for.
 
     Args:
-        continues: whether it has to be a model that continues texts.
-
-    Raises:
-        ConfigError: the model cannot work, or `runtime.max_sequence_tokens` is more than it was trained for.
-    """
+        continues: whether it has to be a model that continues texts."""
     facts = inspect_model(model)
     if continues and facts.encoder is not None:
         raise ConfigError(
@@ -136,11 +133,8 @@ def engine_thread(runtime: Runtime) -> EngineThread:
 
 
 def decode_setup(settings: DecodeSettings) -> DecodeSetup:
-    """Return the setup of the decode strategy that `decode.strategy` names, with its settings.
-
-    Raises:
-        ConfigError: there is none, or the settings are those of another one.
-    """
+    """Return the setup of the decode strategy that `decode.strategy` names, with its settings. Raises ConfigError if
+    there is none, or the settings are those of another one."""
     module, _, name = settings.strategy.partition(":")
     try:
         strategy = getattr(importlib.import_module(module), name)

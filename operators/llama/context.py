@@ -24,7 +24,8 @@ IS_SET = llama_cpp.ggml_abort_callback(ctypes.cast(ctypes.CDLL(None).strlen, cty
 
 
 class LlamaContext:
-    """Implements operators.engine.backend.interface.Decoder.
+    """Implements operators.engine.backend.interface.Decoder. Raises ConfigError if there is not enough memory, the
+    model's attention is not causal, or the blocks of all rows do not fit into a call.
 
     Args:
         model: handle of a loaded llama_model.
@@ -34,12 +35,7 @@ class LlamaContext:
         on_cpu: keep every operation on the CPU.
         kernels: our own, which compute attention; None: llama.cpp's do.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
-            context.
-
-    Raises:
-        ConfigError: there is not enough memory, the model's attention is not causal, or the blocks of all rows do not
-            fit into a call.
-    """
+            context."""
 
     def __init__(
         self,

@@ -87,11 +87,8 @@ def converted(path: Path, wanted: str) -> Path:
 
 @lru_cache(maxsize=64)
 def converted_size(path: Path, wanted: str) -> int:
-    """Return the bytes, at most, of the model of `path` in the type `wanted`.
-
-    Raises:
-        ConfigError: it cannot be made, or would lose too much.
-    """
+    """Return the bytes, at most, of the model of `path` in the type `wanted`. Raises ConfigError if it cannot be made,
+    or would lose too much."""
     have, about = type_of(path), f"model.weights={wanted} cannot work for {path}"
     if have not in GOOD_SOURCES and wanted not in WIDE:
         raise ConfigError(

@@ -21,7 +21,7 @@ and does not round up that of the outputs; a head that pools a mean ends the pro
 
 
 class EncoderContext:
-    """Implements operators.engine.backend.interface.Encoder.
+    """Implements operators.engine.backend.interface.Encoder. Raises ConfigError if there is not enough memory.
 
     Pooling is left to the caller, since llama.cpp sums a mean over all texts of a call; a classifier head is applied
     by llama.cpp.
@@ -30,11 +30,7 @@ class EncoderContext:
         model: handle of a loaded llama_model.
         most_tokens: tokens of a call, a multiple of MOST_SPANS. They are computed at once; more would end the process.
         labels: outputs of the classifier head, for Wanted.HEAD.
-        on_cpu, abort: see LlamaContext.
-
-    Raises:
-        ConfigError: there is not enough memory.
-    """
+        on_cpu, abort: see LlamaContext."""
 
     def __init__(
         self,

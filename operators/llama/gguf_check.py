@@ -87,11 +87,8 @@ class Contents(NamedTuple):
 
 def check_gguf(path: Path) -> Contents:
     """Check that everything which the header of the file claims is in the file; return what it has. Cached until the
-    size or modification time of the file changes.
-
-    Raises:
-        InputError: it is cut off, damaged, of a version that llama.cpp does not read, or no model.
-    """
+    size or modification time of the file changes. Raises InputError if it is cut off, damaged, of a version that
+    llama.cpp does not read, or no model."""
     status = path.stat()
     return _checked(path, status.st_size, status.st_mtime_ns)
 
@@ -105,11 +102,8 @@ def _checked(path: Path, size: int, changed: int) -> Contents:
 
 
 def tokens_of(path: Path) -> list[bytes]:
-    """Return the texts of the tokens in a file, as its tokenizer has them: spaces may be other characters.
-
-    Raises:
-        InputError: see check_gguf.
-    """
+    """Return the texts of the tokens in a file, as its tokenizer has them: spaces may be other characters. Raises
+    InputError: see check_gguf."""
     tokens = check_gguf(path).values.get(TOKENS)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return list(strings(data, tokens))

@@ -82,11 +82,8 @@ class Header:
 
 
 def part_names(name: str) -> list[str]:
-    """List the names of all parts of the model whose first part is `name`; of a model in one file just `name`.
-
-    Raises:
-        InputError: it is a part, and not the first.
-    """
+    """List the names of all parts of the model whose first part is `name`; of a model in one file just `name`. Raises
+    InputError if it is a part, and not the first."""
     part = _PART.fullmatch(name)
     if part is None:
         return [name]
@@ -97,11 +94,8 @@ def part_names(name: str) -> list[str]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """List all files of the model whose first part is `path`.
-
-    Raises:
-        InputError: `path` is a part and not the first, or another part is missing.
-    """
+    """List all files of the model whose first part is `path`. Raises InputError if `path` is a part and not the first,
+    or another part is missing."""
     parts = [path.with_name(name) for name in part_names(path.name)]
     for part in parts[1:]:
         if not part.is_file():
@@ -121,12 +115,9 @@ def _content_id(path: Path, size: int, changed: int) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a model; cached until the size or modification time of one of its files changes.
-
-    Raises:
-        InputError: a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or
-            that is refused here.
-    """
+    """Read the header of a model; cached until the size or modification time of one of its files changes. Raises
+    InputError if a file of it is damaged or cut off, or it is of an architecture that llama.cpp does not know or that
+    is refused here."""
     states = map(Path.stat, parts_of(path))
     return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in states))
 

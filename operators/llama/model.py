@@ -107,16 +107,12 @@ def refusal_of(settings: ModelSettings) -> str | None:
 
 
 class LlamaModel:
-    """Implements operators.engine.backend.interface.Model. `close` frees it and its contexts.
+    """Implements operators.engine.backend.interface.Model. `close` frees it and its contexts. Raises InputError if the
+    file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know or that is refused here.
 
     Args:
         settings: names the file.
-        vocab_only: load no weights; then it can only tokenize.
-
-    Raises:
-        InputError: the file is missing, no GGUF, damaged, or of an architecture that llama.cpp does not know or that is
-            refused here.
-    """
+        vocab_only: load no weights; then it can only tokenize."""
 
     def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
         initialise()

@@ -25,11 +25,7 @@ _TEXT = "Grüße, 世界! it's 12345 times\n\n\t<s> </s> 🦙  ".encode()
 
 
 class Probe:
-    """The file in llama.cpp.
-
-    Args:
-        binding: the module llama_cpp.llama_cpp, which has no types.
-    """
+    """The file in llama.cpp. `binding`: the module llama_cpp.llama_cpp, which has no types."""
 
     def __init__(self, binding: Any, path: str) -> None:
         self._llama = binding

@@ -30,11 +30,8 @@ _TIMEOUT_S = 600
 
 @functools.cache
 def require_sound_build() -> None:
-    """Try the installed llama-cpp-python, once for each build and CPU; what this project built is not tried.
-
-    Raises:
-        ConfigError: it crashes or computes wrong values; the message names the command that builds a sound one.
-    """
+    """Try the installed llama-cpp-python, once for each build and CPU; what this project built is not tried. Raises
+    ConfigError if it crashes or computes wrong values; the message names the command that builds a sound one."""
     record = build_record()
     if _built_by_us(record):
         return

@@ -72,11 +72,8 @@ class CallSums:
 @dataclass
 class MachineLimit:
     """Adds up the calls of an engine: what they had to do, how long they took, and the least that the machine needs: of
-    each call the larger of its multiplications by their peak and its bytes by theirs.
-
-    Args:
-        value_bytes: of a number in the KV cache.
-    """
+    each call the larger of its multiplications by their peak and its bytes by theirs. `value_bytes`: of a number in the
+    KV cache."""
 
     peaks: Peaks
     work: ModelWork

@@ -19,11 +19,7 @@ from pipeline.api.meter import StageMeter
 
 
 class Engine:
-    """The steps on the context of a model, and the nodes whose sequences it completes.
-
-    Args:
-        thread: runs the steps.
-    """
+    """The steps on the context of a model, run by `thread`, and the nodes whose sequences it completes."""
 
     def __init__(self, loop: StepLoop, thread: EngineThread) -> None:
         self.loop = loop
@@ -98,11 +94,8 @@ class Client(NodeQueue):
         self._engine.wake()
 
     def collect(self) -> list[Sequence]:
-        """Return the sequences that finished since the last call.
-
-        Raises:
-            BaseException: the exception that ended the engine's thread.
-        """
+        """Return the sequences that finished since the last call. Raises the exception that ended the engine's
+        thread."""
         if self._engine.thread.failure is not None:
             raise self._engine.thread.failure
         rows = self._take()

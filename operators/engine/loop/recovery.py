@@ -26,11 +26,7 @@ log = logging.getLogger("pipeline.decode")
 
 
 class Recovery:
-    """Repeats failed calls in smaller parts, on one decoder.
-
-    Args:
-        stopping: returns whether the run is being stopped; aborted calls are then not repeated.
-    """
+    """Repeats failed calls in smaller parts, on one decoder; aborted ones not if the run is `stopping`."""
 
     def __init__(self, scheduler: Scheduler, strategy: Strategy, stopping: Callable[[], bool]) -> None:
         self._decoder = strategy.decoder
@@ -40,12 +36,8 @@ class Recovery:
         self._futile = 0
 
     def recover(self, batch: StepBatch, failure: DecodeFailed) -> None:
-        """Compute the rows of the failed `batch` in smaller calls, or reject them.
-
-        Raises:
-            DecodeFailed: the run is being stopped, the backend cannot truncate the remains of the call, or it fails for
-                any input.
-        """
+        """Compute the rows of the failed `batch` in smaller calls, or reject them. Raises DecodeFailed if the run is
+        being stopped, the backend cannot truncate the remains of the call, or it fails for any input."""
         log.warning("a call with %d rows failed (%s); it is made again in parts", len(batch.sequences), failure)
         self._undo(batch, failure)
         if failure.code == NO_ROOM and self._scheduler.shrink_budget():

@@ -54,11 +54,8 @@ class EngineThread:
         self._closing = False
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread, between two steps; wait for its result and return it.
-
-        Raises:
-            BaseException: the exception of `work`, or the one that ended the thread.
-        """
+        """Run `work` on the thread, between two steps; wait for its result and return it. Raises the exception of
+        `work`, or the one that ended the thread."""
         job: Future[T] = Future()
         with self.changed:
             if self._closing:

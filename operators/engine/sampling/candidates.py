@@ -79,10 +79,7 @@ class Few:
 
     def pick(self, uniforms: Doubles) -> list[tuple[int, float] | None]:
         """Draw a token for each row by inversion, with its probability; None for a row without a distribution.
-
-        Args:
-            uniforms: float64 [rows] in [0, 1).
-        """
+        `uniforms`: float64 [rows] in [0, 1)."""
         weights = self.weights()
         running = weights.cumsum(axis=1)
         total = running[:, -1]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -25,7 +24,7 @@ class ChainStep(Protocol):
     """A step of the chain: changes logits or drops candidates. Both forms leave the same candidates with the same
     logits. Its `repr` names it and everything that it does: content keys are made of it."""
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         """Change the few candidates that are left of `rows`, in that order."""
 
     def full(self, full: Full, row: SampledRow) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ class HistoryStep(ABC):
     def change(self, row: SampledRow) -> Change | None:
         """Return the new logits of `row`; None: they stay as they are."""
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         for i, row in enumerate(rows):
             if (change := self.change(row)) is not None:
                 at, changed = find(change.ids, few.ids[i])
@@ -64,11 +63,7 @@ class Penalties(HistoryStep):
 
 
 class Breakers:
-    """Sequences of tokens that end a repetition.
-
-    Args:
-        sequences: of token ids, none of them empty.
-    """
+    """Sequences of tokens that end a repetition. `sequences`: of token ids, none of them empty."""
 
     def __init__(self, sequences: Iterable[tuple[int, ...]] = ()) -> None:
         self._tails: dict[int, set[tuple[int, ...]]] = {}
@@ -101,10 +96,7 @@ class Breakers:
 class Dry(HistoryStep):
     """Subtracts multiplier * base ** (n - allowed_length) from the logit of a token that would prolong a repetition of
     n tokens, n at least `allowed_length`, to n + 1. Source: p-e-w, text-generation-webui#5677; the port is llama.cpp's.
-
-    Args:
-        last_n: tokens of prompt and completion that are searched; None for all.
-    """
+    `last_n`: tokens of prompt and completion that are searched; None for all."""
 
     multiplier: float
     base: float

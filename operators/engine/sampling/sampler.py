@@ -10,8 +10,7 @@ for the second draw, as llama.cpp does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class Sampler:
         self._scratch = Scratch(0)
         self._masked: Logits = np.empty((0, 0), np.float32)
 
-    def draw(self, logits: Logits, rows: Seq[SampledRow], places: Seq[int] | None = None) -> list[int | None]:
+    def draw(self, logits: Logits, rows: Sequence[SampledRow], places: Sequence[int] | None = None) -> list[int | None]:
         """Draw a token for each row, and with `logprobs` set its `scored`.
 
         Args:
@@ -65,7 +64,7 @@ class Sampler:
                 self._note(rows[i], logits[i], *token)
         return [None if (token := drawn[i]) is None else token[0] for i in places]
 
-    def draw_ahead(self, lines: Logits, rows: Seq[SampledRow]) -> list[list[int | None]] | None:
+    def draw_ahead(self, lines: Logits, rows: Sequence[SampledRow]) -> list[list[int | None]] | None:
         """Draw at all places of rows before it is known which come next: None if what is drawn at one depends on those
         before it. `lines`: float32 [rows, places, n_vocab]."""
         if not all(row.params.plain for row in rows):
@@ -85,7 +84,7 @@ class Sampler:
         if self._scratch.n_vocab != n_vocab:
             self._scratch = Scratch(n_vocab)
 
-    def _only_allowed(self, logits: Logits, places: Seq[int], rows: Seq[SampledRow]) -> Logits:
+    def _only_allowed(self, logits: Logits, places: Sequence[int], rows: Sequence[SampledRow]) -> Logits:
         """Return float32 [len(rows), n_vocab]: the logits at `places`, -inf where the constraints of `rows` forbid."""
         if self._masked.shape[0] < len(rows) or self._masked.shape[1] != logits.shape[1]:
             self._masked = np.empty((len(rows), logits.shape[1]), np.float32)
@@ -96,7 +95,9 @@ class Sampler:
                 np.copyto(line, logits[place], where=row.sampling.matcher.allowed())
         return masked
 
-    def _draw_rows(self, logits: Logits, rows: Seq[SampledRow], places: Iterable[int], draw: int) -> dict[int, Drawn]:
+    def _draw_rows(
+        self, logits: Logits, rows: Sequence[SampledRow], places: Iterable[int], draw: int
+    ) -> dict[int, Drawn]:
         """Draw a token for each of the rows at `places`, by the random number `draw` of the step. Those with the same
         parameters go through the steps together."""
         groups: dict[int, list[int]] = {}
@@ -116,7 +117,7 @@ class Sampler:
                     drawn[i] = self._draw_alone(logits[i], rows[i], patches.get(i), _uniform(rows[i], draw))
         return drawn
 
-    def _likeliest(self, logits: Logits, places: Seq[int], patches: Mapping[int, Patch]) -> dict[int, Drawn]:
+    def _likeliest(self, logits: Logits, places: Sequence[int], patches: Mapping[int, Patch]) -> dict[int, Drawn]:
         """Take the token with the largest logit of each of the rows at `places`, after its changes."""
         tokens = likeliest(logits, places)
         drawn: dict[int, Drawn] = {
@@ -128,7 +129,7 @@ class Sampler:
         return drawn
 
     def _draw_by_top_k(
-        self, logits: Logits, rows: Seq[SampledRow], places: Seq[int], patches: Mapping[int, Patch], draw: int
+        self, logits: Logits, rows: Sequence[SampledRow], places: Sequence[int], patches: Mapping[int, Patch], draw: int
     ) -> dict[int, Drawn]:
         """Draw for all rows together: cut to the top k, then do the other steps on these few. Leaves out rows with too
         many equal logits for that."""
@@ -176,7 +177,7 @@ class Sampler:
             row.sampling.scored = score(logits, token, row.params.logprobs, self._scratch)
 
 
-def likeliest(logits: Logits, places: Seq[int]) -> list[int | None]:
+def likeliest(logits: Logits, places: Sequence[int]) -> list[int | None]:
     """Return the token with the largest logit of the rows at `places` of `logits`, float32 [rows, n_vocab]; None for
     one that is no distribution. One pass: argmax takes NaN as largest."""
     ids = (
@@ -197,7 +198,7 @@ def _uniform(row: SampledRow, draw: int) -> float:
     return row.sampling.uniforms.at(len(row.tokens), draw)
 
 
-def _finish(few: Few, steps: Seq[ChainStep], rows: Seq[SampledRow], uniforms: Seq[float]) -> list[Drawn]:
+def _finish(few: Few, steps: Sequence[ChainStep], rows: Sequence[SampledRow], uniforms: Sequence[float]) -> list[Drawn]:
     """Do the `steps` that are left on rows with few candidates, and draw."""
     if not rows:
         return []

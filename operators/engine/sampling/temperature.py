@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ class Temperature:
 
     t: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         _divide_few(few, np.full((len(few.ids), 1), self.t, np.float32))
 
     def full(self, full: Full, row: SampledRow) -> None:
@@ -36,7 +36,7 @@ class DynamicTemperature:
     spread: float
     exponent: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
         entropies = np.log(totals) - row_sums(weights * distances) / totals
@@ -63,7 +63,7 @@ class Mirostat:
     tau: float
     eta: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         least = np.array([[self._least(row)] for row in rows])
         kept = few.probabilities() >= least
         kept[np.arange(len(kept)), few.logits.argmax(axis=1)] = True

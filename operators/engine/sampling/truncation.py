@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ class TopK:
 
     k: int
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         size = np.minimum(few.size, self.k)
         few.keep(few.possible.cumsum(axis=1) <= self.k)
         few.size = size
@@ -53,7 +53,7 @@ class TopP:
     p: float
     floor: float = 0.0
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         weights = few.weights()
         self._keep(few, weights, row_sums(weights))
 
@@ -107,7 +107,7 @@ class MinP:
 
     p: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         few.keep(few.logits >= _floor(few.top, self.p))
 
     def full(self, full: Full, row: SampledRow) -> None:
@@ -122,7 +122,7 @@ class TypicalP:
 
     p: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         weights, distances = few.weights(), np.maximum(few.distances(), -1e4)
         totals = row_sums(weights)
         # |-log p - H| with -log p = log Z - d and H = log Z - (sum of w d) / Z
@@ -154,7 +154,7 @@ class TopNSigma:
 
     n: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         possible = few.possible
         counts = np.count_nonzero(possible, axis=1)[:, None]
         distances = np.where(possible, few.distances(), 0.0)
@@ -188,7 +188,7 @@ class Xtc:
     probability: float
     threshold: float
 
-    def few(self, few: Few, rows: Seq[SampledRow]) -> None:
+    def few(self, few: Few, rows: Sequence[SampledRow]) -> None:
         chosen = np.array([self._happens(row) for row in rows])
         if chosen.any():
             likely = few.probabilities() >= self.threshold

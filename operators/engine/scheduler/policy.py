@@ -70,7 +70,7 @@ class KvBudget:
 
 
 def may_admit(seq: Sequence, budget: KvBudget, reserved: int) -> bool:
-    """Return True if `seq` may take a free slot: its reservation fits beside those of the others, or it is alone."""
+    """Return True if `seq` may take a free slot: its reservation fits beside what is `reserved`, or it is alone."""
     return budget.cells is None or not reserved or reserved + reservation(seq, budget) <= budget.cells
 
 
@@ -114,9 +114,10 @@ def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: b
 
     Sampling first, since it costs nothing and the sequences then decode with the others. Prompts before decoding, since
     a slot that prefills later is a slot that does not decode now. In the per-sequence layout they do not share a call:
-    llama.cpp cuts a batch into micro-batches of equal token counts, so a prompt beside decoding sequences would be cut
-    where its neighbours are, its bits would depend on them, and nothing would be gained, since each micro-batch streams
-    the weights anew. In the unified layout there is one micro-batch, and blocks are all of one length.
+    llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots (prompts of 60, 70 and 90
+    tokens become 3x60, 2x10, 1x20), so a prompt beside decoding sequences would be cut where its neighbours are, its
+    bits would depend on them, and nothing would be gained, since each micro-batch streams the weights anew. In the
+    unified layout there is one micro-batch, and blocks are all of one length.
 
     Args:
         rows, known_logits, prefilling: sequences in slots; those that can sample without a call, or have a prompt to

@@ -1,14 +1,10 @@
 """PrefixCache: sequences reuse the KV cache that other slots have of their prompt's beginning.
 
 A slot serves others during and after its sequence, until another one needs the slot; no slot is set aside for a cache.
-There are three ways to reuse a prefix, best first:
-
-- a sequence gets the free slot whose last prompt shares its prefix, truncated to that;
-- the prefix is copied from another slot (in the per-sequence layout llama.cpp copies whole rows, to be truncated);
-- it waits for an earlier sequence that is computing the prefix.
-
-A sequence with an equal prompt takes all of it, and draws from the same logits. A decoder that cannot truncate
-(`Decoder.partial`) has snapshots instead (snapshots.py).
+A sequence gets, best first, the free slot whose last prompt shares its prefix, truncated to that; or a copy of the
+prefix from another slot (in the per-sequence layout llama.cpp copies whole rows, to be truncated); or it waits for an
+earlier sequence that is computing the prefix. With an equal prompt it takes all of it, and draws from the same logits.
+A decoder that cannot truncate (`Decoder.partial`) has snapshots instead (snapshots.py).
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ class Match:
 
     @property
     def ready(self) -> bool:
-        """True if the source has them already."""
         return self.source.num_cached >= self.count
 
 
@@ -142,9 +137,9 @@ class PrefixCache:
     def _reuse(self, row: Sequence) -> bool:
         """Give `row` a free slot whose last prompt shares its beginning, if there is one."""
         match = self._lookup(row)
-        if match is None or not match.ready or not isinstance(match.source, Slot) or match.source.row is not None:
+        if match is None or not match.ready or not isinstance(slot := match.source, Slot) or slot.row is not None:
             return False
-        slot = self._pool.allocate(row, match.source)
+        self._pool.allocate(row, slot)
         slot.truncate(match.count)
         self._disown(slot)
         self._insert(slot, row)
@@ -167,8 +162,7 @@ class PrefixCache:
         row.update_state()
 
     def _lookup(self, row: Sequence) -> Match | None:
-        """Find the slot with the longest common prefix with `row`, computed or not; among sequences in slots only those
-        admitted earlier."""
+        """Find the slot with the longest common prefix with `row`, computed or not, of an earlier sequence or none."""
         if (group := row.placement.group) is not None:
             matches = [Match(owner, len(row.prompt)) for owner in group.owners if self._may_serve(owner, row)]
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.

@@ -49,11 +49,8 @@ def prefix_cache(
 
 
 class SnapshotCache(PrefixCache):
-    """The snapshots of one decoder, and the sequences that begin from them.
-
-    Args:
-        most_bytes: of all snapshots together; 0: none is taken, and nothing is shared.
-    """
+    """The snapshots of one decoder, and the sequences that begin from them. `most_bytes`: of all snapshots together; 0:
+    none is taken, and nothing is shared."""
 
     def __init__(
         self, pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts, most_bytes: int

@@ -1,9 +1,5 @@
 """StepBatch: the work of one step; Chunking: how prompts may be split into chunks.
 
-In the per-sequence layout llama.cpp cuts a batch into micro-batches of equal token counts over consecutive slots, each
-of which streams all weights: prompts of 60, 70 and 90 tokens become 3x60, 2x10, 1x20. So a call takes prompts of equal
-length in consecutive slots.
-
 CPU flash attention has one kernel for 64 tokens and more of a row (KERNEL_TOKENS in operators/settings/runtime.py) and
 another for fewer, and a lone token has a third. So a prompt keeps its bits wherever it is cut as long as every chunk is
 computed by the kernel that the whole would have been: chunks of 64 tokens or more for a prompt of 64 or more, of 2 to
@@ -34,31 +30,23 @@ class PrefillChunk:
 class IdleReason(StrEnum):
     """The reason why a slot is empty in a decode step."""
 
-    INPUT = "input"
-    """No sequence waits, but more may come: look upstream."""
-    CREDIT = "credit"
-    """Sequences wait, but their node has not collected finished ones: look downstream."""
-    ROOM = "room"
-    """Sequences wait for room in the KV cache."""
-    TAIL = "tail"
-    """The input has ended."""
-    PREFIX = "prefix"
-    """Not empty: its sequence waits for a prefix that another one computes."""
+    INPUT = "input"  # no sequence waits, but more may come: look upstream
+    CREDIT = "credit"  # sequences wait, but their node has not collected finished ones: look downstream
+    ROOM = "room"  # sequences wait for room in the KV cache
+    TAIL = "tail"  # the input has ended
+    PREFIX = "prefix"  # it is not empty: its sequence waits for a prefix that another one computes
 
 
 @dataclass(slots=True)
 class StepBatch:
     """The work of one step: at most one call of the backend.
 
-    Args:
+    Attributes:
         decoding: sequences that decode one step.
         chunks: of prompts.
-        known_logits: sequences with the prompt of one before them: they sample from its logits and need no call. They
-            have a step of their own, since a sequence that has just sampled can decode with the others.
+        known_logits: sequences with the prompt of one before them, which sample from its logits: a step of its own.
         idle: empty slots in a decode step, and why.
         dummy: the slot of a dummy token in this call, so that the backend never sees a lone row; None: no need.
-
-    Attributes:
         drafted, accepted: drafted tokens in the call, and those of them that are the rows'; counted by the strategy.
     """
 
@@ -75,12 +63,8 @@ class StepBatch:
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
     def decode(self, decoder: Decoder) -> Logits:
-        """Compute the filled buffer of `decoder`. Counts the tokens of the sequences as cached, but not the dummy
-        token.
-
-        Raises:
-            DecodeFailed: the backend refused the batch, and `undo` is to be called.
-        """
+        """Compute the filled buffer of `decoder`; count the tokens of the sequences as cached. Raises DecodeFailed if
+        the backend refuses the batch; then `undo` is to be called."""
         logits = decoder.decode()
         tokens = decoder.shape.step_tokens
         for row in self.decoding:
@@ -93,24 +77,18 @@ class StepBatch:
 
     def undo(self) -> None:
         """Truncate tokens that a failed call may have left in the KV cache."""
-        for row in self.sequences:
-            row.slot.truncate(row.slot.num_cached)
-        if self.dummy is not None:
-            self.dummy.truncate(self.dummy.num_cached)
+        slots = [row.slot for row in self.sequences] + ([] if self.dummy is None else [self.dummy])
+        for slot in slots:
+            slot.truncate(slot.num_cached)
 
 
 class Chunking:
     """The rule for splitting prompts without changing their bits, for sequences that decode one token per step.
-
-    Args:
-        kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token;
-            2 where there is one kernel for all of them; 0: prompts may be cut anywhere.
-
-    Attributes:
-        shares_logits: whether sequences with equal prompts may draw from the same logits.
-    """
+    `kernel_tokens`: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token; 2
+    where there is one kernel for all of them; 0: prompts may be cut anywhere."""
 
     shares_logits = True
+    """Whether sequences with equal prompts may draw from the same logits."""
 
     def __init__(self, kernel_tokens: int) -> None:
         self.kernel_tokens = kernel_tokens
@@ -140,7 +118,7 @@ class Chunking:
 
 
 def next_piece(left: int, room: int, least: int) -> int:
-    """Return the tokens of the next piece of a text of which `left` are left, if `room` fit: no piece has fewer than
+    """Return the tokens of the next piece of a text of which `left` are left, if `room` fit: none has fewer than
     `least` unless the text has; 0 if none fits."""
     if left <= room:
         return left

@@ -12,7 +12,7 @@ from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import NodeQueue, Order, PromptGroup, Slot, SlotSnapshot
+from operators.engine.sequence.placement import NodeQueue, PromptGroup, Slot, SlotSnapshot
 from operators.settings.runtime import OptimiseSettings
 
 
@@ -58,7 +58,10 @@ class WaitingQueue:
                 row.owner, row.placement.queued = node, True
                 order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
                 node.heap.push((order, row))
-                self._enter(row, order)
+                if self._optimise.prefix_sharing:
+                    self.tree.add_waiting(row, order)
+                if self._optimise.sample_sharing and len(row.prompt) > 1:
+                    self._join_group(row)
 
     @property
     def waiting(self) -> bool:
@@ -130,13 +133,10 @@ class WaitingQueue:
                 return entry[1]
         return row
 
-    def _enter(self, row: Sequence, order: Order) -> None:
-        if self._optimise.prefix_sharing:
-            self.tree.add_waiting(row, order)
-        if self._optimise.sample_sharing and len(row.prompt) > 1:
-            key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()
-            group = self._groups.get(key)
-            if group is None or not group.waiting:
-                group = self._groups[key] = PromptGroup(key)
-            group.waiting += 1
-            row.placement.group = group
+    def _join_group(self, row: Sequence) -> None:
+        key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()
+        group = self._groups.get(key)
+        if group is None or not group.waiting:
+            group = self._groups[key] = PromptGroup(key)
+        group.waiting += 1
+        row.placement.group = group

@@ -94,12 +94,8 @@ class BlockRow(Sequence):
 
 class BlockChunking(Chunking):
     """Splits prompts into chunks of one block, of `length` tokens. So prompts of all lengths share prefixes, but no
-    logits.
-
-    Args:
-        shift: the last token of a prompt's blocks predicts the first one after them, so every sequence computes its
-            last block itself.
-    """
+    logits. `shift`: the last token of a prompt's blocks predicts the first one after them, so every sequence computes
+    its last block itself."""
 
     shares_logits = False
 

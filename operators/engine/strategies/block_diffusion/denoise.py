@@ -11,8 +11,7 @@ docs/block_diffusion.md has the algorithm and its sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -128,7 +127,7 @@ class BlockDiffusion(Strategy):
             tokens = np.zeros(self._length, np.int32)
             yield Pass(None, step.dummy.index, step.dummy.num_cached, tokens, np.ones(tokens.shape, np.bool_))
 
-    def _move(self, row: BlockRow, one: Pass, logits: Logits, confidences: Confidences, lines: Seq[int]) -> None:
+    def _move(self, row: BlockRow, one: Pass, logits: Logits, confidences: Confidences, lines: Sequence[int]) -> None:
         """Update a sequence by its pass; `lines` are its rows of `logits`."""
         if one.block is not None and not one.block.is_complete:
             row.slot.truncate(one.first)
@@ -144,7 +143,7 @@ class BlockDiffusion(Strategy):
         row.update_state()
 
     def _denoise(
-        self, row: BlockRow, block: TokenBlock, logits: Logits, confidences: Confidences, lines: Seq[int]
+        self, row: BlockRow, block: TokenBlock, logits: Logits, confidences: Confidences, lines: Sequence[int]
     ) -> None:
         """Commit some of the unknown tokens of `block`; append the block once it is complete."""
         places = np.flatnonzero(~block.known).tolist()
@@ -182,7 +181,7 @@ class BlockDiffusion(Strategy):
         return self.sampler.draw_one(logits, row, row.sampling.uniforms.at(position, step))
 
 
-def no_lone_output(outputs: Flags, slots: Seq[int]) -> None:
+def no_lone_output(outputs: Flags, slots: Sequence[int]) -> None:
     """Add an output wherever llama.cpp would have a single one in a micro-batch, which it computes with other kernels.
 
     A micro-batch is a run of consecutive slots. `outputs`: bool [rows, L], of rows in `slots`, in ascending order.

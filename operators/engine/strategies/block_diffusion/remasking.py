@@ -6,7 +6,7 @@ the confidence taken before top-k and top-p, as SDAR's own evaluation takes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,7 @@ def confidences_of(logits: Logits, temperatures: Floats, *, entropies: bool) -> 
 
 
 def committed(
-    settings: BlockDiffusionSettings, step: int, confidences: Seq[float], entropies: Seq[float] | None
+    settings: BlockDiffusionSettings, step: int, confidences: Sequence[float], entropies: Sequence[float] | None
 ) -> list[int]:
     """Choose which unknown tokens of a block are committed in its denoising `step`, counted from 0.
 
@@ -98,7 +98,7 @@ def committed(
     return sorted(places, key=lambda place: -confidences[place])[:count]
 
 
-def _lowest_entropies(entropies: Seq[float], most: float) -> list[int]:
+def _lowest_entropies(entropies: Sequence[float], most: float) -> list[int]:
     order = sorted(range(len(entropies)), key=lambda place: entropies[place])
     total = 0.0
     for taken, place in enumerate(order):

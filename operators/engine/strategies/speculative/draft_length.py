@@ -7,7 +7,7 @@ than the last one, which is most of the time of a small model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -51,7 +51,7 @@ class RowDraft:
     rate: float
 
 
-def expected_tokens(drafts: Seq[RowDraft], most: int) -> list[float]:
+def expected_tokens(drafts: Sequence[RowDraft], most: int) -> list[float]:
     """Return how many tokens rows are expected to get, if each brings 0 to `most`: float [most + 1]."""
     more = [0.0] * (most + 1)
     for draft in drafts:
@@ -128,7 +128,7 @@ class DraftLength:
         """Note a loss of `seconds` beside those of calls: the draft model was measured."""
         self._lost_s += seconds
 
-    def choose(self, drafts: Seq[RowDraft], most: int, costs: DraftingCosts = NO_COSTS) -> int:
+    def choose(self, drafts: Sequence[RowDraft], most: int, costs: DraftingCosts = NO_COSTS) -> int:
         """Return the tokens of each row that give most tokens a second, at most `most`.
 
         A size that was not measured is tried if what that may lose is within EXPLORATION_SHARE of the time so far.

@@ -99,10 +99,7 @@ class Seats:
 
     def compute(self, seats: Seq[Seat], texts: Seq[TokenIds], outputs: int = 1) -> list[int]:
         """Compute `texts` behind what is in `seats`; return the likeliest token after each, if there are `outputs`.
-
-        Raises:
-            DecodeFailed: the backend refused them; then `clear` is due.
-        """
+        Raises DecodeFailed if the backend refused them; then `clear` is due."""
         batch = self._decoder.batch
         batch.clear()
         batch.add_spans(texts, [seat.length for seat in seats], [seat.index for seat in seats], [outputs] * len(seats))

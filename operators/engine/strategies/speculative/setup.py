@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -106,7 +105,7 @@ def _inspect(draft: ModelSettings) -> ModelFacts:
         raise type(error)(text) from error
 
 
-def _difference(own: Seq[bytes], tokens: Seq[bytes]) -> str | None:
+def _difference(own: Sequence[bytes], tokens: Sequence[bytes]) -> str | None:
     """Return how two vocabularies differ; None if they agree but for unused words at the end of one."""
     different = [i for i, (one, other) in enumerate(zip(own, tokens, strict=False)) if one != other]
     if different:

@@ -13,7 +13,7 @@ of the text; drawing keeps the text itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import cast
 
 from operators.engine.backend.interface import Decoder, Logits, Model
@@ -110,7 +110,7 @@ class Speculative(Autoregressive):
         self._prepared = batch
         self._known, self._drafts, self._tokens, self._drafting_s = [], [], 1, 0.0
 
-    def _choose(self, rows: Seq[DraftedRow]) -> None:
+    def _choose(self, rows: Sequence[DraftedRow]) -> None:
         """Make the drafts of `rows`, and choose the tokens that each brings to this call.
 
         What is looked up costs next to nothing: it is there before the choice. A draft model is asked after it.
@@ -147,7 +147,7 @@ class Speculative(Autoregressive):
             brought = [min(n, self._tokens - k) for n, k in zip(left, known, strict=True)]
             self._drafts = model.drafts(rows, brought)
 
-    def _verify(self, rows: Seq[DraftedRow], logits: Logits) -> None:
+    def _verify(self, rows: Sequence[DraftedRow], logits: Logits) -> None:
         """Draw from `logits`, float32 [rows * tokens, n_vocab], as long as the tokens that rows brought are theirs."""
         lines = logits.reshape(len(rows), self._tokens, -1)
         computed = [row.slot.num_cached - 1 + self._tokens for row in rows]
@@ -163,9 +163,9 @@ class Speculative(Autoregressive):
             if not row.ended:
                 row.update_state()
 
-    def _draw_all(self, rows: Seq[DraftedRow], lines: Logits) -> None:
+    def _draw_all(self, rows: Sequence[DraftedRow], lines: Logits) -> None:
         """Draw from `lines`, float32 [rows, tokens, n_vocab], place by place."""
-        going: Seq[int] = range(len(rows))
+        going: Sequence[int] = range(len(rows))
         for place in range(self._tokens):
             self._draw(lines[:, place], rows, going)
             going = [i for i in going if _is_next(rows[i], self._brought[i], place + 1)]
@@ -174,7 +174,7 @@ class Speculative(Autoregressive):
             for i in going:
                 rows[i].slot.accept()
 
-    def _learn(self, batch: StepBatch, row: DraftedRow, draft: Draft, room: int, drawn: Seq[int]) -> None:
+    def _learn(self, batch: StepBatch, row: DraftedRow, draft: Draft, room: int, drawn: Sequence[int]) -> None:
         """Compare `draft`, of which the call had the first `room` tokens, with the tokens that `row` has `drawn`."""
         pairs = list(zip(draft.tokens, drawn, strict=False))
         right = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
@@ -194,7 +194,7 @@ def _bring(row: DraftedRow, draft: Draft, count: int) -> list[int]:
     return brought + [0] * (count - len(brought))
 
 
-def _follow(row: DraftedRow, brought: Seq[int], tokens: Seq[int | None]) -> None:
+def _follow(row: DraftedRow, brought: Sequence[int], tokens: Sequence[int | None]) -> None:
     """Let `row` take of `tokens`, what it draws after each that it `brought`, those behind what is its own."""
     for place, token in enumerate(tokens, 1):
         if not row.to_compute:
@@ -204,6 +204,6 @@ def _follow(row: DraftedRow, brought: Seq[int], tokens: Seq[int | None]) -> None
         row.slot.accept()
 
 
-def _is_next(row: DraftedRow, brought: Seq[int], place: int) -> bool:
+def _is_next(row: DraftedRow, brought: Sequence[int], place: int) -> bool:
     """Return True if `row` goes on, and with the token at `place` of those that it `brought`."""
     return place < len(brought) and not row.ended and row.next_token == brought[place]
