@@ -55,8 +55,8 @@ def with_completion(
     with `logprobs`.
     """
     added = [field.with_name(prefix + field.name) for field in fields]
-    own = {SEED, LOGPROBS.name} & {field.name for field in added} & set(per_row)
-    kept = [name for name in schema.names if name not in own]
+    by_row = {SEED, LOGPROBS.name} & {field.name for field in added} & set(per_row)
+    kept = [name for name in schema.names if name not in by_row]
     return kept, add_columns(pa.schema([schema.field(name) for name in kept]), *added)
 
 

@@ -69,7 +69,7 @@ class RowParams:
         self.columns = [*sampling.per_row, *more]
         self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._compiler: Compiler | None = None
-        self._known: dict[str, Drawing | str] = {}
+        self._drawings: dict[str, Drawing | str] = {}
         stops = () if tools is None else tools.form.stops
         self._tool_stops = frozenset(token for stop in stops if (token := self._control(stop)) is not None)
         plain = vars(sampling)
@@ -89,12 +89,12 @@ class RowParams:
         more = dict(zip(self.columns[own:], values[own:], strict=True))
         schema = None if self._schema_column is None else more[self._schema_column]
         key = repr((*named.values(), *more.values()))
-        if key not in self._known:
-            if len(self._known) >= (MOST_SCHEMAS if more else MOST_DRAWINGS):
-                self._known.clear()
+        if key not in self._drawings:
+            if len(self._drawings) >= (MOST_SCHEMAS if more else MOST_DRAWINGS):
+                self._drawings.clear()
             overrides = {k: v for k, v in named.items() if v is not None}
-            self._known[key] = self._overridden(overrides, schema, more.get(self._tools_column or ""))
-        return self._known[key]
+            self._drawings[key] = self._overridden(overrides, schema, more.get(self._tools_column or ""))
+        return self._drawings[key]
 
     def _overridden(self, overrides: dict[str, Any], schema: str | None, tools: Any) -> Drawing | str:
         try:
@@ -126,16 +126,16 @@ class RowParams:
     def _drawing(self, values: Mapping[str, Any], tools: Any = None) -> Drawing:
         """Convert checked values, which are named as in SamplingSettings. `tools`: the row's value of their column."""
         named = (self._named(stop) for stop in values["stop"])
-        own = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"]).union(*named)
+        stop_ids = frozenset(self._token("stop_token_ids", t) for t in values["stop_token_ids"]).union(*named)
         ends = self._model.end_ids
         bad_words = (ids for word in values["bad_words"] for ids in self._bad_word(word))
         converted = {
             "logit_bias": tuple(self._biases(values["logit_bias"] or {})),
             "bad_words": tuple(dict.fromkeys((*bad_words, *((token,) for token in self._model.suppressed_ids)))),
             "order": tuple(values["order"]),
-            "stop_ids": own | self._tool_stops if values["ignore_eos"] else own | ends | self._tool_stops,
-            "kept_stop_ids": own if values["keep_stop"] else frozenset(),
-            "end_ids": own | ends,
+            "stop_ids": stop_ids | self._tool_stops if values["ignore_eos"] else stop_ids | ends | self._tool_stops,
+            "kept_stop_ids": stop_ids if values["keep_stop"] else frozenset(),
+            "end_ids": stop_ids | ends,
             "dry_breakers": self._dry_breakers(values),
             "constraint": self._constraint(values["structured"], values["thinking_budget"], self._call(values, tools)),
         }

@@ -55,8 +55,8 @@ class RowSeeds:
         numbers = np.asarray(data.column(ROW.name))
         if self._id_column is None:
             return numbers.astype(np.uint64)
-        given = zip(python_values(data.column(self._id_column)), numbers.tolist(), strict=True)
-        ids = np.array([number if i is None else hash_of(str(i)) for i, number in given], np.uint64)
+        ids_given = zip(python_values(data.column(self._id_column)), numbers.tolist(), strict=True)
+        ids = np.array([number if i is None else hash_of(str(i)) for i, number in ids_given], np.uint64)
         rounds = self._round_of(numbers)
         return np.where(rounds == 0, ids, mix(ids + rounds.astype(np.uint64)))
 

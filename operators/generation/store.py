@@ -247,22 +247,22 @@ def to_bytes(scores: Sequence[Scored]) -> bytes:
     """Encode, little-endian: the number of top entries (int32) of each token, its logprob (float32), their ids and
     logprobs."""
     counts = np.array([len(s.top) for s in scores], "<i4")
-    own = np.array([s.logprob for s in scores], "<f4")
+    logprobs = np.array([s.logprob for s in scores], "<f4")
     ids = np.array([token for s in scores for token, _ in s.top], "<i4")
     tops = np.array([logprob for s in scores for _, logprob in s.top], "<f4")
-    return b"".join([np.array([len(scores)], "<i4").tobytes(), *(a.tobytes() for a in (counts, own, ids, tops))])
+    return b"".join([np.array([len(scores)], "<i4").tobytes(), *(a.tobytes() for a in (counts, logprobs, ids, tops))])
 
 
 def from_bytes(content: bytes) -> list[Scored]:
     """Decode the result of `to_bytes`; logprobs are float32."""
     count = int(np.frombuffer(content, "<i4", 1)[0])
     counts = np.frombuffer(content, "<i4", count, 4)
-    own = np.frombuffer(content, "<f4", count, 4 + 4 * count).tolist()
+    logprobs = np.frombuffer(content, "<f4", count, 4 + 4 * count).tolist()
     start, entries = 4 + 8 * count, int(counts.sum())
     ids = np.frombuffer(content, "<i4", entries, start).tolist()
     tops = np.frombuffer(content, "<f4", entries, start + 4 * entries).tolist()
     pairs = zip(ids, tops, strict=True)
-    return [Scored(logprob, tuple(islice(pairs, n))) for logprob, n in zip(own, counts.tolist(), strict=True)]
+    return [Scored(logprob, tuple(islice(pairs, n))) for logprob, n in zip(logprobs, counts.tolist(), strict=True)]
 
 
 def unusable(path: Path, error: sqlite3.Error | OSError, *, opening: bool = False) -> PipelineError:

@@ -31,8 +31,8 @@ class CompletionKeys:
         """Set the keys of `rows`. A key covers the sampling values, the prompt, and the seed unless greedy; not
         max_tokens, which only cuts a text."""
         for row in rows:
-            own = own_settings(row)
-            row.key = self.key(own if row.params.greedy else own + row.seed.to_bytes(8, "little"), row.prompt)
+            settings = own_settings(row)
+            row.key = self.key(settings if row.params.greedy else settings + row.seed.to_bytes(8, "little"), row.prompt)
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
         """Return a 16-byte key of a row. `parameters`: its sampling values, with the seed unless it is greedy."""
@@ -176,7 +176,7 @@ class StoreLookup(RowLookup[Sequence]):
         self._keys = keys
         self._pieces = pieces
         self._begun = bool(store.settings)
-        self._seen: dict[bytes, bool] = {}
+        self._met_settings: dict[bytes, bool] = {}
 
     def complete(self, rows: Seq[Sequence]) -> list[Sequence]:
         self._keys.give(rows)
@@ -207,8 +207,8 @@ class StoreLookup(RowLookup[Sequence]):
 
     def _unknown(self, row: Sequence) -> str:
         settings = own_settings(row)
-        if settings not in self._seen:
+        if settings not in self._met_settings:
             digest = self._keys.settings(settings)
-            self._seen[settings] = digest in self._store.settings
+            self._met_settings[settings] = digest in self._store.settings
             self._store.note_settings({digest})
-        return "missed_new" if self._seen[settings] or not self._begun else "missed_settings"
+        return "missed_new" if self._met_settings[settings] or not self._begun else "missed_settings"

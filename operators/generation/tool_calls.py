@@ -55,7 +55,7 @@ class ToolReader:
         self._model = model
         self._pieces = model.pieces()
         self._tags = None if reasoning is None else reasoning.tags
-        self._known: dict[int, bytes] = {}
+        self._names: dict[int, bytes] = {}
         self._of_job = None if tools.given is None else json.dumps(tools.given)
 
     def read(self, row: Sequence, *, reasoned: bool) -> AnswerParts:
@@ -85,9 +85,9 @@ class ToolReader:
         """Return the bytes of a token; of a control token those of its name."""
         if self._pieces[token]:
             return self._pieces[token]
-        if token not in self._known:
-            self._known[token] = self._model.special_tokens.texts.get(token, "").encode()
-        return self._known[token]
+        if token not in self._names:
+            self._names[token] = self._model.special_tokens.texts.get(token, "").encode()
+        return self._names[token]
 
 
 def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> AnswerParts:

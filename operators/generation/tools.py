@@ -71,12 +71,12 @@ class Tools:
                 f"sampling.tools={choice} needs to know how the model writes calls, and its chat template does not say"
                 f" so in a way that is known; name it with model.tool_format= ({', '.join(FORMATS)})"
             )
-        given = None if data.tools is None else tools_of_job(data.tools)
-        tools = cls(form, given, data.tools_column, choice or AUTO, by_row)
-        if given is not None:
-            checks_of(json.dumps(given))
+        of_job = None if data.tools is None else tools_of_job(data.tools)
+        tools = cls(form, of_job, data.tools_column, choice or AUTO, by_row)
+        if of_job is not None:
+            checks_of(json.dumps(of_job))
             tools.check_beside(tools.choice, vars(sampling))
-            tools.shape(tools.choice, given, lambda text: None)
+            tools.shape(tools.choice, of_job, lambda text: None)
         return tools
 
     def check_choice(self, choice: str, tools: list[dict[str, Any]]) -> None:
@@ -101,10 +101,10 @@ class Tools:
         """Raise ConfigError if `choice` forces a call, and other values of `sampling` say how the text ends."""
         if choice in (AUTO, NONE):
             return
-        given = [key for key in ENDS if sampling[key]]
-        given += ["structured"] if sampling["structured"].kind is not None else []
-        if given:
-            raise ConfigError(f"sampling.{given[0]} and sampling.tools={choice} cannot both be; keep one")
+        others = [key for key in ENDS if sampling[key]]
+        others += ["structured"] if sampling["structured"].kind is not None else []
+        if others:
+            raise ConfigError(f"sampling.{others[0]} and sampling.tools={choice} cannot both be; keep one")
 
     def of_row(self, value: Any) -> list[dict[str, Any]]:
         """Return the tools of a row with this `value` in `column`. Raises NoPrompt if it holds something else."""
@@ -126,8 +126,8 @@ class Tools:
             from operators.constraints.tool_shapes import tool_shape
         except ImportError as error:
             raise ConfigError(f"sampling.tools={choice} needs llguidance ({error}); {install('structured')}") from error
-        wanted = [tool for tool in tools if choice in (REQUIRED, tool["function"]["name"])]
-        return tool_shape(self.form, wanted, control)
+        allowed = [tool for tool in tools if choice in (REQUIRED, tool["function"]["name"])]
+        return tool_shape(self.form, allowed, control)
 
 
 def unforced(choice: str | None, called: Sequence[str]) -> str | None:

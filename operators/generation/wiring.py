@@ -56,9 +56,9 @@ def of_engine(model: ModelSettings, settings: EngineSettings) -> ModelSettings:
 def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
     """Refuse open settings in a worker of a cluster: each would choose its own, and some change the bits of a row."""
     if runtime.services is not None and settings.open_keys():
-        given = ", ".join(f"runtime.{key}" for key in settings.open_keys())
+        keys = ", ".join(f"runtime.{key}" for key in settings.open_keys())
         raise ConfigError(
-            f"{given} cannot be left open with a cluster; run the job with runtime=auto and no cluster for some rows"
+            f"{keys} cannot be left open with a cluster; run the job with runtime=auto and no cluster for some rows"
             " (data.limit=200), and write down the values that run.log names"
         )
 
@@ -164,11 +164,11 @@ def _make_engine(
         leased.callback(back)
         draft = None
         if setup.draft_model is not None:
-            own = load_model(runtime, of_engine(setup.draft_model, settings))
-            context, back = own.lease(replace(settings, max_sequence_tokens=decoder.shape.max_sequence_tokens))
+            draft_model = load_model(runtime, of_engine(setup.draft_model, settings))
+            context, back = draft_model.lease(replace(settings, max_sequence_tokens=decoder.shape.max_sequence_tokens))
             leased.callback(back)
-            runtime.when_stuck(own.abort)
-            draft = context, own
+            runtime.when_stuck(draft_model.abort)
+            draft = context, draft_model
         strategy = setup.bind(decoder, model, draft)
         closing = leased.pop_all()
     number = next(runtime.resource(("engine numbers",), itertools.count))

@@ -109,10 +109,10 @@ def tokens_of(path: Path) -> list[bytes]:
         return list(strings(data, tokens))
 
 
-def strings(data: mmap.mmap, found: Value | None) -> Iterator[bytes]:
+def strings(data: mmap.mmap, array: Value | None) -> Iterator[bytes]:
     """Yield the items of an array of strings; none if there is no array."""
-    at = found.at if found else 0
-    for _ in range((found and found.n_items) or 0):
+    at = array.at if array else 0
+    for _ in range((array and array.n_items) or 0):
         end = at + _U64.size + _U64.unpack_from(data, at)[0]
         yield data[at + _U64.size : end]
         at = end
@@ -203,8 +203,10 @@ class _Walk:
         """Check values for which llama.cpp ends the process instead of refusing the file."""
         scalar = self._values[ARCHITECTURE].scalar if ARCHITECTURE in self._values else None
         prefix = scalar + b"." if isinstance(scalar, bytes) else b"."
-        own = {key.removeprefix(prefix): entry.scalar for key, entry in self._values.items() if key.startswith(prefix)}
-        numbers = {key: value for key, value in own.items() if isinstance(value, (int, float))}
+        scalars = {
+            key.removeprefix(prefix): entry.scalar for key, entry in self._values.items() if key.startswith(prefix)
+        }
+        numbers = {key: value for key, value in scalars.items() if isinstance(value, (int, float))}
         experts = numbers.get(b"expert_count", 0)
         bounds: dict[bytes, tuple[float, float]] = {
             b"block_count": (1, MOST_LAYERS),

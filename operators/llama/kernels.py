@@ -99,8 +99,8 @@ def lone_tokens(file_type: int | None, *, floats: bool, flash_attention: bool, l
     Returns:
         tokens; 0: never alone; `longest`: at any depth.
     """
-    known = _LONE_WITH_AMX if has_amx() else _QUANTS
-    if platform.machine().lower() not in _X86 or file_type not in known or floats:
+    alike = _LONE_WITH_AMX if has_amx() else _QUANTS
+    if platform.machine().lower() not in _X86 or file_type not in alike or floats:
         return 0
     return _SPLIT_FROM - _CELL_STEP if flash_attention else longest
 

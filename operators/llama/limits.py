@@ -54,8 +54,8 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
     keys and values are left out."""
 
     def number(key: str) -> int:
-        found = contents[0].values.get(f"{architecture}.{key}".encode())
-        return max(found.scalar, 0) if found and isinstance(found.scalar, int) else 0
+        value = contents[0].values.get(f"{architecture}.{key}".encode())
+        return max(value.scalar, 0) if value and isinstance(value.scalar, int) else 0
 
     tensors = {name: tensor for each in contents for name, tensor in each.tensors.items() if len(tensor.lengths) > 1}
     layers = number("block_count") - number("nextn_predict_layers")  # those behind guess tokens for drafts

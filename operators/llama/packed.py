@@ -112,8 +112,8 @@ def load_model(
     """
     (size, tied), free = sizes, free_memory()
     if ours and size - tied > free:
-        said = "%s: %s llama.cpp's kernels, as those of this project need %d bytes of memory, and %d are free"
-        log.warning(said, path.name, _WHAT, size - tied, free)
+        message = "%s: %s llama.cpp's kernels, as those of this project need %d bytes of memory, and %d are free"
+        log.warning(message, path.name, _WHAT, size - tied, free)
         ours = False
     native, what_computes = state()  # also for a model that gets none: llama.cpp copies its list at the first model
     params.use_extra_bufts = repacks or (ours and native is not None)

@@ -19,16 +19,16 @@ class Pieces(Sequence[bytes]):
 
     def __init__(self, vocab: ctypes.c_void_p, n_vocab: int) -> None:
         self._vocab = vocab
-        self._known: list[bytes | None] = [None] * n_vocab
+        self._cache: list[bytes | None] = [None] * n_vocab
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cache)
 
     def __getitem__(self, token: int) -> bytes:  # type: ignore[override]  # a slice is never asked for
-        known = self._known[token]
-        if known is None:
-            known = self._known[token] = self._piece(token, 64)
-        return known
+        piece = self._cache[token]
+        if piece is None:
+            piece = self._cache[token] = self._piece(token, 64)
+        return piece
 
     def _piece(self, token: int, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)

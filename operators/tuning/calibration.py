@@ -140,8 +140,8 @@ class Calibration:
         with self._decoder(settings, max_sequence_tokens=self._depth + 1, n_ctx=None) as decoder:
             _read(decoder, self._depth)
             prompt = decoder.save(0)
-            for before, rows in pairwise((1, *sizes)):
-                for slot in range(before, rows):
+            for ready, rows in pairwise((1, *sizes)):
+                for slot in range(ready, rows):
                     decoder.restore(slot, prompt)
                 took[rows] = min(self._steps(decoder, prompt, rows))
                 if len(took) > 1 and took[rows] / rows * TOLERANCE > min(took[n] / n for n in took if n < rows):

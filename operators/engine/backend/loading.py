@@ -78,8 +78,8 @@ class ModelFacts:
 def identity(settings: ModelSettings) -> dict[str, Any]:
     """Return what a fingerprint has of a model: its content, and the type that its weights were converted to. See
     inspect_model."""
-    wanted = settings.converts_to
-    return {"model": inspect_model(settings).fingerprint} | ({} if wanted is None else {"weights": wanted})
+    weights = settings.converts_to
+    return {"model": inspect_model(settings).fingerprint} | ({} if weights is None else {"weights": weights})
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:

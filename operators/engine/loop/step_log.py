@@ -61,23 +61,23 @@ class Timer:
         meter: is busy in it; None: none is.
     """
 
-    __slots__ = ("_before", "_began", "_clock", "_meter", "_phase", "_seconds")
+    __slots__ = ("_began", "_clock", "_meter", "_phase", "_seconds", "_state_before")
 
     def __init__(self, phase: str, seconds: dict[str, float], clock: Clock, meter: StageMeter | None) -> None:
         self._phase, self._seconds, self._clock, self._meter = phase, seconds, clock, meter
         self._began = 0.0
-        self._before: StageState | None = None
+        self._state_before: StageState | None = None
 
     def __enter__(self) -> None:
         self._began = self._clock()
         if self._meter is not None:
-            self._before = self._meter.clock.enter(StageState.BUSY)
+            self._state_before = self._meter.clock.enter(StageState.BUSY)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._meter is not None and self._before is not None:
-            self._meter.clock.enter(self._before)
+        if self._meter is not None and self._state_before is not None:
+            self._meter.clock.enter(self._state_before)
         self._seconds[self._phase] = self._clock() - self._began
 
 
@@ -115,7 +115,7 @@ class StepLog:
         busy = {"decode": meters[0], "sample": meters[1], "draft": meters[0]}
         phases = ("form", "draft", "fill", "decode", "sample")
         self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
-        self._before = _changes(Counts())
+        self._last_counts = _changes(Counts())
         self._prefill_calls = meters[0].histogram("prefill_call", "Calls of the model that compute prompts.")
         self._decode_calls = meters[0].histogram("decode_call", "Calls of the model that only decode.")
         self._tokens = Histogram()
@@ -132,7 +132,7 @@ class StepLog:
         sequences = batch.sequences
         prefill_tokens = sum(chunk.count for chunk in batch.chunks)
         decode_tokens = tokens - prefill_tokens - (batch.dummy is not None)
-        seconds, counts, last_counts, sums = self._seconds, _changes(scheduler.counts), self._before, self.totals
+        seconds, counts, last_counts, sums = self._seconds, _changes(scheduler.counts), self._last_counts, self.totals
         form_s = seconds["form"] + seconds["fill"]
         self._table.append(
             began - self._began,
@@ -151,7 +151,7 @@ class StepLog:
             batch.accepted,
             *(batch.idle.get(reason, 0) for reason in _REASONS),
         )
-        self._before = counts
+        self._last_counts = counts
         for meter in self.meters:
             meter.batches += 1
             meter.rows_in += len(sequences)

@@ -40,10 +40,10 @@ class Uniforms:
     def at(self, step: int, draw: int = DRAW) -> float:
         """Return the number for a `draw` of `step`; step 0 is the first token."""
         block, index = divmod(step, BLOCK)
-        known = self._blocks.get(draw)
-        if known is None or known[0] != block:
-            known = self._blocks[draw] = (block, self._block(block, draw))
-        return known[1][index]
+        cached = self._blocks.get(draw)
+        if cached is None or cached[0] != block:
+            cached = self._blocks[draw] = (block, self._block(block, draw))
+        return cached[1][index]
 
     def _block(self, block: int, draw: int) -> list[float]:
         counter = block * (BLOCK // _WORDS_PER_COUNT)

@@ -72,10 +72,10 @@ class PromptLookup:
         row.text = ""
 
     def _draft(self, row: DraftedRow, most: int) -> Draft:
-        own, others = row.whole_text(), self._completions.get(row.owner, "")
+        whole, others = row.whole_text(), self._completions.get(row.owner, "")
         for matched in LENGTHS:
-            last = own[-matched:]
-            if text := _after(last, own):
+            last = whole[-matched:]
+            if text := _after(last, whole):
                 again = -(-most // len(text))  # a text that repeats itself goes on as it did
                 return Draft(list(map(ord, (text * again)[:most])), ("own", matched))
             if text := _after(last, others):

@@ -70,24 +70,24 @@ def check_draft_model(draft: ModelSettings, model: ModelSettings, runtime: Engin
         ConfigError: it does not continue texts, cannot drop tokens, was trained for shorter rows, or has another
             vocabulary.
     """
-    own, facts = _inspect(draft), inspect_model(model)
+    draft_facts, facts = _inspect(draft), inspect_model(model)
     name = f"decode.draft.model={draft.path}"
-    if own.encoder is not None:
-        raise ConfigError(f"{name} cannot make drafts: {own.encoder}; take a model that continues texts")
-    if own.sizes is not None and own.sizes.recurrent:
+    if draft_facts.encoder is not None:
+        raise ConfigError(f"{name} cannot make drafts: {draft_facts.encoder}; take a model that continues texts")
+    if draft_facts.sizes is not None and draft_facts.sizes.recurrent:
         raise ConfigError(
             f"{name} cannot make drafts: it has recurrent layers, whose state cannot drop the tokens of a draft that"
             " was wrong; take a model with attention only, or decode.draft=lookup"
         )
     longest = max_sequence_tokens(runtime, facts.n_ctx_train) if facts.n_ctx_train is not None else None
-    if longest is not None and own.n_ctx_train is not None and own.n_ctx_train < longest:
+    if longest is not None and draft_facts.n_ctx_train is not None and draft_facts.n_ctx_train < longest:
         raise ConfigError(
-            f"{name} was trained for {own.n_ctx_train} tokens, and rows have up to {longest};"
-            f" set runtime.max_sequence_tokens={own.n_ctx_train}, or take another draft model"
+            f"{name} was trained for {draft_facts.n_ctx_train} tokens, and rows have up to {longest};"
+            f" set runtime.max_sequence_tokens={draft_facts.n_ctx_train}, or take another draft model"
         )
-    if facts.tokens is None or own.tokens is None:
+    if facts.tokens is None or draft_facts.tokens is None:
         raise ConfigError(f"{name} cannot make drafts: the model's vocabulary is not known; use decode.draft=lookup")
-    if (difference := _difference(own.tokens(), facts.tokens())) is not None:
+    if (difference := _difference(draft_facts.tokens(), facts.tokens())) is not None:
         raise ConfigError(
             f"{name} has another vocabulary than the model: {difference}; take a smaller model of the same family, or"
             " decode.draft=lookup"
