@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any, Generic
 
 import pyarrow as pa
 
 from operators.engine.sampling.logprobs import Scored
-from operators.engine.sequence import FinishReason
-from operators.engine.sequence import Sequence as Row
+from operators.engine.sequence import FinishReason, Sequence
 from operators.generation.reasoning import Reasoning
 from operators.generation.requests import GenerateRow, R, batch_row
 from operators.generation.seeds import SEED
@@ -69,13 +69,13 @@ class CompletionColumns(ABC, Generic[R]):
         schema: all of them, under the names that they get.
     """
 
-    def __init__(self, kept: Sequence[str], fields: Sequence[pa.Field], schema: pa.Schema) -> None:
+    def __init__(self, kept: Seq[str], fields: Seq[pa.Field], schema: pa.Schema) -> None:
         self._kept = kept
         self._fields = fields
         self._schema = schema
 
     @abstractmethod
-    def _columns(self, rows: Sequence[R]) -> Iterable[list[Any]]:
+    def _columns(self, rows: Seq[R]) -> Iterable[list[Any]]:
         """Return the values of each field."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class CompletionColumns(ABC, Generic[R]):
             yield source.with_data(pa.record_batch([*kept.columns, *columns], schema=self._schema))
 
 
-class Completions(CompletionColumns[Row]):
+class Completions(CompletionColumns[Sequence]):
     """Makes batches and rejects from the sequences that an engine has finished.
 
     Args:
@@ -129,10 +129,10 @@ class Completions(CompletionColumns[Row]):
 
     def __init__(
         self,
-        kept: Sequence[str],
-        fields: Sequence[pa.Field],
+        kept: Seq[str],
+        fields: Seq[pa.Field],
         schema: pa.Schema,
-        pieces: Sequence[bytes],
+        pieces: Seq[bytes],
         reasoning: Reasoning | None = None,
         *,
         raw: bool = False,
@@ -145,7 +145,7 @@ class Completions(CompletionColumns[Row]):
         self._raw = raw
         self._whole = whole
         self._pieces = pieces
-        self._values: Mapping[str, Callable[[Row], Any]] = {
+        self._values: Mapping[str, Callable[[Sequence], Any]] = {
             TEXT: self._text,
             "finish_reason": lambda row: (row.finish_reason or FinishReason.LENGTH).value,
             "prompt_token_count": lambda row: len(row.prompt),
@@ -158,7 +158,7 @@ class Completions(CompletionColumns[Row]):
             ),
         }
 
-    def _columns(self, rows: Sequence[Row]) -> Iterator[list[Any]]:
+    def _columns(self, rows: Seq[Sequence]) -> Iterator[list[Any]]:
         values: dict[str, list[Any]] = {}
         if self._reasoning is not None:
             splits = [self._reasoning.split(row) for row in rows]
@@ -177,7 +177,7 @@ class Completions(CompletionColumns[Row]):
         for field in self._fields:
             yield values[field.name] if field.name in values else [self._values[field.name](row) for row in rows]
 
-    def _misfit(self, row: Row) -> str | None:
+    def _misfit(self, row: Sequence) -> str | None:
         constraint = row.params.constraint
         if constraint is None:
             return None
@@ -192,16 +192,16 @@ class Completions(CompletionColumns[Row]):
         room, after = len(row.prompt) + row.max_tokens, f"after {row.max_tokens} tokens"
         return f"cut by runtime.max_sequence_tokens (or runtime.n_ctx) at {room} tokens, {after}, {end}"
 
-    def _text(self, row: Row) -> str:
+    def _text(self, row: Sequence) -> str:
         text = batch_row(row).text
         return completion_text(row, self._pieces) if text is None else text
 
 
-def _of_each(row: Row, value: Callable[[Scored], Any]) -> list[Any] | None:
+def _of_each(row: Sequence, value: Callable[[Scored], Any]) -> list[Any] | None:
     return None if row.params.logprobs is None else [value(score) for score in row.sampling.scores]
 
 
-def completion_text(row: Row, pieces: Sequence[bytes]) -> str:
+def completion_text(row: Sequence, pieces: Seq[bytes]) -> str:
     """Return the text of a finished row: its tokens up to a stop string; bytes that are not UTF-8 become U+FFFD."""
     if row.stops is not None:
         return bytes(row.stops.text[: row.stops.cut]).decode("utf-8", "replace")

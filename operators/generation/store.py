@@ -161,23 +161,20 @@ class CompletionStore(Journal):
 
     def insert(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
         """Write lines of the tables, as `encoded` returns them, and digests of settings; workers of a cluster do."""
-        with self._committing:
-            self._transact(rows, scores, new_settings)
-
-    def _transact(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
         settings = [(digest, row_digest([digest])) for digest in new_settings]
-        try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings)
-            self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
-            self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            reached(Failpoint.JOURNAL_COMMITTING)
-            self._writer.execute("COMMIT")
-        except BaseException:
-            if self._writer.in_transaction:  # SQLite rolls back by itself if the disk is full
-                self._writer.execute("ROLLBACK")
-            raise
-        reached(Failpoint.JOURNAL_COMMITTED)
+        with self._committing:
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+                self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings)
+                self._writer.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?)", scores)
+                self._writer.executemany("INSERT OR REPLACE INTO completions VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                reached(Failpoint.JOURNAL_COMMITTING)
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:  # SQLite rolls back by itself if the disk is full
+                    self._writer.execute("ROLLBACK")
+                raise
+            reached(Failpoint.JOURNAL_COMMITTED)
 
 
 class RemoteStore(Journal):
