@@ -72,10 +72,10 @@ class SlotPool:
 
     def hole(self) -> tuple[Sequence, Slot] | None:
         """Return the sequence in the highest slot and the lowest free slot below it; None if there is no hole."""
-        highest = next((row for slot in reversed(self.slots) if (row := slot.row) is not None), None)
-        if highest is None or not self._free or self._free[0] > highest.slot.index:
+        if not self._free or not len(self):
             return None
-        return highest, self.slots[self._free[0]]
+        highest = next(row for slot in reversed(self.slots) if (row := slot.row) is not None)
+        return (highest, self.slots[self._free[0]]) if self._free[0] < highest.slot.index else None
 
     def lonely(self) -> bool:
         """True if a sequence has no neighbour in an adjacent slot."""
