@@ -1,3 +1,8 @@
 """The contracts that operators are written against: errors, records, protocols, meters, forecasts."""
 
-from pipeline.api.secret import Secret as Secret
+from typing import Annotated
+
+IS_SECRET = "pipeline.api.Secret"
+Secret = Annotated[str, IS_SECRET]
+"""A text, as `api_key: Secret` or `api_key: Secret | None`: an operator's argument whose value is in no file of a run, no
+fingerprint and no message; a run resumes with another one."""

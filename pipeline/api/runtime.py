@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.histogram import CacheUse
-from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.meter import CacheUse, Clock, StageMeter
 from pipeline.api.numbers import Number, added
 from pipeline.api.user_code import or_else
 

@@ -24,8 +24,8 @@ from pipeline.results.compare import (
 )
 from pipeline.results.paired import PairedMean, PairedShare
 from pipeline.results.reader import Results, read_results
+from pipeline.results.report import write_report
 from pipeline.results.report.rows import shown
-from pipeline.results.report.write import write_report
 from pipeline.system.terminal import say
 
 MOST_LINES = 40

@@ -22,7 +22,7 @@ from pipeline.cluster.pool import USUAL_WORKERS, Handle, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
-from pipeline.system.cores import numa_nodes, own_cores, split_cores
+from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
 DEVICES = "CUDA_VISIBLE_DEVICES"

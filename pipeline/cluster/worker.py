@@ -11,11 +11,10 @@ from pathlib import Path
 from pipeline.api.numbers import added
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import WorkerIdentity, check_equal, program
-from pipeline.cluster.pieces import WorkerReport, WorkRequest, WorkResult
+from pipeline.cluster.pieces import SegmentTables, WorkerReport, WorkRequest, WorkResult
 from pipeline.cluster.rpc import portable
 from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
-from pipeline.cluster.tables import SegmentTables
-from pipeline.system.stacks import stacks
+from pipeline.system.deadlines import stacks
 
 LOGGERS = ("pipeline", "llama.cpp")
 """Whose records the driver's log gets."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.histogram import BOUNDS_S
-from pipeline.api.meter import CLOCKS, COUNTS
+from pipeline.api.meter import BOUNDS_S, CLOCKS, COUNTS
 from pipeline.api.numbers import number_of
 from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus

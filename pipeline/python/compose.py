@@ -10,9 +10,8 @@ from typing import Any
 
 from pipeline.config.compose import composed
 from pipeline.config.jobs import find_job
-from pipeline.python.job import Job
+from pipeline.python.job import Job, options_and_values, plain_value
 from pipeline.python.rows import write_rows
-from pipeline.python.values import options_and_values, plain_value
 from pipeline.run_dir.names import INPUT
 from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.api.errors import ConfigError, ExitCode, install
 from pipeline.results.reader import Results, read_results
-from pipeline.results.report.write import write_report
+from pipeline.results.report import write_report
 from pipeline.run_dir.names import DATA
 
 if TYPE_CHECKING:

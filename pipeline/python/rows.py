@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError
+from pipeline.api.records import holds_nothing, without_null
 from pipeline.run_dir.names import INPUT, INPUT_PARTS
 from pipeline.run_dir.replacing import Replacing
 from pipeline.system.disk_errors import writing

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pipeline.api.errors import ExitCode, PipelineError
 from pipeline.api.meter import Clock
 from pipeline.dataflow.executor import Executor
-from pipeline.system.deadlines import leave_after
-from pipeline.system.stacks import stacks
+from pipeline.system.deadlines import leave_after, stacks
 
 CHECK_S = 0.5
 LEAVE_S = 15.0

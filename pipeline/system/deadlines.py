@@ -1,6 +1,7 @@
 """Deadlines: what does not return does not hold the run, and what does not end does not hold the process.
 
 `within` bounds a step of an ending; `leave_after` and `last_exit` are what is left when even that is not enough.
+`stacks` says where the threads of a run stand that does not move.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from pipeline.api.errors import PipelineError
 from pipeline.system.signals import SIGNALS, may_leave, stopping, tell
-from pipeline.system.stacks import stacks
 
 T = TypeVar("T")
 ENDING_S = 1800.0
@@ -119,3 +120,12 @@ def last_exit() -> Callable[[int], None]:
 
     atexit.register(last)
     return end
+
+
+def stacks() -> str:
+    """Return the stack of every thread of this process."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()  # the only way to another thread's stack
+    )

@@ -24,12 +24,12 @@ from pipeline.system.known_secrets import (
     SecretMissing,
     as_typed,
     hidden,
+    is_secret_name,
     named_in,
     note_secret,
     note_typed,
     secret,
 )
-from pipeline.system.secret_names import is_secret_name
 
 STORAGE_OPTIONS = "storage_options"
 SECRET = frozenset({STORAGE_OPTIONS, "headers"})
