@@ -4,5 +4,5 @@ from typing import Annotated
 
 IS_SECRET = "pipeline.api.Secret"
 Secret = Annotated[str, IS_SECRET]
-"""A text, as `api_key: Secret` or `api_key: Secret | None`: an operator's argument whose value is in no file of a run, no
-fingerprint and no message; a run resumes with another one."""
+"""A text, as `api_key: Secret` or `api_key: Secret | None`: an argument whose value is in no file of a run, fingerprint or
+message; a run resumes with another one."""

@@ -36,18 +36,18 @@ class WorkerIdentity(NamedTuple):
 
 def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return the identities of open operators, by what it is and of which node: in this form a run keeps them."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name in nodes:
         with running(name, Path()):
-            own = graph.nodes[name].op.identity()
-            found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
-    return found
+            if identity := graph.nodes[name].op.identity():
+                texts |= {f"{what} of node '{name}'": text for what, text in identity.in_words().items()}
+    return texts
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return hashes of this program, and of the code and the model files of nodes, by what they are of."""
-    found = {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
-    return {CODE: program()[CODE]} | found
+    contents = {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
+    return {CODE: program()[CODE]} | contents
 
 
 @cache

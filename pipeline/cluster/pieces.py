@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.api.meter import Reading, RowCounts
 from pipeline.api.numbers import Number
-from pipeline.api.records import Batch, Reject, Rejects
+from pipeline.api.records import Batch, Rejects
 from pipeline.api.runtime import CHUNK
 
 _ANY = -1
@@ -97,13 +97,13 @@ class WorkResult:
 
     Args:
         rows: an Arrow IPC stream of the rows that came out, sorted by (row, lineage).
-        rejects: by node.
+        rejects: their `chunk` is to be set.
         counts: row counts of each node of the segment.
         tables: lines of metrics tables about its rows.
     """
 
     rows: bytes
-    rejects: Sequence[tuple[str, Sequence[Reject]]]
+    rejects: Sequence[Rejects]
     counts: Mapping[str, RowCounts]
     tables: Sequence[TableRows] = ()
 
@@ -162,12 +162,6 @@ def from_ipc(content: bytes) -> pa.RecordBatch:
     with pa.ipc.open_stream(content) as reader:  # a reader of whole tables takes twice as long
         batch: pa.RecordBatch = reader.read_next_batch()
     return batch
-
-
-def rejects_of(answer: WorkResult, chunk: int) -> Iterator[Rejects]:
-    """Yield the rejects of an answer, as rows of `chunk`."""
-    for node, rows in answer.rejects:
-        yield Rejects(chunk, tuple(rows), node)
 
 
 class SegmentTables:

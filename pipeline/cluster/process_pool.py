@@ -143,7 +143,7 @@ class ProcessHandle:
         with suppress(OSError):  # it has ended already, which its first call says
             self._calls.send((plan, calls, cores))
         self._caller = Caller(self._calls, self._lost)
-        start_serving(services, desk)
+        threading.Thread(target=serve, args=(services, desk, 1), name="services", daemon=True).start()
 
     def call(self, method: str, *args: object) -> Future[Any]:
         return self._caller.call(method, *args)
@@ -160,11 +160,6 @@ class ProcessHandle:
             return WorkerLost("it closed its pipe", platform.node())
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return WorkerLost(f"its process ended {ended}", platform.node())
-
-
-def start_serving(pipe: Connection, desk: ServiceDesk) -> None:
-    """Answer the calls of a worker in a thread, one at a time."""
-    threading.Thread(target=serve, args=(pipe, desk, 1), name="services", daemon=True).start()
 
 
 class PipeServices:

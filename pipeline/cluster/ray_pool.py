@@ -119,7 +119,7 @@ class RayPool:
             return
         ray.kill(self._desk)
         if self._ours:
-            _disconnect()
+            call_with_handlers_kept(ray.shutdown)  # which takes a second; SIGTERM would end the process at once
 
     def _close_desk(self) -> bool:
         """Have the objects of the driver closed; return False if Ray no longer answers, as when a scheduler ends an
@@ -139,23 +139,19 @@ class RayHandle:
         self._actor = actor
 
     def call(self, method: str, *args: object) -> Future[Any]:
-        answer: Future[Any] = Future()
+        future: Future[Any] = Future()
 
         def settle(done: Future[Any]) -> None:
             try:
-                works, found = unpickled(done.result())
+                works, answer = unpickled(done.result())
             except RayError as error:
-                answer.set_exception(WorkerLost(_reason(error), _address(error)))
+                works, answer = False, WorkerLost(_reason(error), _address(error))
             except BaseException as error:  # its own exceptions are in what it returns
-                answer.set_exception(WorkerLost(f"its answer cannot be read: {_reason(error)}"))
-            else:
-                if works:
-                    answer.set_result(found)
-                else:
-                    answer.set_exception(found)
+                works, answer = False, WorkerLost(f"its answer cannot be read: {_reason(error)}")
+            (future.set_result if works else future.set_exception)(answer)
 
         self._actor.call.remote(method, *args).future().add_done_callback(settle)
-        return answer
+        return future
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -168,10 +164,10 @@ class RayServices:
         self._desk = desk
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        works, found = unpickled(ray.get(self._desk.call.remote(key, factory, method, *args)))
+        works, answer = unpickled(ray.get(self._desk.call.remote(key, factory, method, *args)))
         if not works:
-            raise found
-        return found
+            raise answer
+        return answer
 
 
 def worker_of(plan: WorkerPlan, desk: Any) -> Worker:
@@ -245,19 +241,8 @@ def _connect(address: str) -> None:
             " found with RAY_AUTH_MODE=token in the environment, and the token of its head (~/.ray/auth_token)"
         ) from error
     finally:
-        _take_back(handler)
-
-
-def _disconnect() -> None:
-    """End the connection, and a cluster that was started here. Ray's end, which takes a second, would have SIGTERM end
-    the process at once."""
-    call_with_handlers_kept(ray.shutdown)
-
-
-def _take_back(handler: Any) -> None:
-    """Set the handler of SIGTERM, where that is allowed."""
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(signal.SIGTERM, handler)
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _own_node() -> psutil.Process | None:

@@ -145,12 +145,12 @@ class _Log(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._found: list[tuple[int, str, str]] = []
+        self._records: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._found.append((record.levelno, record.name, record.getMessage()))
+        self._records.append((record.levelno, record.name, record.getMessage()))
 
     def take(self) -> list[tuple[int, str, str]]:
         """Return the records since the last call."""
-        found, self._found = self._found, []
-        return found
+        records, self._records = self._records, []
+        return records
