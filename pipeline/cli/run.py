@@ -38,7 +38,7 @@ from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
-from pipeline.system.redaction import for_keeping, refuse_noted_credentials, secret_places, shown_argument
+from pipeline.system.redaction import for_keeping, note_secret_places, refuse_noted_credentials, shown_argument
 from pipeline.system.signals import signals_received
 from pipeline.system.terminal import complain, say
 
@@ -152,8 +152,7 @@ def _note_secrets(arguments: Sequence[str]) -> None:
             value = None if override.is_sweep_override() else override.value()
             given[override.key_or_group] = argument.partition("=")[2] if value is None else value
     for key, value in given.items():
-        for _ in secret_places(value, tuple(key.split("."))):
-            pass
+        note_secret_places(value, tuple(key.split(".")))
     if {"-m", "--multirun"} & set(arguments):
         refuse_noted_credentials(given)
 

@@ -10,7 +10,6 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from pipeline.api.errors import PipelineError
@@ -163,11 +162,11 @@ class Dispatcher:
         alone = f"{piece.deaths_alone} of which computed nothing else"
         reason = f"it ended {piece.deaths} workers, {alone}; the last one, {worker}: {why}"
         first = segment.nodes[0]
-        rejects = replace(piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR), node=first)
+        rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in segment.nodes}
         counts[first] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
         self._members.counts["rows_given_up"] += piece.num_rows
-        return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [rejects], counts)
+        return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(first, rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
         return {**self._members.totals(), f"{OF_WORKERS}pieces_redone": float(self._assignments.redone)}

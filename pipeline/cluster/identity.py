@@ -36,12 +36,12 @@ class WorkerIdentity(NamedTuple):
 
 def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return the identities of open operators, by what it is and of which node: in this form a run keeps them."""
-    texts: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name in nodes:
         with running(name, Path()):
-            if identity := graph.nodes[name].op.identity():
-                texts |= {f"{what} of node '{name}'": text for what, text in identity.in_words().items()}
-    return texts
+            own = graph.nodes[name].op.identity()
+            found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
+    return found
 
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
@@ -87,4 +87,4 @@ def keep_or_compare(state: RunState, here: Mapping[str, str]) -> None:
             " other_bits=allow, or begin anew with overwrite=true"
         )
     if here and not kept:
-        state.note_identity(here)
+        state.note(identity=here)

@@ -107,7 +107,7 @@ class Members:
         """Add lines of metrics tables of the worker `name`."""
         for table in tables:
             lines = from_ipc(table.rows)
-            self._tables.get(table.name, lines.schema).add(name, lines)
+            self._tables.get(table.name, lines.schema).extend(lines.columns, name)
 
     def look(self, busy: Callable[[str], object]) -> None:
         """Start workers in places that have rested, ask for reports, and end those in which nothing moves though

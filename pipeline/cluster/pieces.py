@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.api.meter import Reading, RowCounts
 from pipeline.api.numbers import Number
-from pipeline.api.records import Batch, Rejects
+from pipeline.api.records import Batch, Reject
 from pipeline.api.runtime import CHUNK
 
 _ANY = -1
@@ -97,13 +97,13 @@ class WorkResult:
 
     Args:
         rows: an Arrow IPC stream of the rows that came out, sorted by (row, lineage).
-        rejects: their `chunk` is to be set.
+        rejects: by node.
         counts: row counts of each node of the segment.
         tables: lines of metrics tables about its rows.
     """
 
     rows: bytes
-    rejects: Sequence[Rejects]
+    rejects: Sequence[tuple[str, Sequence[Reject]]]
     counts: Mapping[str, RowCounts]
     tables: Sequence[TableRows] = ()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.meters import RemoteMeter
 from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc
@@ -81,8 +80,8 @@ class RemoteSegment(BaseOperator):
         for meter in self.meters:
             meter.add(chunk, answer.counts[meter.name])
         rows = from_ipc(answer.rows)
-        yield from (replace(rejects, chunk=chunk) for rejects in answer.rejects)
-        expanded = rows.num_rows + sum(rejects.num_rows for rejects in answer.rejects) - piece.num_rows
+        yield from (Rejects(chunk, tuple(rejects), node) for node, rejects in answer.rejects)
+        expanded = rows.num_rows + sum(len(rejects) for _, rejects in answer.rejects) - piece.num_rows
         if rows.num_rows:
             yield Batch(chunk, rows, expanded)
         elif expanded:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, Shard
+from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identities_of
@@ -77,7 +76,7 @@ class SegmentRunner:
         self.context, self.tables = context, tables
         self._names = tuple(plan.nodes)
         self._source = _Pieces(pa.ipc.read_schema(pa.py_buffer(plan.schema)))
-        self._rows, self._rejects = _Collected(), _Collected()
+        self._rows, self._rejects = _Rows(), _RejectRows()
         nodes = {PIECES: Node(self._source)}
         before = PIECES
         for name, settings in plan.nodes.items():
@@ -134,8 +133,7 @@ class SegmentRunner:
 
     def commit(self, record: ChunkRecord) -> None:
         """Answer the piece that is complete, in the order of pieces."""
-        batches = [batch.data for batch in self._rows.take(record.chunk)]
-        rows = sorted_by_identity(pa.Table.from_batches(batches, self._graph.schemas[self._names[-1]]))
+        rows = sorted_by_identity(self._rows.take(record.chunk))
         counts = {name: record.counts[name] for name in self._names}
         tables = self.tables.take(record.chunk, self._source.task(record.chunk).chunk)
         answer = WorkResult(to_ipc(one_batch(rows)), self._rejects.take(record.chunk), counts, tables)
@@ -212,22 +210,43 @@ class _Pieces(BaseOperator):
             chunk += 1
 
 
-class _Collected(BaseOperator):
-    """Collects the items of each piece: in place of the sink its rows, in place of the reject writer its rejects."""
+class _Rows(BaseOperator):
+    """The sink of a segment's graph in a worker: collects the rows of each piece."""
 
     def __init__(self) -> None:
-        self._items: dict[int, list[Any]] = {}
+        self._batches: dict[int, list[pa.RecordBatch]] = {}
 
-    def plan(self, *rows: pa.Schema) -> None:
+    def plan(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
+        for item in inbox:
+            if isinstance(item, Batch):
+                self._batches.setdefault(item.chunk, []).append(item.data)
+            else:
+                yield item
+
+    def take(self, chunk: int) -> pa.Table:
+        """Return the rows of a piece that has ended."""
+        return pa.Table.from_batches(self._batches.pop(chunk, []), self._schema)
+
+
+class _RejectRows(BaseOperator):
+    """Collects the rejects of each piece, in place of the reject writer."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[tuple[str, Sequence[Reject]]]] = {}
+
+    def plan(self) -> None:
         pass
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         for item in inbox:
-            if isinstance(item, ChunkEnd):
-                yield item
+            if isinstance(item, Rejects):
+                self._rows.setdefault(item.chunk, []).append((item.node, item.rows))
             else:
-                self._items.setdefault(item.chunk, []).append(item)
+                yield item
 
-    def take(self, chunk: int) -> list[Any]:
-        """Return the items of a piece that has ended."""
-        return self._items.pop(chunk, [])
+    def take(self, chunk: int) -> list[tuple[str, Sequence[Reject]]]:
+        """Return the rejects of a piece that has ended, by node."""
+        return self._rows.pop(chunk, [])

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.api import IS_SECRET
 from pipeline.api.docstrings import arguments, as_written
+from pipeline.api.secret import IS_SECRET
 
 Schema = dict[str, Any]
 INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{"}

@@ -31,10 +31,11 @@ from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
 from pipeline.system.known_secrets import REFERENCE, note_typed, secret
-from pipeline.system.redaction import secret_places
+from pipeline.system.redaction import note_secret_places
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -155,8 +156,7 @@ def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]
         try:
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 config = compose("config", [f"job={job.key}", *(f"{key}={name}" for key, name in options.items())])
-            for _ in secret_places(values):
-                pass
+            note_secret_places(values)
             for key, value in values.items():
                 config._set_flag("struct", not key.startswith(_FREE))
                 OmegaConf.update(config, key, value, merge=True)
@@ -237,19 +237,16 @@ def note_secrets(config: Any, path: tuple[str, ...] = ()) -> None:
                 continue  # composing says what is wrong
             if isinstance(value, str):
                 note_typed(value, typed)
-                for _ in secret_places(value, place):
-                    pass
+                note_secret_places(value, place)
         elif isinstance(typed, str | int):
-            for _ in secret_places(typed, place):
-                pass
+            note_secret_places(typed, place)
 
 
 def _first_time(saved: Path) -> datetime | None:
     """Return the time that `now` has in a config.yaml; None if there is no such file or value."""
     try:
-        values = yaml.safe_load(saved.read_text(encoding="utf-8"))
-        return datetime.fromisoformat(values["now"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return datetime.fromisoformat(read_values(saved, yaml.safe_load)["now"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 

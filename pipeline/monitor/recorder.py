@@ -26,6 +26,7 @@ from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.summary import Outcome
+from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.metrics_table import MeterRecorder, MetricsTables
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
@@ -122,7 +123,7 @@ class Recorder:
         """Keep what the budgets have spent: a killed attempt counts, though none of its rows is committed."""
         if self._target is not None:
             self._cost_noted = self._target.cost
-            self._state.note_spent(self._target.sums)
+            self._state.note(spent=self._target.sums)
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of
@@ -222,8 +223,5 @@ def write_refusal(path: Path, outcome: Outcome) -> None:
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:
     """Return the values of status.json; None if it is missing, damaged or of a version with other keys."""
-    try:
-        found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.keys() >= _KEYS else None
+    values = read_values(directory / STATUS)
+    return values if values.keys() >= _KEYS else None

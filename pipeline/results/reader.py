@@ -5,8 +5,7 @@ Writes nothing, so a running run can be read too.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
 from pipeline.run_dir import metrics_files
-from pipeline.run_dir.manifest import manifest, read_manifest
+from pipeline.run_dir.manifest import manifest, read_manifest, read_values
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, STATUS, near_run
 from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE
@@ -101,13 +100,5 @@ def read_results(directory: Path) -> Results:
         remedy = near_run(directory) or "; give one like outputs/NAME"
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
     missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
-    config, status = _values(directory / CONFIG, yaml.safe_load), _values(directory / STATUS, json.loads)
+    config, status = read_values(directory / CONFIG, yaml.safe_load), read_values(directory / STATUS)
     return Results(directory, found, config, missing, accounts, status)
-
-
-def _values(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}

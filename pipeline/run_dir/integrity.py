@@ -121,7 +121,8 @@ def examine(directory: Path, state: RunState | None) -> Findings:
     found = Findings()
     if state is not None:
         _examine_shards(directory, state.shards(), found)
-        if _is_half_repaired(state, found):
+        ended = state.status is RunStatus.DONE or (state.status is RunStatus.BUDGET and not found.remarks)
+        if state.salvaged and not ended:  # files of the run before may be all that there is of committed rows
             what = "replaces a damaged one, and the run that makes all rows again has not ended"
             found.damaged.insert(0, Damage(STATE_FILE, what, DamageKind.UNFINISHED))
         else:
@@ -136,12 +137,6 @@ def examine(directory: Path, state: RunState | None) -> Findings:
             _examine_store(path, COMPLETIONS if kind is DamageKind.COMPLETIONS else str(path), kind, found)
     _examine_metrics(directory, found)
     return found
-
-
-def _is_half_repaired(state: RunState, found: Findings) -> bool:
-    """Return True if files of the run before `state` may be all that there is of rows that were committed."""
-    ended = state.status is RunStatus.DONE or (state.status is RunStatus.BUDGET and not found.remarks)
-    return state.salvaged and not ended
 
 
 def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findings) -> None:

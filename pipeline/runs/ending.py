@@ -80,7 +80,7 @@ def record(attempt: Attempt, status: RunStatus, error: BaseException | None) -> 
     snapshot = worked_on.settled(state, status)
     outcome = _outcome(attempt, status, error, snapshot, worked_on.rows - snapshot.rows)
     if isinstance(error, AccountingError):
-        outcome = _recorded(outcome, lambda o: state.note_defect(str(o.error)))
+        outcome = _recorded(outcome, lambda o: state.note(defect=str(o.error)))
     tables.get("run", RUN_SCHEMA).append(*_run_row(outcome, job.fingerprint))
     outcome = _recorded(
         outcome,

@@ -172,7 +172,7 @@ def _clear_away(attempt: Attempt) -> None:
     text = to_yaml(job.settings)
     changed = "; ".join(changes(state.config, text))
     log.info("attempt %d begins%s", attempt.context.attempt, changed and f", {changed}", extra=FILE_ONLY)
-    state.note_config(text, origin())
+    state.note(config=text, origin=origin())
     write_atomically(job.directory / CONFIG, text)
     reached(Failpoint.CONFIG_WRITTEN)
     attempt.recorder.start()

@@ -144,9 +144,17 @@ def secret_places(value: Any, path: tuple[str, ...] = (), marked: Collection[tup
         yield ".".join(path)
 
 
+def note_secret_places(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Note the secrets in `value` that are written as they are."""
+    for _ in secret_places(value, path):
+        pass
+
+
 def clean_url(text: str) -> str:
     """Return `text` with user, password and query removed from the URLs in it."""
-    return QUERY.sub(r"\1?" + LEFT_OUT, _without_user(text, "")) if "://" in text else text
+    if "://" not in text:
+        return text
+    return QUERY.sub(r"\1?" + LEFT_OUT, URL_USER.sub(lambda m: f"{m[1]}://" if _is_user(m) else m[0], text))
 
 
 def shown_argument(argument: str) -> str:
@@ -177,7 +185,8 @@ def refuse_noted_credentials(overrides: Mapping[str, Any]) -> None:
 
 def has_password(url: str) -> bool:
     """Return True if the URL has user and password, or is of the web and has a token in their place."""
-    return any(_is_user(found) and (":" in found[2] or found[1].lower()[:4] == "http") for found in _users(url))
+    users = URL_USER.finditer(url)
+    return any(_is_user(user) and (":" in user[2] or user[1].lower()[:4] == "http") for user in users)
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
@@ -242,17 +251,9 @@ def _urls_hidden(text: str, name: str | None) -> str:
     return (as_typed(text) or found) if name is not None and found != text else found
 
 
-def _without_user(text: str, instead: str) -> str:
-    return URL_USER.sub(lambda m: f"{m[1]}://{instead}" if _is_user(m) else m[0], text)
-
-
-def _users(text: str) -> Iterator[re.Match[str]]:
-    return URL_USER.finditer(text)
-
-
-def _is_user(found: re.Match[str]) -> bool:
-    scheme = found[1].lower().rpartition("+")[2]
-    return bool(found[2]) and (scheme not in _NO_USER or (":" in found[2] and scheme not in ("github", "gitlab")))
+def _is_user(match: re.Match[str]) -> bool:
+    scheme, user = match[1].lower().rpartition("+")[2], match[2]
+    return bool(user) and (scheme not in _NO_USER or (":" in user and scheme not in ("github", "gitlab")))
 
 
 def _name_of(path: tuple[str, ...]) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.api import Secret
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, Reject, Rejects
+from pipeline.api.secret import Secret
 
 SEEN: list[dict[str, Any]] = []
 """The arguments of every Calls that was made."""
