@@ -63,8 +63,8 @@ def schema(arguments: Sequence[str]) -> ExitCode:
 def _config_dirs(command: str, arguments: Sequence[str]) -> list[Path]:
     parser = parser_of(command)
     parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
-    found: list[Path] = parser.parse_args(arguments).config_dir
-    return found
+    folders: list[Path] = parser.parse_args(arguments).config_dir
+    return folders
 
 
 def _words(folders: Sequence[Path]) -> Iterator[str]:
@@ -97,11 +97,11 @@ def of_jobs() -> Schema:
 
 def _of_operator() -> Schema:
     """Return the schema of `op`: arguments are known where `_target_` is one of our operators."""
-    known = load_object("operators.catalog:targets")()
+    targets = load_object("operators.catalog:targets")()
     rules = []
-    for target in known:
+    for target in targets:
         arguments = schema_of(load_object(target))
         arguments["properties"][TARGET] = {"const": target}
         rules.append({"if": {"properties": {TARGET: {"const": target}}, "required": [TARGET]}, "then": arguments})
-    named = {TARGET: {"type": "string", "examples": known}}
+    named = {TARGET: {"type": "string", "examples": targets}}
     return any_of([INTERPOLATION, {"type": "object", "properties": named, "allOf": rules}])

@@ -64,8 +64,8 @@ class ServiceDesk(Services):
         self._made = Resources()
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        made = self._made.get(key, factory, lambda made: getattr(made, "close", lambda: None)())
-        return getattr(made, method)(*args)
+        target = self._made.get(key, factory, lambda target: getattr(target, "close", lambda: None)())
+        return getattr(target, method)(*args)
 
     def close(self) -> None:
         """Close all objects."""

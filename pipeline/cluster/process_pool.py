@@ -96,13 +96,13 @@ def devices_of(place: int, gpus: float, visible: str | None) -> list[str]:
         ConfigError: there are too few.
     """
     wanted = range(math.floor(place * gpus), math.ceil((place + 1) * gpus))
-    there = None if visible is None else [device for device in visible.split(",") if device]
-    if there is not None and wanted.stop > len(there):
+    devices = None if visible is None else [device for device in visible.split(",") if device]
+    if devices is not None and wanted.stop > len(devices):
         raise ConfigError(
-            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(there)} in"
+            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(devices)} in"
             f" {DEVICES}={visible}; start fewer cluster.workers"
         )
-    return [str(device) if there is None else there[device] for device in wanted]
+    return [str(device) if devices is None else devices[device] for device in wanted]
 
 
 class NeverStarted:

@@ -74,13 +74,13 @@ class RayPool:
             "max_task_retries": 0,
         }
         self._actor = ray.remote(_actor_class()).options(**{k: v for k, v in options.items() if v is not None})
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(_desk_class()).options(
             num_cpus=0,
             max_concurrency=SERVICE_CALLS,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=here,
+            scheduling_strategy=on_this_node,
         )
         self._desk = desk.remote(sys.path, os.getcwd())  # noqa: PTH109
         self._started: list[RayHandle] = []
@@ -89,8 +89,8 @@ class RayPool:
     @property
     def fits(self) -> int:
         """Workers that the cluster has room for as it is now, at least one."""
-        there = _resources()
-        return max(1, int(min(there.get(name, 0.0) / need for name, need in self._needs.items() if need)))
+        resources = _resources()
+        return max(1, int(min(resources.get(name, 0.0) / need for name, need in self._needs.items() if need)))
 
     @property
     def lost(self) -> str | None:
@@ -104,11 +104,11 @@ class RayPool:
         return handle
 
     def missing(self) -> str:
-        needs, there = _in_words(self._needs), _resources()
-        some = {name: there.get(name, 0.0) for name in self._needs}
-        short = [name for name, need in self._needs.items() if need > some[name]]
+        needs, resources = _in_words(self._needs), _resources()
+        available = {name: resources.get(name, 0.0) for name in self._needs}
+        short = [name for name, need in self._needs.items() if need > available[name]]
         hint = f"there is too little {' and '.join(short)}" if short else "its nodes are taken, or load the model"
-        return f"a worker takes {needs}, and the cluster has {_in_words(some)} in all; {hint}"
+        return f"a worker takes {needs}, and the cluster has {_in_words(available)} in all; {hint}"
 
     def close(self) -> None:
         if self.lost:  # nothing would answer; Ray ends the workers of a driver that is gone

@@ -73,11 +73,11 @@ def places(graph: Graph) -> Mapping[str, str]:
 def _chains(graph: Graph) -> Iterator[list[str]]:
     """Yield the longest chains of nodes that workers may run: each node is the only reader of the one before it."""
     chain: list[str] = []
-    seen: set[str] = set()
+    moved: set[str] = set()
     for start in graph.order:
         name = start
-        while name not in seen and _may_move(graph, name):
-            seen.add(name)
+        while name not in moved and _may_move(graph, name):
+            moved.add(name)
             chain.append(name)
             readers = graph.readers(name)
             if len(readers) != 1 or len(graph.nodes[readers[0][0]].inputs) != 1:

@@ -73,8 +73,8 @@ class Worker:
                 logger.addHandler(self._log)
                 logger.setLevel(logging.INFO)
         self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
-        own = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
-        check_equal("the driver", self._plan.content, "a worker", own, ALIKE)
+        content = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
+        check_equal("the driver", self._plan.content, "a worker", content, ALIKE)
         nodes: dict[str, str] = {}
         for segment in self._segments.values():
             segment.start()

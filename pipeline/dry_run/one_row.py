@@ -56,7 +56,7 @@ def _prompt_lines(op: BaseOperator, name: str, row: int, nodes: Mapping[str, Nod
     batches = (batch.data for batch in nodes[name].output)
     rows = [data.filter(pa.array(np.asarray(data.column(ROW.name)) == row)) for data in batches]
     if not any(data.num_rows for data in rows):
-        rejects = [(node, reject) for node, found in nodes.items() for reject in found.rejects if reject.row == row]
+        rejects = [(node, reject) for node, result in nodes.items() for reject in result.rejects if reject.row == row]
         why = "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in rejects)
         raise InputError(f"row {row} has no prompt at '{name}': {why or 'a node has dropped it'}")
     for data in rows:

@@ -62,8 +62,8 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
         samples: Samples = [("", {**job, "node": node, "cache": cache}, value) for node, cache, value in uses]
         yield f"cache_{key}_total", "counter", help_, samples
     for what in dict.fromkeys(what for times in status["histograms"].values() for what in times):
-        found = {node: times[what] for node, times in status["histograms"].items() if what in times}
-        samples = [one for node, times in found.items() for one in _histogram({**job, "node": node}, times)]
+        by_node = {node: times[what] for node, times in status["histograms"].items() if what in times}
+        samples = [sample for node, times in by_node.items() for sample in _histogram({**job, "node": node}, times)]
         yield f"{what}_seconds", "histogram", number_of(status, what).about, samples
     seconds: Samples = [
         ("", {**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])

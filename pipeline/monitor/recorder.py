@@ -161,42 +161,42 @@ class Recorder:
 
     def _accounts(self) -> dict[str, RowCounts]:
         """Return row counts by node: of earlier attempts the committed rows, of this one all rows so far."""
-        found = {}
+        accounts = {}
         for meter in self._executor.meters:
             if "/" not in meter.name:
                 now = RowCounts(meter.rows_in, meter.expanded, meter.rejected, meter.rows_out)
                 now.add(self._accounts_before.get(meter.name, RowCounts()))
-                found[meter.name] = now
-        return found
+                accounts[meter.name] = now
+        return accounts
 
     def _counted(self) -> dict[str, dict[str, Any]]:
         """Return counters and clocks, caches and histograms by node or part, and the totals of the run. They continue
         from status.json of the attempt before, so they never fall; the last second of a killed attempt is not
         counted."""
-        found: dict[str, dict[str, Any]] = {"counters": {}, "caches": {}, "histograms": {}}
+        counted: dict[str, dict[str, Any]] = {"counters": {}, "caches": {}, "histograms": {}}
         for meter in self._executor.meters:
             reading = meter.read()
-            found["counters"][meter.name] = {k: v for k, v in reading["counts"].items() if k != "queue_rows"}
-            found["caches"] |= {meter.name: reading["caches"]} if reading["caches"] else {}
+            counted["counters"][meter.name] = {k: v for k, v in reading["counts"].items() if k != "queue_rows"}
+            counted["caches"] |= {meter.name: reading["caches"]} if reading["caches"] else {}
             times = {
-                what: {"buckets": times["buckets"], "sum_s": sum(times["sums_s"].values())}
-                for what, times in reading["histograms"].items()
+                name: {"buckets": times["buckets"], "sum_s": sum(times["sums_s"].values())}
+                for name, times in reading["histograms"].items()
             }
-            found["histograms"] |= {meter.name: times} if times else {}
-        found["totals"] = self._context.counted()
-        workers = {k.removeprefix(OF_WORKERS): v for k, v in found["totals"].items() if k.startswith(OF_WORKERS)}
-        before = {kind: self._before.get(kind, {}) for kind in found}
-        return {**added(before, found), "workers": workers}
+            counted["histograms"] |= {meter.name: times} if times else {}
+        counted["totals"] = self._context.counted()
+        workers = {k.removeprefix(OF_WORKERS): v for k, v in counted["totals"].items() if k.startswith(OF_WORKERS)}
+        earlier = {kind: self._before.get(kind, {}) for kind in counted}
+        return {**added(earlier, counted), "workers": workers}
 
     def _now_s(self) -> float:
         """Return the seconds since the attempt began."""
         return self._context.clock() - self._began
 
-    def _is_due(self, what: str, now_s: float) -> bool:
+    def _is_due(self, task: str, now_s: float) -> bool:
         """Return True at the first call and then once per interval."""
-        due = now_s >= self._next_s[what]
+        due = now_s >= self._next_s[task]
         if due:
-            self._next_s[what] = now_s + self._intervals_s[what]
+            self._next_s[task] = now_s + self._intervals_s[task]
         return due
 
     def _take(self, now: float, *, ending: bool) -> Snapshot:
@@ -209,9 +209,9 @@ def write_refusal(path: Path, outcome: Outcome) -> None:
     directory has counted before. A failure is logged."""
     values: dict[str, Any] = {"counters": {}, "caches": {}, "histograms": {}, "nodes": [], "rows_total": None}
     values |= dict.fromkeys(("errors", "filtered", "rows", "committed_rows", "attempt"), 0)
-    before = read_status(outcome.directory) or {}
-    if before.get("job") == outcome.job:
-        values |= before
+    status = read_status(outcome.directory) or {}
+    if status.get("job") == outcome.job:
+        values |= status
     values |= {"job": outcome.job, "state": outcome.status.value, "exit_code": int(outcome.exit_code), "eta_s": None}
     values["updated_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     try:

@@ -40,8 +40,10 @@ def settings_from(
             return settings_from(path, given, fallback, **values)
     options, named = options_and_values(given)
     more = {key: plain_value(value) for key, value in {**named, **values}.items()}
-    found = composed(find_job(str(job)), options, more)
-    return found if found.output_dir is not None else dataclasses.replace(found, output_dir=fallback(found.name))
+    settings = composed(find_job(str(job)), options, more)
+    if settings.output_dir is None:
+        settings = dataclasses.replace(settings, output_dir=fallback(settings.name))
+    return settings
 
 
 def with_rows(

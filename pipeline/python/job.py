@@ -75,16 +75,16 @@ class Job:
     def to_yaml(self) -> str:
         """Return the job file."""
         defaults = [{f"override /{group}": option} for group, option in self._chosen.items()]
-        found: dict[str, Any] = {"defaults": defaults} if defaults else {}
-        found["name"] = self.name
+        content: dict[str, Any] = {"defaults": defaults} if defaults else {}
+        content["name"] = self.name
         for key, value in self._values.items():
-            inner = found
+            inner = content
             *above, last = key.split(".")
             for part in above:
                 inner = inner.setdefault(part, {})
             inner[last] = plain_value(value)
-        found |= {key: made for key, made in (("steps", self._steps), ("nodes", self._nodes)) if made}
-        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+        content |= {key: named for key, named in (("steps", self._steps), ("nodes", self._nodes)) if named}
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> Path:
         """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path.
@@ -99,8 +99,8 @@ class Job:
                 f"a job file cannot name {lost}: only this notebook or script has it; put it into a module, such as a"
                 f" file beside {where}, and import it from there"
             )
-        given = {"steps": self._steps, "nodes": self._nodes, **self._values}
-        if key := next(secret_places(given, marked=marked(self._nodes)), None):
+        values = {"steps": self._steps, "nodes": self._nodes, **self._values}
+        if key := next(secret_places(values, marked=marked(self._nodes)), None):
             raise ConfigError(
                 f"{key} is a secret, and a job file keeps none: give ${{secret:NAME}}, and set the environment variable"
                 " NAME"

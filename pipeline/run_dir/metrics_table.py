@@ -153,8 +153,8 @@ class MetricsTable:
             if set(streams) & set(files):
                 schema = metrics_files.union(files, self._schema)
                 names = json.dumps([stream.name for stream in streams])
-                told = {metrics_files.MERGED: names, metrics_files.COLUMNS: metrics_files.columns_of(schema)}
-                schema = schema.with_metadata(told)
+                metadata = {metrics_files.MERGED: names, metrics_files.COLUMNS: metrics_files.columns_of(schema)}
+                schema = schema.with_metadata(metadata)
                 with replacing(merged) as file, pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
                     for table in metrics_files.read(files, schema, self._warn):
                         writer.write_table(table)
@@ -231,8 +231,8 @@ class MeterRecorder:
         self, now_s: float, total: Mapping[str, float], *key: str | None
     ) -> tuple[dict[str, float], float] | None:
         """Return what `key` has gained since it was asked for last, and when that was; None if that is nothing."""
-        before_s, before = self._last.get(key, (0.0, {}))
-        if total == before:
+        before_s, last = self._last.get(key, (0.0, {}))
+        if total == last:
             return None
         self._last[key] = now_s, total
-        return {name: value - before.get(name, 0) for name, value in total.items()}, before_s
+        return {name: value - last.get(name, 0) for name, value in total.items()}, before_s

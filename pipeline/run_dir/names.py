@@ -75,16 +75,16 @@ def refuse_foreign(directory: Path) -> None:
         raise ConfigError(
             f"output directory {directory} cannot be read: {error.strerror}; give another output_dir="
         ) from error
-    found = names - _OUTLIVES
-    if not found or names & {STATE_FILE, GATHERED, SET_ASIDE}:
+    others = names - _OUTLIVES
+    if not others or names & {STATE_FILE, GATHERED, SET_ASIDE}:
         return
-    if is_headless(found):
+    if is_headless(others):
         raise ConfigError(
             f"{directory} holds the results of a run, but its {STATE_FILE} is gone;"
             f" make it again with python -m pipeline verify {directory} repair=true, or give another output_dir="
         )
     raise ConfigError(
-        f"{directory} holds files that are not a run's (for example {min(found)}); give an empty output_dir="
+        f"{directory} holds files that are not a run's (for example {min(others)}); give an empty output_dir="
     )
 
 
@@ -156,8 +156,8 @@ def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool
 
 def parts(directory: Path) -> list[Path]:
     """Return all files with the name of a shard, temporary names included."""
-    found = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
-    return [path for path in found if _PART.fullmatch(path.name)]
+    paths = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
+    return [path for path in paths if _PART.fullmatch(path.name)]
 
 
 def is_part(path: str) -> bool:

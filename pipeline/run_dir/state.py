@@ -178,10 +178,10 @@ class RunState(StateFile):
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
                 [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in record.counts.items()],
             )
-            if told := {node: c.told for node, c in record.counts.items() if c.told}:
+            if warnings := {node: c.told for node, c in record.counts.items() if c.told}:
                 row = self._db.execute("SELECT value FROM meta WHERE key = 'told'").fetchone()
                 counts = {node: Counter(rows) for node, rows in json.loads(row[0]).items()} if row else {}
-                for node, rows in told.items():
+                for node, rows in warnings.items():
                     counts.setdefault(node, Counter()).update(rows)
                 self._set("told", counts)
 
@@ -221,8 +221,8 @@ class RunState(StateFile):
 
     def warnings(self) -> list[dict[str, object]]:
         """Return what was told about rows of committed chunks, as JSON values, as in manifest.json."""
-        told: dict[str, dict[str, int]] = self._get("told", {})
-        return [{"node": node, "warning": what, "rows": n} for node, c in told.items() for what, n in c.items()]
+        warnings: dict[str, dict[str, int]] = self._get("told", {})
+        return [{"node": node, "warning": text, "rows": n} for node, c in warnings.items() for text, n in c.items()]
 
     def schemas(self) -> dict[str, dict[str, str]]:
         """Return column types by column name, for each directory of files."""

@@ -164,6 +164,6 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             f"{path} was written by another version of this program (format {version}, this one knows {FORMAT}); go on"
             " with that version, or give another output_dir="
         )
-    if tables and (what := seal_damage(db)):
-        raise damaged(path, what)
+    if tables and (damage := seal_damage(db)):
+        raise damaged(path, damage)
     return bool(tables)

@@ -72,14 +72,14 @@ def seal_damage(db: sqlite3.Connection) -> str | None:
     """Return what is wrong with the values of a state; None if nothing is, or nothing can be said (`is_sealed`)."""
     try:
         if db.execute("PRAGMA user_version").fetchone()[0] == FORMAT:
-            whole = _bytes(_stored(db)) == _bytes(_computed(db))
+            intact = _bytes(_stored(db)) == _bytes(_computed(db))
         else:
-            whole = not is_sealed(db)
+            intact = not is_sealed(db)
     except (sqlite3.OperationalError, TypeError, ValueError) as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
             raise
         return f"cannot be read: {error}"
-    return None if whole else "has other values than were written (their digest differs)"
+    return None if intact else "has other values than were written (their digest differs)"
 
 
 def is_sealed(db: sqlite3.Connection) -> bool:
@@ -94,7 +94,7 @@ def _tables(db: sqlite3.Connection) -> list[str]:
 def _typed(db: sqlite3.Connection, table: str, row: str = "") -> str:
     """Return SQL for the types and bytes of all values of a row, also of texts that are no UTF-8 any more."""
     at = f"{row}." if row else ""
-    names = [found[1] for found in db.execute(f"PRAGMA main.table_info({table})")]
+    names = [column[1] for column in db.execute(f"PRAGMA main.table_info({table})")]
     return ", ".join(f'typeof({at}"{name}"), CAST({at}"{name}" AS BLOB)' for name in names)
 
 

@@ -50,12 +50,12 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
     Raises:
         Overran: it did not end. The stacks of all threads are in the log.
     """
-    found: list[T] = []
+    results: list[T] = []
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.append(do())
+            results.append(do())
         except BaseException as error:
             failures.append(error)
 
@@ -65,10 +65,10 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
     except RuntimeError:  # no more threads: without a limit, rather than not at all
         return do()
     thread.join(POLL_S)
-    since, seen, hurried = time.monotonic(), moved(), None
+    since, progress, hurried = time.monotonic(), moved(), None
     while thread.is_alive():
-        now, last, seen = time.monotonic(), seen, moved()
-        since = since if seen == last else now
+        now, last, progress = time.monotonic(), progress, moved()
+        since = since if progress == last else now
         hurried = hurried or (now if stopping() else None)
         if now - since >= limit_s or (hurried is not None and now - hurried >= GRACE_S):
             late = f"{what} has not ended after {now - (hurried or since):.3g} s"
@@ -77,7 +77,7 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
         thread.join(POLL_S)
     if failures:
         raise failures[0]
-    return found[0]
+    return results[0]
 
 
 def leave_after(seconds: float, code: int, why: str, first: Callable[[], object] = lambda: None) -> Callable[[], None]:

@@ -87,8 +87,8 @@ def secret(name: str) -> str:
 def note_secret(value: str) -> None:
     """Have `hidden` take `value` out of texts, and the words of it that are secret by themselves."""
     words = value.split()
-    own = {value, *(words[1:] if words and words[0].lower() in _SCHEMES else ())}
-    for each in own | set(re.findall(r"(?<==)[^\s;,&]+", value) if ";" in value or "&" in value else ()):
+    secrets = {value, *(words[1:] if words and words[0].lower() in _SCHEMES else ())}
+    for each in secrets | set(re.findall(r"(?<==)[^\s;,&]+", value) if ";" in value or "&" in value else ()):
         if len(each) >= SHORTEST and each not in _known:
             forms = {each, json.dumps(each)[1:-1], json.dumps(each, ensure_ascii=False)[1:-1], repr(each)[1:-1]}
             _known[each] = tuple(forms | {quote(each), quote(each, safe="")})

@@ -70,13 +70,13 @@ def own_cores() -> list[int]:
 
 def numa_nodes(folder: Path = NODES) -> dict[int, int]:
     """Return the NUMA node of each core, as Linux says it in `folder`; empty where it says nothing."""
-    found: dict[int, int] = {}
+    nodes: dict[int, int] = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         for part in path.read_text(encoding="ascii").strip().split(","):
             first, _, last = part.partition("-")
             if first:
-                found |= dict.fromkeys(range(int(first), int(last or first) + 1), int(path.parent.name[4:]))
-    return found
+                nodes |= dict.fromkeys(range(int(first), int(last or first) + 1), int(path.parent.name[4:]))
+    return nodes
 
 
 def split_cores(cores: Sequence[int], each: int, workers: int, node_of: Mapping[int, int]) -> list[list[int]]:
@@ -86,7 +86,7 @@ def split_cores(cores: Sequence[int], each: int, workers: int, node_of: Mapping[
     for core in cores:
         by_node[node_of.get(core, 0)].append(core)
     for groups in ([by_node[node] for node in sorted(by_node)], [list(cores)]):
-        parts = [own[i : i + each] for own in groups for i in range(0, len(own) - each + 1, each)]
+        parts = [group[i : i + each] for group in groups for i in range(0, len(group) - each + 1, each)]
         if len(parts) >= workers:
             return parts[:workers]
     return []
