@@ -26,7 +26,7 @@ from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample import InputSample, sample_of
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
-from pipeline.monitor.prometheus import check_prometheus_file
+from pipeline.monitor.recorder import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
 from pipeline.runs.admission import standing_lines

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ConfigError
 from pipeline.api.meter import BOUNDS_S, CLOCKS, COUNTS
 from pipeline.api.numbers import number_of
 from pipeline.api.runtime import OF_WORKERS
@@ -21,19 +19,6 @@ from pipeline.run_dir.state import RunStatus
 PREFIX = "llama_batch_"
 Samples = list[tuple[str, dict[str, Any], float]]
 """Suffix of the name, labels and value of each sample of a metric family."""
-
-
-def check_prometheus_file(path: str | None) -> None:
-    """Check before a run that the file can be created.
-
-    Raises:
-        ConfigError: its directory does not exist.
-    """
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(
-            f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"
-            " node_exporter was given as --collector.textfile.directory"
-        )
 
 
 def exposition(status: Mapping[str, Any]) -> str:

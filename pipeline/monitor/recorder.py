@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.errors import ConfigError, ExitCode, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.numbers import added
 from pipeline.api.runtime import OF_WORKERS, RunContext
@@ -202,6 +202,19 @@ class Recorder:
     def _take(self, now: float, *, ending: bool) -> Snapshot:
         snapshot = self._observer.take(now)
         return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
+
+
+def check_prometheus_file(path: str | None) -> None:
+    """Check before a run that the file can be created.
+
+    Raises:
+        ConfigError: its directory does not exist.
+    """
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"
+            " node_exporter was given as --collector.textfile.directory"
+        )
 
 
 def write_refusal(path: Path, outcome: Outcome) -> None:

@@ -20,8 +20,7 @@ from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
-from pipeline.run_dir.state_file import APPLICATION_ID
-from pipeline.run_dir.state_seal import seal_damage
+from pipeline.run_dir.state_file import APPLICATION_ID, seal_damage
 from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
 

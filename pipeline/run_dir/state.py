@@ -15,8 +15,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
-from pipeline.run_dir.state_file import StateFile
-from pipeline.run_dir.state_seal import is_sealed
+from pipeline.run_dir.state_file import StateFile, is_sealed
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import comparable
 

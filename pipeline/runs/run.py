@@ -19,7 +19,7 @@ from pipeline.api.user_code import told
 from pipeline.cluster.identity import identities_of, keep_or_compare
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import changes, origin, to_yaml
-from pipeline.monitor.prometheus import check_prometheus_file
+from pipeline.monitor.recorder import check_prometheus_file
 from pipeline.monitor.run_log import FILE_ONLY, run_log
 from pipeline.monitor.summary import Outcome
 from pipeline.publish.dataset_card import keep_card, remove_card

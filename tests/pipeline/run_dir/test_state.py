@@ -16,7 +16,7 @@ from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCoun
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
-from pipeline.run_dir.state_seal import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
+from pipeline.run_dir.state_file import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
 from tests.pipeline.damage import damaged_values, files, job, run
 from tests.sets import often
 
