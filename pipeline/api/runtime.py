@@ -222,10 +222,7 @@ class Runtime:
 
     def when_stuck(self, cut_off: Callable[[], None], patience_s: float = 0.0) -> None:
         """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon.
-
-        Args:
-            patience_s: how long a call may wait before a run in which nothing moves is stopped.
-        """
+        `patience_s`: how long a call may wait before a run in which nothing moves is stopped."""
         self.context.when_stuck.append(cut_off)
         self.context.patience_s = max(self.context.patience_s, patience_s)
 

@@ -87,11 +87,7 @@ def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
 
 def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = None) -> ExitCode:
     """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code. `do`: what is
-    done with each instead.
-
-    Raises:
-        ConfigError: no job is named, or it cannot be composed.
-    """
+    done with each instead. Raises ConfigError if no job is named, or it cannot be composed."""
     _refuse_dashes(arguments)
     arguments = [for_hydra(argument) for argument in _with_jobs(arguments, dirs)]
     register()

@@ -72,11 +72,8 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
 
 
 def keep_or_compare(state: RunState, here: Mapping[str, str]) -> None:
-    """Keep the identities of a run's nodes with it or, if an earlier attempt has, compare them.
-
-    Raises:
-        ConfigError: this machine has another build or device than the one that began the run, or computes other bits.
-    """
+    """Keep the identities of a run's nodes with it or, if an earlier attempt has, compare them. Raises ConfigError if
+    this machine has another build or device than the one that began the run, or computes other bits."""
     kept = state.identity
     others = {what: value for what, value in here.items() if kept.get(what, value) != value}
     if others:

@@ -110,12 +110,9 @@ class Members:
             self._tables.get(table.name, lines.schema).extend(lines.columns, name)
 
     def look(self, busy: Callable[[str], object]) -> None:
-        """Start workers in places that have rested, ask for reports, and end those in which nothing moves though
-        they are `busy`: it returns what the worker of a name has to do.
-
-        Raises:
-            WorkerFailed: none has opened in time, or none can be reached any more.
-        """
+        """Start workers in places that have rested, ask for reports, and end those in which nothing moves though they
+        are `busy`: it returns what the worker of a name has to do. Raises WorkerFailed if none has opened in time, or
+        none can be reached any more."""
         now = self._context.clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -216,11 +213,8 @@ class Members:
 
     def _lost(self, member: Member, why: str, host: str) -> None:
         """Replace a worker that has ended, or cannot be reached: it is ended then, since it holds a place. The place
-        rests first if its workers end again and again, and there are others.
-
-        Raises:
-            WorkerFailed: no worker is open, and none can be expected to open.
-        """
+        rests first if its workers end again and again, and there are others. Raises WorkerFailed if no worker is open,
+        and none can be expected to open."""
         del self._members[member.name]
         member.handle.kill()
         self.counts["workers_lost"] += 1

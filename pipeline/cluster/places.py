@@ -100,10 +100,7 @@ def has_hope(others: Collection[Member]) -> bool:
 
 class Places:
     """All places of a run: in which the next worker is started at once, in which later, and when that is of no use.
-
-    Args:
-        wanted: number of workers.
-    """
+    `wanted`: number of workers."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted

@@ -13,11 +13,8 @@ USUAL_WORKERS = 2
 
 
 class WorkerLost(Exception):
-    """The process or the machine of a worker has ended. The message says how, as far as that is known.
-
-    Args:
-        host: its machine, "" where that is not known.
-    """
+    """The process or the machine of a worker has ended. The message says how, as far as that is known. `host`: its
+    machine, "" where that is not known."""
 
     def __init__(self, why: str, host: str = "") -> None:
         super().__init__(why)

@@ -146,12 +146,8 @@ def outcome(target: object, method: str, args: tuple[object, ...], *number: int)
 
 
 def received(pipe: Connection) -> Any:
-    """Wait for the next message.
-
-    Raises:
-        Unreadable: it is none, or breaks off.
-        EOFError, OSError: the other end is gone.
-    """
+    """Wait for the next message. Raises Unreadable if it is none, or breaks off; EOFError, OSError if the other end is
+    gone."""
     pipe.poll(None)
     try:
         data = pipe.recv_bytes()

@@ -66,11 +66,7 @@ class NotOpened(WorkerFailed):
 
 
 class SegmentRunner:
-    """One segment of a worker: its executor, in a thread.
-
-    Args:
-        context: whose metrics tables are `tables`.
-    """
+    """One segment of a worker: its executor, in a thread. `context`: whose metrics tables are `tables`."""
 
     def __init__(self, plan: SegmentPlan, context: RunContext, tables: SegmentTables) -> None:
         self.context, self.tables = context, tables

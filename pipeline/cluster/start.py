@@ -40,11 +40,8 @@ def driver_graph(
     tables: MetricsTables,
     state: RunState,
 ) -> tuple[Graph, int]:
-    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows.
-
-    Raises:
-        ConfigError: the cluster or the graph cannot work so.
-    """
+    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows. Raises ConfigError
+    if the cluster or the graph cannot work so."""
     cluster: ClusterSettings = settings.cluster
     segments = segments_of(graph)
     content = contents_of(graph, (name for segment in segments for name in segment.nodes))

@@ -56,12 +56,8 @@ class Worker:
         self._segments: dict[str, SegmentRunner] = {}
 
     def open(self) -> WorkerIdentity:
-        """Load models and begin; return what must be the same in all workers.
-
-        Raises:
-            NotOpened: an operator cannot be opened.
-            WorkerFailed: another program or model file is here than where the driver is.
-        """
+        """Load models and begin; return what must be the same in all workers. Raises NotOpened if an operator cannot be
+        opened; WorkerFailed if another program or model file is here than where the driver is."""
         try:
             return WorkerIdentity(self._host, program(), self._opened())
         except BaseException as error:
@@ -82,12 +78,8 @@ class Worker:
         return nodes
 
     def compute(self, task: WorkRequest) -> WorkResult:
-        """Compute a piece. Returns when it is done; several calls at a time share the slots.
-
-        Raises:
-            WorkerFailed: an operator raised.
-            Cancelled: the worker was stopped.
-        """
+        """Compute a piece. Returns when it is done; several calls at a time share the slots. Raises WorkerFailed if an
+        operator raised; Cancelled if the worker was stopped."""
         return self._segments[task.segment].compute(task).result()
 
     def report(self) -> WorkerReport:

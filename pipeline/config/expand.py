@@ -18,11 +18,8 @@ OVERRIDDEN = ("model", "sampling", "decode", "runtime", "store")
 
 
 def expanded(settings: JobSettings) -> JobSettings:
-    """Return the settings of the same job without `steps`: every node, with all its arguments.
-
-    Raises:
-        ConfigError: an entry of `steps` cannot work; names the step.
-    """
+    """Return the settings of the same job without `steps`: every node, with all its arguments. Raises ConfigError if an
+    entry of `steps` cannot work; it names the step."""
     nodes = _with_steps(settings) if settings.steps else settings.nodes
     return replace(settings, steps={}, nodes={name: _filled(node, settings) for name, node in nodes.items()})
 

@@ -59,12 +59,9 @@ def dry_run_lines(
     settings: JobSettings, graph: Graph, process: Resources
 ) -> Generator[str, None, tuple[Forecast, Range] | None]:
     """Yield the lines of a dry run of either kind, each as soon as it is known; return the forecast and the peak memory
-    in bytes, None for a plan and if the run is finished. Writes nothing to the output directory; takes no lock.
-
-    Raises:
-        ConfigError: the run would be refused, or a node rejects every row of the sample.
-        NodeFailed: an operator raised on the sample, as it would in the run.
-    """
+    in bytes, None for a plan and if the run is finished. Writes nothing to the output directory; takes no lock. Raises
+    ConfigError if the run would be refused, or a node rejects every row of the sample; NodeFailed if an operator raised
+    on the sample, as it would in the run."""
     destination_of(settings)
     check_prometheus_file(settings.prometheus_file)
     yield from plan_lines(settings, graph)

@@ -128,11 +128,7 @@ class Recorder:
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of
         status.json, from which the next attempt continues them. When the attempt has ended, row counts are of committed
-        chunks only.
-
-        Raises:
-            StorageError: status.json cannot be written.
-        """
+        chunks only. Raises StorageError if status.json cannot be written."""
         state = self._state
         accounts = self._accounts() if status is RunStatus.RUNNING else state.accounts()
         values: dict[str, Any] = {
@@ -205,11 +201,7 @@ class Recorder:
 
 
 def check_prometheus_file(path: str | None) -> None:
-    """Check before a run that the file can be created.
-
-    Raises:
-        ConfigError: its directory does not exist.
-    """
+    """Check before a run that the file can be created. Raises ConfigError if its directory does not exist."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise ConfigError(
             f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"

@@ -35,11 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def destination_of(settings: JobSettings) -> Destination | None:
-    """Return the destination of `output.publish`; None if it is not set.
-
-    Raises:
-        ConfigError: the URL or its options are invalid.
-    """
+    """Return the destination of `output.publish`; None if it is not set. Raises ConfigError if the URL or its options
+    are invalid."""
     output = settings.output
     url = getattr(output, "publish", None)
     return None if url is None else Destination(url, output.storage_options, output.retries)
@@ -63,10 +60,7 @@ class Publisher:
 
     def _claim(self, *, overwrite: bool) -> None:
         """Claim the destination for this run with an empty manifest. Does nothing if this run has claimed it already.
-
-        Raises:
-            ConfigError: the destination holds other files and `overwrite` is not set, or it cannot be written.
-        """
+        Raises ConfigError if the destination holds other files and `overwrite` is not set, or it cannot be written."""
         if self._state.published(self._place.url, MANIFEST) is not None and self._is_still_ours():
             return
         try:

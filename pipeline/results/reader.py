@@ -81,11 +81,8 @@ class Results:
 
 
 def read_results(directory: Path) -> Results:
-    """Read the run in `directory`: its state.sqlite or, without a readable one, manifest.json.
-
-    Raises:
-        ConfigError: it is not a run directory, or its state cannot be read and there is no manifest.
-    """
+    """Read the run in `directory`: its state.sqlite or, without a readable one, manifest.json. Raises ConfigError if it
+    is not a run directory, or its state cannot be read and there is no manifest."""
     refuse_half_moved(directory)
     content: Mapping[str, Any] = read_manifest(directory)
     accounts: Mapping[str, RowCounts] = {}

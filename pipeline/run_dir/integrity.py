@@ -107,11 +107,8 @@ def _database_damage(
 
 
 def state_damage(directory: Path) -> str | None:
-    """Return the damage of the state.sqlite in `directory`; None if it is intact.
-
-    Raises:
-        ConfigError: another process holds it locked.
-    """
+    """Return the damage of the state.sqlite in `directory`; None if it is intact. Raises ConfigError if another process
+    holds it locked."""
     return _database_damage(directory / STATE_FILE, seal_damage, APPLICATION_ID)
 
 

@@ -153,12 +153,8 @@ def columns_of(schema: pa.Schema) -> str:
 
 def check(file: Path) -> bool:
     """Read all of a file of a metrics table. Returns False if an earlier version wrote it, so that values can have
-    changed unseen.
-
-    Raises:
-        ChangedError: it is damaged.
-        UNREADABLE: it is damaged or, a stream, may end within a batch, as a killed attempt leaves it.
-    """
+    changed unseen. Raises ChangedError if it is damaged; UNREADABLE if it is damaged or, a stream, may end within a
+    batch, as a killed attempt leaves it."""
     with pa.OSFile(str(file)) as source:
         if file.suffix == ".arrows":
             return all(sealed for _, sealed in _of_stream(source))

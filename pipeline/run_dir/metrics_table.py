@@ -106,11 +106,8 @@ class MetricsTable:
         return pa.record_batch(arrays, schema=self._schema)
 
     def flush(self) -> None:
-        """Append the rows since the last flush to the stream.
-
-        Raises:
-            StorageError: the stream cannot be written; the next flush tries again.
-        """
+        """Append the rows since the last flush to the stream. Raises StorageError if the stream cannot be written; the
+        next flush tries again."""
         with self._lock:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
@@ -140,10 +137,8 @@ class MetricsTable:
     def merge(self) -> None:
         """Flush, then make one Parquet file of the streams and the older one, streaming.
 
-        What cannot be read, for example after a power failure, is left out with a warning.
-
-        Raises:
-            StorageError: the disk is full; the streams stay for the next attempt.
+        What cannot be read, for example after a power failure, is left out with a warning. Raises StorageError if the
+        disk is full; the streams stay for the next attempt.
         """
         self.flush()
         streams = metrics_files.streams(self._directory, self.name)

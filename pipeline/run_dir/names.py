@@ -60,11 +60,8 @@ _OUTLIVES = {
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds anything but a run.
-
-    Raises:
-        ConfigError: `directory` is a file, cannot be read, or is not empty and has no state.sqlite.
-    """
+    """Refuse a directory that holds anything but a run. Raises ConfigError if `directory` is a file, cannot be read, or
+    is not empty and has no state.sqlite."""
     try:
         if not directory.exists():
             return
@@ -90,10 +87,7 @@ def refuse_foreign(directory: Path) -> None:
 
 def refuse_unremovable(directory: Path) -> None:
     """Refuse to overwrite a run, before any of it is removed, if something else has the name of one of its files.
-
-    Raises:
-        ConfigError: a folder of results in `directory` is a symbolic link, or one of its files a folder.
-    """
+    Raises ConfigError if a folder of results in `directory` is a symbolic link, or one of its files a folder."""
     for name in (DATA, REJECTS, METRICS):
         if (path := directory / name).is_symlink():
             raise ConfigError(

@@ -147,11 +147,8 @@ class RunState(StateFile):
             self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
 
     def commit(self, attempt: int, record: ChunkRecord) -> None:
-        """Record a chunk in one transaction, after all its files have their final names.
-
-        Raises:
-            ConfigError: the chunk is not the next one.
-        """
+        """Record a chunk in one transaction, after all its files have their final names. Raises ConfigError if the
+        chunk is not the next one."""
         chunk, directory = record.chunk, self._path.parent
         with self._transaction():
             expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]

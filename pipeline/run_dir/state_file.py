@@ -145,11 +145,8 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 def set_up(db: sqlite3.Connection, path: Path) -> Seal:
     """Check that `db`, opened from `path`, is ours, of this version and whole, and create the tables in a new file.
-
-    Raises:
-        ConfigError: it belongs to another program or version.
-        DamagedError: its values are not those that were written.
-    """
+    Raises ConfigError if it belongs to another program or version; DamagedError if its values are not those that were
+    written."""
     db.execute("PRAGMA busy_timeout = 10000")
     new = not check(db, path)
     db.execute("PRAGMA journal_mode = WAL")
@@ -182,11 +179,8 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
 
 
 class Seal:
-    """Keeps the seal of the state that `db` writes.
-
-    Args:
-        db: connection in autocommit mode, to a state with all its tables.
-    """
+    """Keeps the seal of the state that `db` writes. `db`: connection in autocommit mode, to a state with all its
+    tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

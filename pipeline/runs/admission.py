@@ -37,12 +37,9 @@ class Admission(StrEnum):
 
 
 def admit(job: CheckedJob, state: RunState) -> Admission:
-    """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing.
-
-    Raises:
-        ConfigError: the directory holds results with another fingerprint, or invalid ones (`RunState.defect`).
-        DamagedError: committed files are missing or have another size, or the state was lost.
-    """
+    """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing. Raises ConfigError
+    if the directory holds results with another fingerprint, or invalid ones (`RunState.defect`); DamagedError if
+    committed files are missing or have another size, or the state was lost."""
     _check_same_job(job, state)
     if state.fingerprint is None:
         _check_no_orphans(job)

@@ -80,11 +80,8 @@ def tell_refusal(settings: JobSettings, error: BaseException) -> None:
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run `command` with `body` on its standard input. Returns the failure as text, empty if there is none.
-
-    Raises:
-        OSError, ValueError: the command cannot be run.
-    """
+    """Run `command` with `body` on its standard input. Returns the failure as text, empty if there is none. Raises
+    OSError, ValueError if the command cannot be run."""
     # Files, not pipes: a background process of the command may keep a pipe open for ever.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(body)

@@ -48,10 +48,7 @@ def scan(files: list[Path]) -> pl.LazyFrame | None:
 
 def scan_folder(folder: Path) -> pl.LazyFrame:
     """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
-
-    Raises:
-        FileNotFoundError: there is no file in `folder`.
-    """
+    Raises FileNotFoundError if there is no file in `folder`."""
     files = sorted(folder.glob("part-*"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no part-* file")

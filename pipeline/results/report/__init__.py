@@ -13,12 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def write_report(directory: Path) -> Path:
-    """Write report.html of the run in `directory`. Returns its path.
-
-    Raises:
-        ConfigError: `directory` is not a run directory.
-        StorageError: the file cannot be written.
-    """
+    """Write report.html of the run in `directory`. Returns its path. Raises ConfigError if `directory` is not a run
+    directory; StorageError if the file cannot be written."""
     # Imported here, since this takes long: a job is to start at once.
     from pipeline.results.reader import read_results
     from pipeline.results.report.page import page
