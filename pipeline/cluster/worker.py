@@ -44,15 +44,12 @@ class Worker:
         plan: from the driver.
         services: the way to objects of the driver.
         host: the machine that it runs on, for messages.
-        keeps_log: collect log records for the driver; False where they reach its log anyway.
     """
 
-    def __init__(
-        self, plan: WorkerPlan, services: Services, host: str = platform.node(), *, keeps_log: bool = True
-    ) -> None:
+    def __init__(self, plan: WorkerPlan, services: Services, host: str = platform.node()) -> None:
         self._plan, self._services, self._host = plan, services, host
         self._process, self._resources = Resources(), _Lent()
-        self._log = _Log() if keeps_log else None
+        self._log = _Log()
         self._segments: dict[str, SegmentRunner] = {}
 
     def open(self) -> WorkerIdentity:
@@ -64,10 +61,9 @@ class Worker:
             raise portable(error, self._host) from error
 
     def _opened(self) -> dict[str, str]:
-        if self._log is not None:
-            for logger in map(logging.getLogger, LOGGERS):
-                logger.addHandler(self._log)
-                logger.setLevel(logging.INFO)
+        for logger in map(logging.getLogger, LOGGERS):
+            logger.addHandler(self._log)
+            logger.setLevel(logging.INFO)
         self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
         content = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
         check_equal("the driver", self._plan.content, "a worker", content, ALIKE)
@@ -89,7 +85,7 @@ class Worker:
         totals = added(*(segment.context.counted() for segment in segments))
         numbers = {name: number for segment in segments for name, number in segment.context.numbers.copy().items()}
         tables = [rows for segment in segments for rows in segment.tables.take()]
-        return WorkerReport(meters, totals, numbers, tables, self._log.take() if self._log is not None else ())
+        return WorkerReport(meters, totals, numbers, tables, self._log.take())
 
     def stacks(self) -> str:
         """Return the stack of every thread of this process."""
@@ -102,9 +98,8 @@ class Worker:
         self._resources.close_lent()
         report = self.report()
         self._process.close()
-        if self._log is not None:
-            for logger in map(logging.getLogger, LOGGERS):
-                logger.removeHandler(self._log)
+        for logger in map(logging.getLogger, LOGGERS):
+            logger.removeHandler(self._log)
         return report
 
     def _made(self, segment: SegmentPlan) -> SegmentRunner:
