@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.results.report.write import report_of_attempt
+from pipeline.results.report import report_of_attempt
 
 _USED = "pipeline.runs.ending.report_of_attempt"
 

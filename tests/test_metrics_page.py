@@ -18,7 +18,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.run_dir.metrics_table import HISTOGRAMS_SCHEMA, STAGES_SCHEMA
-from pipeline.system.machine import RUN_SCHEMA
+from pipeline.runs.ending import RUN_SCHEMA
 
 PAGE = (PROJECT / "docs/metrics.md").read_text(encoding="utf-8")
 SCHEMAS = {

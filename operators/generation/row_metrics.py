@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from operators.engine.sampling.constraint import Costs
 from operators.engine.sequence import Sequence
 from operators.generation.requests import R, batch_row
-from pipeline.api.histogram import CacheUse
-from pipeline.api.meter import Completed
+from pipeline.api.meter import CacheUse, Completed
 from pipeline.api.numbers import Number
 from pipeline.api.protocols import Runtime
 from pipeline.api.runtime import CHUNK

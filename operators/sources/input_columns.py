@@ -16,9 +16,8 @@ from operators.prompts.template import Template
 from operators.rows.arrow_types import merge_types, parse_schema
 from operators.settings import DataSettings
 from operators.sources.files import some
-from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError, InputError, SchemaError
-from pipeline.api.records import LINEAGE, ROW
+from pipeline.api.records import LINEAGE, ROW, holds_nothing, without_null
 
 T = TypeVar("T")
 SAMPLE_ROWS = 10_000

@@ -36,11 +36,7 @@ def run_by_batch(
 ) -> Iterator[Item | Shard]:
     """Yield what `process` returns for each batch and what `finish` returns at each chunk's end, then the ChunkEnd.
     FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail, but never for an
-    error of the machine (`of_machine`).
-
-    Args:
-        twice: rows may be processed again only to find the one that FAIL names.
-    """
+    error of the machine (`of_machine`). `twice`: rows may be processed again only to find the one that FAIL names."""
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from finish(item.chunk)

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.histogram import CacheUse
-from pipeline.api.meter import Clock, StageMeter
+from pipeline.api.meter import CacheUse, Clock, StageMeter
 from pipeline.api.numbers import Number, added
 from pipeline.api.user_code import or_else
 
@@ -223,10 +222,7 @@ class Runtime:
 
     def when_stuck(self, cut_off: Callable[[], None], patience_s: float = 0.0) -> None:
         """Register `cut_off`, which aborts long calls. Any thread may call it when a stopped run does not end soon.
-
-        Args:
-            patience_s: how long a call may wait before a run in which nothing moves is stopped.
-        """
+        `patience_s`: how long a call may wait before a run in which nothing moves is stopped."""
         self.context.when_stuck.append(cut_off)
         self.context.patience_s = max(self.context.patience_s, patience_s)
 

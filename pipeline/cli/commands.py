@@ -60,11 +60,7 @@ def parser_of(name: str) -> ArgumentParser:
 
 
 def config_dir(folder: str) -> Path:
-    """Return the value of `--config-dir` as a path.
-
-    Raises:
-        ConfigError: the directory does not exist.
-    """
+    """Return the value of `--config-dir` as a path. Raises ConfigError if the directory does not exist."""
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: there is no such directory")
     return Path(folder)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.commands import COMMANDS, config_dir, parser_of
+from pipeline.config.annotations import INTERPOLATION, Schema, any_of, schema_of
+from pipeline.config.build import TARGET, load_object
+from pipeline.config.expand import OVERRIDDEN, STEP
 from pipeline.config.jobs import jobs_table, list_jobs
-from pipeline.config.json_schema import of_jobs
-from pipeline.config.keys import CONF, known_keys
+from pipeline.config.keys import CONF, known_keys, schemas
+from pipeline.settings import JobSettings, NodeSettings
 from pipeline.system.terminal import say
 
 SCRIPT = """\
@@ -60,8 +63,8 @@ def schema(arguments: Sequence[str]) -> ExitCode:
 def _config_dirs(command: str, arguments: Sequence[str]) -> list[Path]:
     parser = parser_of(command)
     parser.add_argument("--config-dir", "-cd", action="append", default=[], type=config_dir)
-    found: list[Path] = parser.parse_args(arguments).config_dir
-    return found
+    folders: list[Path] = parser.parse_args(arguments).config_dir
+    return folders
 
 
 def _words(folders: Sequence[Path]) -> Iterator[str]:
@@ -73,3 +76,32 @@ def _words(folders: Sequence[Path]) -> Iterator[str]:
             yield f"{option.parent.name}={option.stem}"
     yield from (f"{key}=" for key in known_keys())
     yield from ("dry_run=true", "dry_run=plan", "overwrite=true", "show=graph", "--config-dir", "--help", "-m")
+
+
+def of_jobs() -> Schema:
+    """Return the schema of a job file, by which editors complete keys, explain them and mark what cannot be. It is
+    wider than the check of a run, which knows values and the rest of the job: what it marks, a run refuses, but for
+    numbers that are written as texts."""
+    groups = {group: any_of(map(schema_of, options.values())) for group, options in schemas().items()}
+    refer = {group: {"$ref": f"#/$defs/{group}"} for group in groups}
+    node, step, job = schema_of(NodeSettings), schema_of(load_object(STEP)), schema_of(JobSettings)
+    node["properties"]["op"] = step["properties"]["op"] = {"$ref": "#/$defs/operator"}
+    step["properties"] |= {group: refer[group] for group in OVERRIDDEN}
+    keys = job["properties"] | {group: any_of([refer[group], {"type": "null"}]) for group in groups}
+    for name, each in (("steps", step), ("nodes", node)):
+        keys[name] = {"type": "object", "additionalProperties": each, "description": keys[name]["description"]}
+    keys["defaults"] = {"type": "array", "description": "options of config groups: `- override /model: gguf`"}
+    title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "a job of python -m pipeline"}
+    return title | job | {"properties": keys, "$defs": groups | {"operator": _of_operator()}}
+
+
+def _of_operator() -> Schema:
+    """Return the schema of `op`: arguments are known where `_target_` is one of our operators."""
+    targets = load_object("operators.catalog:targets")()
+    rules = []
+    for target in targets:
+        arguments = schema_of(load_object(target))
+        arguments["properties"][TARGET] = {"const": target}
+        rules.append({"if": {"properties": {TARGET: {"const": target}}, "required": [TARGET]}, "then": arguments})
+    named = {TARGET: {"type": "string", "examples": targets}}
+    return any_of([INTERPOLATION, {"type": "object", "properties": named, "allOf": rules}])

@@ -20,14 +20,14 @@ def main(arguments: Sequence[str]) -> ExitCode:
     """Print the prompt."""
     if {"--help", "-h"} & set(arguments):
         parser_of("prompt").parse_args(["--help"])
-    own = dict(pair for a in arguments if (pair := a.split("=", 1))[0] in OWN and len(pair) == 2)
-    row = own.get("row", "")
+    options = dict(pair for a in arguments if (pair := a.split("=", 1))[0] in OWN and len(pair) == 2)
+    row = options.get("row", "")
     if not (row.isascii() and row.isdigit()):
         raise ConfigError(f"row={row} is no row of the input, which count from 0; write {usage_of('prompt')}")
-    given = [a for a in arguments if a.partition("=")[0] not in OWN]
+    job_arguments = [a for a in arguments if a.partition("=")[0] not in OWN]
 
     def show(settings: JobSettings, process: Resources) -> ExitCode:
-        say(prompt_of_row(settings, int(row), own.get("node"), process))
+        say(prompt_of_row(settings, int(row), options.get("node"), process))
         return ExitCode.DONE
 
-    return run_jobs(given, config_dirs_of(given), show)
+    return run_jobs(job_arguments, config_dirs_of(job_arguments), show)

@@ -24,8 +24,8 @@ from pipeline.results.compare import (
 )
 from pipeline.results.paired import PairedMean, PairedShare
 from pipeline.results.reader import Results, read_results
+from pipeline.results.report import write_report
 from pipeline.results.report.rows import shown
-from pipeline.results.report.write import write_report
 from pipeline.system.terminal import say
 
 MOST_LINES = 40
@@ -50,9 +50,9 @@ def compare(arguments: Sequence[str]) -> ExitCode:
     parser = parser_of("compare")
     parser.add_argument("a", metavar="outputs/A", help="directory of a run")
     parser.add_argument("b", metavar="outputs/B", help="directory of another run")
-    given = parser.parse_args(arguments)
-    a, b = read_results(Path(given.a)), read_results(Path(given.b))
-    for section in _sections(a, b, (given.a, given.b)):
+    options = parser.parse_args(arguments)
+    a, b = read_results(Path(options.a)), read_results(Path(options.b))
+    for section in _sections(a, b, (options.a, options.b)):
         say([*section, ""])
     return ExitCode.DONE
 
@@ -69,12 +69,12 @@ def _sections(a: Results, b: Results, names: tuple[str, str]) -> Iterator[list[s
         yield _rows(folder, joined(a, b, folder))
 
 
-def _listed(what: str, differences: Sequence[str]) -> list[str]:
+def _listed(title: str, differences: Sequence[str]) -> list[str]:
     if not differences:
-        return [f"{what}: the same"]
+        return [f"{title}: the same"]
     cut = [line if len(line) <= LONGEST_SETTING else f"{line[:LONGEST_SETTING]} ..." for line in differences]
     more = len(cut) - MOST_LINES
-    return [f"{what}: {len(cut)} differ", *_indented(cut[:MOST_LINES]), *([f"  and {more} more"] if more > 0 else [])]
+    return [f"{title}: {len(cut)} differ", *_indented(cut[:MOST_LINES]), *([f"  and {more} more"] if more > 0 else [])]
 
 
 def _rejects(a: Results, b: Results) -> list[str]:
@@ -86,47 +86,47 @@ def _rejects(a: Results, b: Results) -> list[str]:
     return [f"{in_a.get(key, 0):9,} {in_b.get(key, 0):9,}  {key[:LONGEST_SETTING]}" for key in keys[:MOST_LINES]]
 
 
-def _rows(folder: str, found: Joined | None) -> list[str]:
-    if found is None:
+def _rows(folder: str, rows: Joined | None) -> list[str]:
+    if rows is None:
         return [f"rows of {folder}: cannot be joined, there is neither an id column nor a column 'row' in both"]
-    by = ", ".join(found.keys)
-    alone = f"{found.only_a:,} only in A, {found.only_b:,} only in B"
-    head = [f"rows of {folder}, joined by {by}: {found.both:,} in both, {alone}"]
-    if not found.both:
+    by = ", ".join(rows.keys)
+    alone = f"{rows.only_a:,} only in A, {rows.only_b:,} only in B"
+    head = [f"rows of {folder}, joined by {by}: {rows.both:,} in both, {alone}"]
+    if not rows.both:
         return head
-    listed = {column.column for column in found.columns}
+    listed = {column.column for column in rows.columns}
     return [
         *head,
-        *(line for column in found.columns for line in _column(column, found.both)),
-        *_indented(_shares(found.shares)),
-        *_indented(_means([m for m in found.means if m.differ or m.column not in listed])),
+        *(line for column in rows.columns for line in _column(column, rows.both)),
+        *_indented(_shares(rows.shares)),
+        *_indented(_means([m for m in rows.means if m.differ or m.column not in listed])),
     ]
 
 
-def _column(found: Agreement, both: int) -> list[str]:
-    told = [f"  {found.column}: {share(found.equal, both)} the same ({found.equal:,} of {both:,})"]
-    for difference in found.first:
-        told += [f"    {difference.key}", *(f"      {text}" for text in _from_difference(difference.a, difference.b))]
-    return told
+def _column(column: Agreement, both: int) -> list[str]:
+    lines = [f"  {column.column}: {share(column.equal, both)} the same ({column.equal:,} of {both:,})"]
+    for difference in column.first:
+        lines += [f"    {difference.key}", *(f"      {text}" for text in _from_difference(difference.a, difference.b))]
+    return lines
 
 
-def _shares(found: Sequence[PairedShare]) -> list[str]:
+def _shares(shares: Sequence[PairedShare]) -> list[str]:
     rows = []
-    for s in found:
+    for s in shares:
         p = f"{s.p:.2g}" if s.p >= SMALLEST_P else f"<{SMALLEST_P}"
         in_each = share(s.true_a, s.rows), share(s.true_b, s.rows)
         rows.append((s.column, f"{s.rows:,}", *in_each, f"{s.only_a:,}", f"{s.only_b:,}", p))
     return _table(("true", "rows", "A", "B", "A only", "B only", "p"), rows)
 
 
-def _means(found: Sequence[PairedMean]) -> list[str]:
+def _means(means: Sequence[PairedMean]) -> list[str]:
     """Return the table of the columns in which rows differ, and a line with the names of the others."""
     rows = [
         (m.column, f"{m.rows:,}", *("" if value is None else number(value) for value in m[2:6]), f"{m.differ:,}")
-        for m in found
+        for m in means
         if m.differ
     ]
-    equal = ", ".join(m.column for m in found if not m.differ)
+    equal = ", ".join(m.column for m in means if not m.differ)
     return [
         *_table(("mean", "rows", "A", "B", "B - A", "std. error", "differ"), rows),
         *([one_line(f"equal in all rows: {equal}", LONGEST_SETTING)] if equal else []),
@@ -152,8 +152,8 @@ def _from_difference(a: object, b: object) -> list[str]:
         return [f"A  {shown(a)}", f"B  {shown(b)}"]
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = max(0, same - CONTEXT)
-    before = [f"the first {same:,} characters are the same"] if same else []
-    return [*before, *(f"{side}  {_excerpt(text, begin)}" for side, text in (("A", a), ("B", b)))]
+    head = [f"the first {same:,} characters are the same"] if same else []
+    return [*head, *(f"{side}  {_excerpt(text, begin)}" for side, text in (("A", a), ("B", b)))]
 
 
 def _excerpt(text: str, begin: int) -> str:

@@ -38,7 +38,7 @@ from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
-from pipeline.system.redaction import for_keeping, refuse_noted_credentials, secret_places, shown_argument
+from pipeline.system.redaction import for_keeping, note_secret_places, refuse_noted_credentials, shown_argument
 from pipeline.system.signals import signals_received
 from pipeline.system.terminal import complain, say
 
@@ -80,18 +80,14 @@ def print_error(error: BaseException) -> ExitCode:
 
 def config_dirs_of(arguments: Sequence[str]) -> list[Path]:
     """Return the values of `--config-dir` in the arguments of a job, which Hydra parses later."""
-    given = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
-    given += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
-    return [config_dir(folder) for folder in given]
+    folders = [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
+    folders += [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
+    return [config_dir(folder) for folder in folders]
 
 
 def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = None) -> ExitCode:
     """Compose and run the job in `arguments`, or all jobs of a sweep. Returns the most severe exit code. `do`: what is
-    done with each instead.
-
-    Raises:
-        ConfigError: no job is named, or it cannot be composed.
-    """
+    done with each instead. Raises ConfigError if no job is named, or it cannot be composed."""
     _refuse_dashes(arguments)
     arguments = [for_hydra(argument) for argument in _with_jobs(arguments, dirs)]
     register()
@@ -108,9 +104,9 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     try:
         with _command_line(_options_last(arguments)):
             if {"-c", "--cfg", "-i", "--info"} & {argument.partition("=")[0] for argument in arguments}:
-                with contextlib.redirect_stdout(io.StringIO()) as said:
+                with contextlib.redirect_stdout(io.StringIO()) as output:
                     _compose_and_call(task)
-                say([_without_secrets(said.getvalue()).rstrip("\n")])
+                say([_without_secrets(output.getvalue()).rstrip("\n")])
             else:
                 _compose_and_call(task)
     except COMPOSITION_ERRORS as error:
@@ -133,37 +129,36 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     `hydra.main` composes a job twice, at first to learn whether it is a sweep. Here one that is none is composed once;
     sweeps and options are left to `hydra.main`.
     """
-    given = sys.argv[1:]
-    options = any(argument.startswith("-") for argument in given)
-    if not options and not any(override.is_sweep_override() for override in PARSER.parse_overrides(given)):
+    overrides = sys.argv[1:]
+    options = any(argument.startswith("-") for argument in overrides)
+    if not options and not any(override.is_sweep_override() for override in PARSER.parse_overrides(overrides)):
         # A job that sets hydra.mode=MULTIRUN is a sweep too: Hydra asserts that it is none.
         with suppress(AssertionError), initialize_config_dir(str(CONF), version_base="1.3"):
-            GlobalHydra.instance().hydra.run("config", task, given)  # type: ignore[union-attr]
+            GlobalHydra.instance().hydra.run("config", task, overrides)  # type: ignore[union-attr]
             return
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
 
 
 def _note_secrets(arguments: Sequence[str]) -> None:
     """Note what is secret on the command line, so that no message has it. Raises ConfigError in a sweep."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for argument in (argument for argument in arguments if "=" in argument and not argument.startswith("-")):
         with suppress(Exception):  # of Hydra's parser, which may raise anything: composing says it
             override = PARSER.parse_override(argument)
             value = None if override.is_sweep_override() else override.value()
-            given[override.key_or_group] = argument.partition("=")[2] if value is None else value
-    for key, value in given.items():
-        for _ in secret_places(value, tuple(key.split("."))):
-            pass
+            values[override.key_or_group] = argument.partition("=")[2] if value is None else value
+    for key, value in values.items():
+        note_secret_places(value, tuple(key.split(".")))
     if {"-m", "--multirun"} & set(arguments):
-        refuse_noted_credentials(given)
+        refuse_noted_credentials(values)
 
 
 def _without_secrets(text: str) -> str:
     """Return composed settings (YAML) without secrets; as they are if they have none, or are no YAML."""
     with suppress(yaml.YAMLError):
-        found = yaml.safe_load(text)
-        kept = for_keeping(found)
-        text = text if kept == found else yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+        settings = yaml.safe_load(text)
+        kept = for_keeping(settings)
+        text = text if kept == settings else yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -207,11 +202,11 @@ def _options_last(arguments: Sequence[str]) -> list[str]:
 def _command_line(arguments: Sequence[str]) -> Iterator[None]:
     """Set sys.argv for Hydra during the block, and have it raise its errors instead of printing them."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    before, sys.argv = sys.argv, [PROGRAM, *arguments]
+    arguments_before, sys.argv = sys.argv, [PROGRAM, *arguments]
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = arguments_before
 
 
 def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources, do: Do | None) -> SweptJob:
@@ -261,10 +256,10 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
 def _sweep_lines(jobs: Sequence[SweptJob]) -> list[str]:
     """Return a line per job: exit code, settings that differ between the jobs, directory of the results."""
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs))
-    own = [" ".join(o for o in job.overrides if o not in common) for job in jobs]
-    width = max(len(text) for text in own)
+    differing = [" ".join(o for o in job.overrides if o not in common) for job in jobs]
+    width = max(len(text) for text in differing)
     lines = [
         f"  {'-' if job.code is None else int(job.code)}  {text:{width}}  {job.where}"
-        for job, text in zip(jobs, own, strict=True)
+        for job, text in zip(jobs, differing, strict=True)
     ]
     return [f"sweep: {len(jobs)} jobs; exit code, settings, results", *lines]

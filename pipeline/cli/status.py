@@ -47,36 +47,36 @@ def main(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("directory", type=Path, metavar="outputs/NAME", help="directory of a run")
     parser.add_argument("--nodes", action="store_true", help="a line for every node, also for those of a step")
     parser.add_argument("--json", action="store_true", help="print status.json as it is")
-    given = parser.parse_args(arguments)
-    directory = given.directory
+    options = parser.parse_args(arguments)
+    directory = options.directory
     if half_moved(directory):
-        say(["{}" if given.json else f"{directory}: not running; {HALF_MOVED.format(directory)}"])
+        say(["{}" if options.json else f"{directory}: not running; {HALF_MOVED.format(directory)}"])
         return ExitCode.INTERRUPTED
     if not (directory / STATE_FILE).is_file():
         remedy = near_run(directory) or f"; write {usage_of('status')}"
         raise ConfigError(f"there is no run in {directory}: it has no {STATE_FILE}{remedy}")
-    who, values = holder(directory), read_status(directory)
-    if given.json:
+    owner, values = holder(directory), read_status(directory)
+    if options.json:
         text = (directory / STATUS).read_text(encoding="utf-8").rstrip() if values is not None else "{}"
         say([text])
     else:
-        say(_lines(directory, values, who, datetime.now().astimezone(), all_nodes=given.nodes))
+        say(_lines(directory, values, owner, datetime.now().astimezone(), all_nodes=options.nodes))
     state = read_manifest(directory).get("status") if values is None else values["state"]
-    done = state == RunStatus.DONE
-    return ExitCode.DONE if who or done else ExitCode.INTERRUPTED
+    is_done = state == RunStatus.DONE
+    return ExitCode.DONE if owner or is_done else ExitCode.INTERRUPTED
 
 
 def _lines(
-    directory: Path, values: Mapping[str, Any] | None, who: Holder | None, now: datetime, *, all_nodes: bool
+    directory: Path, values: Mapping[str, Any] | None, owner: Holder | None, now: datetime, *, all_nodes: bool
 ) -> list[str]:
     if values is None:
-        return _without_status(directory, who is not None)
+        return _without_status(directory, owner is not None)
     snapshot = _snapshot(values)
-    if who is None:
+    if owner is None:
         snapshot, values = _committed(directory, snapshot, values)
     return [
-        f"{values['job']}  {_state_text(values, who, now)}",
-        *_progress(snapshot, values, who is not None),
+        f"{values['job']}  {_state_text(values, owner, now)}",
+        *_progress(snapshot, values, owner is not None),
         f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
         *_table(snapshot.nodes, values["accounts"], {} if all_nodes else values["steps"]),
@@ -89,34 +89,34 @@ def _committed(directory: Path, snapshot: Snapshot, values: Mapping[str, Any]) -
     worked on."""
     with reading(directory) as state:
         accounts = {node: asdict(counts) for node, counts in state.accounts().items()}
-        told = {"committed_rows": state.committed_rows, "committed_chunks": state.committed_chunks}
-        return snapshot.settled(state, state.status), {**values, **told, "accounts": accounts}
+        committed = {"committed_rows": state.committed_rows, "committed_chunks": state.committed_chunks}
+        return snapshot.settled(state, state.status), {**values, **committed, "accounts": accounts}
 
 
 def _without_status(directory: Path, alive: bool) -> list[str]:
     """Return the lines to print from manifest.json, if status.json is missing or of another version."""
-    found = read_manifest(directory)
-    if alive or not found:
+    content = read_manifest(directory)
+    if alive or not content:
         named = "starting" if alive else "not running, and it has not said how far it came; the same command resumes"
         return [f"{directory}: {named}"]
-    state, counts = found["status"], found["counts"]
+    state, counts = content["status"], content["counts"]
     goes_on, how = _ENDED.get(state, ("", ""))
     named = f"not running; {goes_on} ({how.format('')})" if how else state
     return [
-        f"{found['job']}  {named}; {STATUS} is lost or of another version, so this is what {MANIFEST} says",
+        f"{content['job']}  {named}; {STATUS} is lost or of another version, so this is what {MANIFEST} says",
         f"rejects   {counts['error_rejects']:,} errors, {counts['filtered_rejects']:,} filtered",
         f"committed {counts['source_rows']:,} rows in {counts['chunks']:,} chunks",
         f"results   {directory}",
     ]
 
 
-def _state_text(values: Mapping[str, Any], who: Holder | None, now: datetime) -> str:
+def _state_text(values: Mapping[str, Any], owner: Holder | None, now: datetime) -> str:
     state, attempt = values["state"], values["attempt"]
     age_s = (now - datetime.fromisoformat(values["updated_at"])).total_seconds()
-    if who is not None:
+    if owner is not None:
         named = "running" if state == RunStatus.RUNNING else f"{state}, and a process still works in it"
         quiet = f", silent for {duration(age_s)}: see run.log" if age_s > QUIET_S else ""
-        return f"{named}: pid {who.pid} on {who.host}, attempt {attempt}{quiet}"
+        return f"{named}: pid {owner.pid} on {owner.host}, attempt {attempt}{quiet}"
     if state == RunStatus.DONE:
         return f"done after {duration(values['elapsed_s'])}, exit code {values['exit_code']}, attempt {attempt}"
     goes_on, how = _ENDED[state]
@@ -145,8 +145,8 @@ def _hit_rates(values: Mapping[str, Any]) -> list[str]:
     """Return a line with the hit rates of all caches, over all nodes and attempts; none without a hit."""
     sums, rates = added(*values["caches"].values()), []
     for cache, use in sums.items():
-        known = number_of(values, cache)
-        hits = f"{known.about} {share(use['hits'], use['queries'])} of {use['queries']:,} {known.unit or 'lookups'}"
+        label = number_of(values, cache)
+        hits = f"{label.about} {share(use['hits'], use['queries'])} of {use['queries']:,} {label.unit or 'lookups'}"
         rates += [hits] if use["queries"] else []
     return [f"hits      {', '.join(rates)}"] if any(use["hits"] for use in sums.values()) else []
 
@@ -175,6 +175,6 @@ def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]],
 
 
 def _snapshot(values: Mapping[str, Any]) -> Snapshot:
-    found = {field.name: values[field.name] for field in fields(Snapshot)}
+    attributes = {field.name: values[field.name] for field in fields(Snapshot)}
     nodes = tuple(NodeView(**node) for node in values["nodes"])
-    return Snapshot(**{**found, "statuses": tuple(values["statuses"]), "nodes": nodes})
+    return Snapshot(**{**attributes, "statuses": tuple(values["statuses"]), "nodes": nodes})

@@ -24,23 +24,23 @@ def main(arguments: Sequence[str]) -> ExitCode:
     repairs = ("repair=true", "repair=false")
     about = "make what is damaged again"
     parser.add_argument("repair", nargs="?", type=str.lower, choices=repairs, metavar="repair=true", help=about)
-    given = parser.parse_args(sorted(arguments, key=lambda word: "=" in word))  # either may come first
-    directory = given.directory
+    options = parser.parse_args(sorted(arguments, key=lambda word: "=" in word))  # either may come first
+    directory = options.directory
     _refuse_others(directory)
     with locked(directory):
         put_back(directory)
-        found = _print_findings(directory)
-        if not found.damaged:
+        findings = _print_findings(directory)
+        if not findings.damaged:
             return ExitCode.DONE
-        if given.repair != "repair=true":
+        if options.repair != "repair=true":
             say([f"to make what is damaged again: python -m pipeline verify {directory} repair=true"])
             return ExitCode.FAILED
-        ended = repair(directory, found)
+        ended = repair(directory, findings)
         say(["after the repair:"])
-        found = _print_findings(directory)
+        findings = _print_findings(directory)
         if ended in (ExitCode.FAILED, ExitCode.INTERRUPTED):
             return ended
-        return ExitCode.FAILED if found.damaged else ExitCode.DONE
+        return ExitCode.FAILED if findings.damaged else ExitCode.DONE
 
 
 def _refuse_others(directory: Path) -> None:
@@ -54,26 +54,26 @@ def _refuse_others(directory: Path) -> None:
 
 
 def _print_findings(directory: Path) -> Findings:
-    what = state_damage(directory)
-    if what is None:
+    damage = state_damage(directory)
+    if damage is None:
         with closing(RunState(directory / STATE_FILE)) as state:
             if state.fingerprint is not None or not (parts(directory) or (directory / MANIFEST).exists()):
-                found = examine(directory, state)
+                findings = examine(directory, state)
                 if not state.sealed:
-                    found.remarks.append(
+                    findings.remarks.append(
                         f"the values in {STATE_FILE} have no digest yet, so only its structure is checked"
                     )
-                say([f"{directory}: {_state_text(state)}", *_lines(found)])
-                return found
-            what = "is empty, though there are results"
-    found = examine(directory, None)
-    found.damaged.insert(0, Damage(STATE_FILE, what, DamageKind.STATE))
-    found.remarks.append(f"what is in data/ and rejects/ cannot be checked without {STATE_FILE}")
+                say([f"{directory}: {_state_text(state)}", *_lines(findings)])
+                return findings
+            damage = "is empty, though there are results"
+    findings = examine(directory, None)
+    findings.damaged.insert(0, Damage(STATE_FILE, damage, DamageKind.STATE))
+    findings.remarks.append(f"what is in data/ and rejects/ cannot be checked without {STATE_FILE}")
     another = named_store(directory, None)
     if not (directory / COMPLETIONS).exists() and not (another and another.is_file()):
-        found.remarks.append(f"there is no {COMPLETIONS}, so a repair generates all rows")
-    say([str(directory), *_lines(found)])
-    return found
+        findings.remarks.append(f"there is no {COMPLETIONS}, so a repair generates all rows")
+    say([str(directory), *_lines(findings)])
+    return findings
 
 
 def _state_text(state: RunState) -> str:
@@ -81,9 +81,9 @@ def _state_text(state: RunState) -> str:
     return f"{state.job or 'a run'}, {status}, {state.committed_chunks:,} chunks, {state.committed_rows:,} rows"
 
 
-def _lines(found: Findings) -> list[str]:
-    lines = [f"  whole    {what}" for what in found.whole]
-    for damage in found.damaged:
+def _lines(findings: Findings) -> list[str]:
+    lines = [f"  whole    {text}" for text in findings.whole]
+    for damage in findings.damaged:
         lines += [f"  damaged  {damage.path} {damage.what}", f"           repair=true: {damage.kind.value}"]
-    lines += [f"  remark   {what}" for what in found.remarks]
-    return [*lines, f"{len(found.damaged)} damaged" if found.damaged else "all is whole"]
+    lines += [f"  remark   {text}" for text in findings.remarks]
+    return [*lines, f"{len(findings.damaged)} damaged" if findings.damaged else "all is whole"]

@@ -30,14 +30,10 @@ class Assignments:
         self._held: dict[str, dict[int, WorkItem]] = {}
         self._by_pieces: list[dict[str, None]] = [{} for _ in range(in_flight + 1)]  # workers without a suspect
         self._proven: set[str] = set()  # workers that have answered: what ends one of these is hardly its machine
-        self._numbers = count()
+        self.numbers = count()
+        """Numbers for new pieces, ascending."""
         self.redone = 0
         """Pieces that were given out again since their worker ended."""
-
-    @property
-    def numbers(self) -> Iterator[int]:
-        """Numbers for new pieces, ascending."""
-        return self._numbers
 
     @property
     def waiting(self) -> int:
@@ -83,7 +79,7 @@ class Assignments:
             self.redone += 1
             if len(pieces) > 1 or not self._is_suspect(piece):
                 again.append(piece)
-            elif halves := piece.halves(self._numbers):
+            elif halves := piece.halves(self.numbers):
                 again += halves
             else:
                 piece.deaths_alone += 1
@@ -106,15 +102,13 @@ class Assignments:
     def assign(self) -> Iterator[tuple[str, WorkItem]]:
         """Yield what is to be sent now: worker and piece."""
         while self._waiting and (worker := self._worker_for(self._waiting[0])) is not None:
-            yield worker, self._give(worker, self._waiting.popleft())
-
-    def _give(self, worker: str, piece: WorkItem) -> WorkItem:
-        self._take_out(worker)
-        held = self._held[worker]
-        held[piece.number] = piece
-        if not self._is_suspect(piece):
-            self._by_pieces[len(held)][worker] = None
-        return piece
+            piece = self._waiting.popleft()
+            self._take_out(worker)
+            held = self._held[worker]
+            held[piece.number] = piece
+            if not self._is_suspect(piece):
+                self._by_pieces[len(held)][worker] = None
+            yield worker, piece
 
     def _take_out(self, worker: str) -> None:
         self._by_pieces[len(self._held.get(worker, ()))].pop(worker, None)

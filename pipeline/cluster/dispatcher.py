@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pipeline.api.errors import PipelineError
@@ -39,26 +39,22 @@ class Dispatcher:
     """The pieces of one run, and the workers that compute them.
 
     Args:
-        members: makes the workers, given the function that has an event called by the dispatcher's thread.
+        members: the workers.
         assignments: of the pieces.
-        wanted: number of workers.
         context: of the run; gets totals and status of the workers.
         segments: that they run.
     """
 
     def __init__(
         self,
-        members: Callable[[Callable[[Event], None]], Members],
+        members: Members,
         assignments: Assignments,
-        wanted: int,
         context: RunContext,
         segments: Sequence[Segment],
     ) -> None:
-        self._wanted, self._context = wanted, context
+        self._members, self._assignments, self._context = members, assignments, context
         self._segments = {segment.name: segment for segment in segments}
-        self._assignments = assignments
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._members = members(self._events.put)
         self._lock = threading.Lock()
         self._answers: dict[str, deque[tuple[WorkItem, WorkResult]]] = {name: deque() for name in self._segments}
         self._wake: dict[str, Event] = {}
@@ -72,7 +68,7 @@ class Dispatcher:
         self._context.numbers.update(of_the_run | {name: Number(about, group="") for name, about in _NOW.items()})
         self._context.totals.append(self._totals)
         self._context.statuses.append(self._status)
-        self._members.start(self._assignments.join, self._left)
+        self._members.start(self._events.put, self._assignments.join, self._left)
         self._thread.start()
 
     def connect(self, segment: str, wake: Event) -> None:
@@ -89,9 +85,9 @@ class Dispatcher:
         if self._failure is not None:
             raise self._failure
         with self._lock:
-            found = list(self._answers[segment])
+            answers = list(self._answers[segment])
             self._answers[segment].clear()
-        return found
+        return answers
 
     @property
     def has_idle_worker(self) -> bool:
@@ -126,7 +122,7 @@ class Dispatcher:
                 self._fail(PipelineError(f"the workers' dispatcher failed: {type(error).__name__}: {error}"))
 
     def _look(self) -> None:
-        self._members.look(lambda worker: bool(self._assignments.pieces_of(worker)))
+        self._members.look(self._assignments.pieces_of)
 
     def _fail(self, error: PipelineError) -> None:
         if self._failure is None:
@@ -158,18 +154,19 @@ class Dispatcher:
             log.info("the %d pieces of worker %s are computed again", pieces, worker)
         for piece in self._assignments.leave(worker):
             self._deliver(piece, self._given_up(worker, piece, why))
-            self._members.note_given_up(why)
+            self._members.places.note_given_up(why)
 
     def _given_up(self, worker: str, piece: WorkItem, why: str) -> WorkResult:
         """Return the answer for a row that ends every worker that computes it, `worker` at last."""
         segment = self._segments[piece.segment]
         alone = f"{piece.deaths_alone} of which computed nothing else"
         reason = f"it ended {piece.deaths} workers, {alone}; the last one, {worker}: {why}"
+        first = segment.nodes[0]
         rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in segment.nodes}
-        counts[segment.nodes[0]] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
+        counts[first] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
         self._members.counts["rows_given_up"] += piece.num_rows
-        return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(segment.nodes[0], rejects.rows)], counts)
+        return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(first, rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:
         return {**self._members.totals(), f"{OF_WORKERS}pieces_redone": float(self._assignments.redone)}
@@ -178,4 +175,4 @@ class Dispatcher:
         redone = f", {self._assignments.redone} pieces redone" if self._assignments.redone else ""
         resting = self._members.places.resting
         rests = f", {resting} {'rest' if resting > 1 else 'rests'} after failures" if resting else ""
-        return f"workers {len(self._assignments.workers)}/{self._wanted}{rests}{redone}"
+        return f"workers {len(self._assignments.workers)}/{self._members.wanted}{rests}{redone}"

@@ -46,8 +46,8 @@ def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
 
 def contents_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
     """Return hashes of this program, and of the code and the model files of nodes, by what they are of."""
-    found = {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
-    return {CODE: program()[CODE]} | found
+    contents = {key: str(value) for name in nodes for key, value in content_of(name, graph.nodes[name]).items()}
+    return {CODE: program()[CODE]} | contents
 
 
 @cache
@@ -72,11 +72,8 @@ def check_equal(one: str, theirs: Mapping[str, str], other: str, its: Mapping[st
 
 
 def keep_or_compare(state: RunState, here: Mapping[str, str]) -> None:
-    """Keep the identities of a run's nodes with it or, if an earlier attempt has, compare them.
-
-    Raises:
-        ConfigError: this machine has another build or device than the one that began the run, or computes other bits.
-    """
+    """Keep the identities of a run's nodes with it or, if an earlier attempt has, compare them. Raises ConfigError if
+    this machine has another build or device than the one that began the run, or computes other bits."""
     kept = state.identity
     others = {what: value for what, value in here.items() if kept.get(what, value) != value}
     if others:
@@ -87,4 +84,4 @@ def keep_or_compare(state: RunState, here: Mapping[str, str]) -> None:
             " other_bits=allow, or begin anew with overwrite=true"
         )
     if here and not kept:
-        state.note_identity(here)
+        state.note(identity=here)

@@ -30,8 +30,6 @@ STOP_S = 5.0
 """Seconds that workers have to finish their step when a run ends."""
 MOST_SAID = 1000
 """Log lines of workers that are remembered, to say each once."""
-MOST_GIVEN_UP = 16
-"""Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
 STACKS_S = 2.0
 """Seconds that a worker in which nothing moves has to say where its threads are."""
 ALIKE = "Give a run machines with the same build and the same kind of processor"
@@ -41,7 +39,7 @@ Event = Callable[[], None]
 
 
 class Members:
-    """Starts the workers of a run and watches them. All is called by one thread, but `totals` and `number`.
+    """Starts the workers of a run and watches them. All is called by one thread, but `totals`.
 
     Args:
         settings: of the cluster.
@@ -53,7 +51,6 @@ class Members:
         began_with: called with what computes the nodes in the first worker that opens; raises if the run began on other
             machines.
         stall_s: seconds after which a busy worker in which nothing moves is ended; None for never.
-        post: has an event called later, by the thread.
     """
 
     def __init__(
@@ -66,32 +63,29 @@ class Members:
         meters: Mapping[str, RemoteMeter],
         began_with: Callable[[Mapping[str, str]], None],
         stall_s: float | None,
-        post: Callable[[Event], None],
     ) -> None:
-        self._settings, self._wanted, self._pool, self._context = settings, wanted, pool, context
-        self._tables = tables
-        self._meters = dict(meters)
-        self._began_with = began_with
-        self._stall_s = stall_s
-        self._post = post
+        self._settings, self.wanted, self._pool, self._context = settings, wanted, pool, context
+        self._tables, self._meters, self._began_with, self._stall_s = tables, dict(meters), began_with, stall_s
         self._members: dict[str, Member] = {}
         self.places = Places(wanted)
         self._first: tuple[str, WorkerIdentity] | None = None
         self._none_open_at = self._looked_at = self._added_up_at = 0.0
-        self._given_up_in_a_row = 0
         self.counts = Counter[str]()
         """Of workers and of their pieces."""
         self._totals: dict[str, Mapping[str, float]] = {}
         self._said: set[tuple[str, str]] = set()
 
-    def start(self, joined: Callable[[str], None], left: Callable[[str, str], None]) -> None:
+    def start(
+        self, post: Callable[[Event], None], joined: Callable[[str], None], left: Callable[[str, str], None]
+    ) -> None:
         """Begin to start all workers.
 
         Args:
+            post: has an event called later, by the thread.
             joined: called with the name of each worker that can take pieces.
             left: called with the name of each that has ended, and why.
         """
-        self._joined, self._left = joined, left
+        self._post, self._joined, self._left = post, joined, left
         self._none_open_at = self._context.clock()
         for place in self.places.all:
             self._start_worker(place)
@@ -106,30 +100,19 @@ class Members:
 
     def note_answer(self, name: str) -> None:
         """Note that the worker `name` has answered a piece."""
-        self._given_up_in_a_row = 0
         self.places.note_answer(self._members[name])
         self._members[name].moved_at = self._context.clock()
-
-    def note_given_up(self, why: str) -> None:
-        """Note that a row is given up, whose last worker ended as `why` says. Raises WorkerFailed if too many are."""
-        self.places.note_given_up()
-        self._given_up_in_a_row += 1
-        if self._given_up_in_a_row > MOST_GIVEN_UP:
-            raise WorkerFailed(f"each of {MOST_GIVEN_UP} rows in a row ended its workers, the last one: {why}")
 
     def add_lines(self, name: str, tables: Sequence[TableRows]) -> None:
         """Add lines of metrics tables of the worker `name`."""
         for table in tables:
             lines = from_ipc(table.rows)
-            self._tables.get(table.name, lines.schema).add(name, lines)
+            self._tables.get(table.name, lines.schema).extend(lines.columns, name)
 
-    def look(self, busy: Callable[[str], bool]) -> None:
-        """Start workers in places that have rested, ask for reports, and end those in which nothing moves though
-        they are `busy`.
-
-        Raises:
-            WorkerFailed: none has opened in time, or none can be reached any more.
-        """
+    def look(self, busy: Callable[[str], object]) -> None:
+        """Start workers in places that have rested, ask for reports, and end those in which nothing moves though they
+        are `busy`: it returns what the worker of a name has to do. Raises WorkerFailed if none has opened in time, or
+        none can be reached any more."""
         now = self._context.clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -164,9 +147,9 @@ class Members:
 
     def totals(self) -> dict[str, float]:
         """Return what all workers have counted, and counts of the workers."""
-        counts = {**self.counts, "workers_wanted": self._wanted, "workers_open": self._opened_count()}
-        found = added(*list(self._totals.values()))
-        return {**found, **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
+        counts = {**self.counts, "workers_wanted": self.wanted, "workers_open": self._opened_count()}
+        totals = added(*list(self._totals.values()))
+        return {**totals, **{f"{OF_WORKERS}{key}": float(value) for key, value in counts.items()}}
 
     def _opened_count(self) -> int:
         return sum(member.opened for member in list(self._members.values()))
@@ -199,7 +182,7 @@ class Members:
         if self._members.get(member.name) is not member:
             return  # it was replaced
         try:
-            found = future.result()
+            answer = future.result()
         except WorkerLost as error:
             self._lost(member, str(error), error.host)
         except WorkerFailed as error:
@@ -209,7 +192,7 @@ class Members:
             member.place.unfit = True
             self._lost(member, f"it cannot begin: {error}", error.host)
         else:
-            then(found)
+            then(answer)
 
     def _opened(self, member: Member, identity: WorkerIdentity) -> None:
         member.host = identity.host
@@ -230,11 +213,8 @@ class Members:
 
     def _lost(self, member: Member, why: str, host: str) -> None:
         """Replace a worker that has ended, or cannot be reached: it is ended then, since it holds a place. The place
-        rests first if its workers end again and again, and there are others.
-
-        Raises:
-            WorkerFailed: no worker is open, and none can be expected to open.
-        """
+        rests first if its workers end again and again, and there are others. Raises WorkerFailed if no worker is open,
+        and none can be expected to open."""
         del self._members[member.name]
         member.handle.kill()
         self.counts["workers_lost"] += 1
@@ -255,8 +235,8 @@ class Members:
         elif now - member.stalled_at > STACKS_S:
             member.handle.kill()
 
-    def _say_stacks(self, member: Member, found: str) -> None:
-        log.error("worker %s, where nothing moves:\n%s", member.name, found)
+    def _say_stacks(self, member: Member, stacks: str) -> None:
+        log.error("worker %s, where nothing moves:\n%s", member.name, stacks)
         member.handle.kill()
 
     def _take_report(self, member: Member, report: WorkerReport) -> None:
@@ -264,15 +244,14 @@ class Members:
         self._totals[member.name] = report.totals or self._totals.get(member.name, {})
         self._context.numbers.update(report.numbers)
         for name, reading in report.meters.items():
-            meter = self._meters.get(name)
-            if meter is None:
+            if (meter := self._meters.get(name)) is None:
                 meter = self._meters[name] = RemoteMeter(name)
                 self._context.parts.append(meter)
             meter.update(member.name, reading)
         moving = ("batches", "tokens_in", "tokens_out")
-        seen = [(name, *(reading["counts"][key] for key in moving)) for name, reading in report.meters.items()]
-        if seen and seen != member.seen:
-            member.seen, member.moved_at = seen, self._context.clock()
+        counts = [(name, *(reading["counts"][key] for key in moving)) for name, reading in report.meters.items()]
+        if counts and counts != member.counts:
+            member.counts, member.moved_at = counts, self._context.clock()
         self.add_lines(member.name, report.tables)
         self._say(member.name, report.log)
 

@@ -1,7 +1,8 @@
-"""Pieces: contiguous rows of one chunk, the unit of work of a worker; and its answer to one."""
+"""Pieces: contiguous rows of one chunk, the unit of work of a worker; its answer to one, and what it reports."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,11 @@ import pyarrow as pa
 
 from pipeline.api.meter import Reading, RowCounts
 from pipeline.api.numbers import Number
-from pipeline.api.records import Batch, Reject, Rejects
+from pipeline.api.records import Batch, Reject
+from pipeline.api.runtime import CHUNK
+
+_ANY = -1
+"""Stands for the piece of lines that are about no row."""
 
 
 @dataclass(eq=False)
@@ -159,7 +164,49 @@ def from_ipc(content: bytes) -> pa.RecordBatch:
     return batch
 
 
-def rejects_of(answer: WorkResult, chunk: int) -> Iterator[Rejects]:
-    """Yield the rejects of an answer, as rows of `chunk`."""
-    for node, rows in answer.rejects:
-        yield Rejects(chunk, tuple(rows), node)
+class SegmentTables:
+    """The metrics tables of one segment. Lines about rows are sent with the answer to their piece, others with a
+    report."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _Lines] = {}
+
+    def get(self, name: str, schema: pa.Schema) -> _Lines:
+        return self._tables.setdefault(name, _Lines(name, schema))
+
+    def take(self, piece: int = _ANY, chunk: int = 0) -> list[TableRows]:
+        """Return the lines about rows of `piece`, as rows of `chunk`; without it, those about no row since the last
+        call."""
+        return [rows for table in list(self._tables.values()) for rows in table.take(piece, chunk)]
+
+
+class _Lines:
+    """Lines of a metrics table until they are sent, by piece."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._schema = schema
+        self._chunk = schema.get_field_index(CHUNK)
+        self._lock = threading.Lock()
+        self._lines: dict[object, list[Sequence[object]]] = {}
+
+    def append(self, *values: object) -> None:
+        self.extend([[value] for value in values])
+
+    def extend(self, columns: Sequence[Sequence[object]]) -> None:
+        pieces = columns[self._chunk] if self._chunk >= 0 else [_ANY] * len(columns[0])
+        with self._lock:
+            for piece, line in zip(pieces, zip(*columns, strict=True), strict=True):
+                self._lines.setdefault(piece, []).append(line)
+
+    def take(self, piece: int, chunk: int) -> list[TableRows]:
+        """Return the lines of `piece` in one batch, if there are any: the driver has to take those of all workers."""
+        with self._lock:
+            lines = self._lines.pop(piece, None)
+        if not lines:
+            return []
+        columns: list[Sequence[object]] = list(zip(*lines, strict=True))
+        if self._chunk >= 0:
+            columns[self._chunk] = [chunk] * len(lines)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._schema, strict=True)]
+        return [TableRows(self._name, to_ipc(pa.record_batch(arrays, schema=self._schema)))]

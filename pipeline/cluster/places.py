@@ -16,6 +16,8 @@ REST_S, MOST_REST_S = 30.0, 600.0
 """Seconds of the first rest of a place, of which each next one is twice as long, and of the longest."""
 MOST_DEATHS = 16
 """Workers in a row, besides two for each that is wanted, that may end before one answers or a row is given up."""
+MOST_GIVEN_UP = 16
+"""Rows in a row that may be given up before a worker answers: more, and it is the workers that are broken."""
 log = logging.getLogger(__name__)
 
 
@@ -83,7 +85,7 @@ class Member:
     asking: bool = False
     moved_at: float = 0.0
     stalled_at: float | None = None
-    seen: object = None
+    counts: object = None
 
     def named(self, host: str = "") -> str:
         """Return what messages call it; `host`: its machine, if that is not known yet."""
@@ -98,15 +100,12 @@ def has_hope(others: Collection[Member]) -> bool:
 
 class Places:
     """All places of a run: in which the next worker is started at once, in which later, and when that is of no use.
-
-    Args:
-        wanted: number of workers.
-    """
+    `wanted`: number of workers."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self.all = [Place(number) for number in range(1, wanted + 1)]
-        self._deaths_in_a_row = 0
+        self._deaths_in_a_row = self._given_up_in_a_row = 0
         self.last_end = ""
         """Why the worker ended that did so last."""
 
@@ -121,13 +120,17 @@ class Places:
 
     def note_answer(self, member: Member) -> None:
         """Note that a worker has answered a piece."""
-        self._deaths_in_a_row = 0
+        self._deaths_in_a_row = self._given_up_in_a_row = 0
         member.answered = True
         member.place.fruitless, member.place.told = 0, False
 
-    def note_given_up(self) -> None:
-        """Note that a row is given up: what ended its workers was the row."""
+    def note_given_up(self, why: str) -> None:
+        """Note that a row is given up, whose last worker ended as `why` says: the row ended its workers. Raises
+        WorkerFailed if too many are."""
         self._deaths_in_a_row = 0
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row > MOST_GIVEN_UP:
+            raise WorkerFailed(f"each of {MOST_GIVEN_UP} rows in a row ended its workers, the last one: {why}")
 
     def end(self, member: Member, why: str, others: Collection[Member], now: float) -> bool:
         """Note that a worker has ended.

@@ -13,11 +13,8 @@ USUAL_WORKERS = 2
 
 
 class WorkerLost(Exception):
-    """The process or the machine of a worker has ended. The message says how, as far as that is known.
-
-    Args:
-        host: its machine, "" where that is not known.
-    """
+    """The process or the machine of a worker has ended. The message says how, as far as that is known. `host`: its
+    machine, "" where that is not known."""
 
     def __init__(self, why: str, host: str = "") -> None:
         super().__init__(why)
@@ -64,8 +61,8 @@ class ServiceDesk(Services):
         self._made = Resources()
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        made = self._made.get(key, factory, lambda made: getattr(made, "close", lambda: None)())
-        return getattr(made, method)(*args)
+        target = self._made.get(key, factory, lambda target: getattr(target, "close", lambda: None)())
+        return getattr(target, method)(*args)
 
     def close(self) -> None:
         """Close all objects."""

@@ -22,7 +22,7 @@ from pipeline.cluster.pool import USUAL_WORKERS, Handle, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
-from pipeline.system.cores import numa_nodes, own_cores, split_cores
+from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -96,13 +96,13 @@ def devices_of(place: int, gpus: float, visible: str | None) -> list[str]:
         ConfigError: there are too few.
     """
     wanted = range(math.floor(place * gpus), math.ceil((place + 1) * gpus))
-    there = None if visible is None else [device for device in visible.split(",") if device]
-    if there is not None and wanted.stop > len(there):
+    devices = None if visible is None else [device for device in visible.split(",") if device]
+    if devices is not None and wanted.stop > len(devices):
         raise ConfigError(
-            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(there)} in"
+            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(devices)} in"
             f" {DEVICES}={visible}; start fewer cluster.workers"
         )
-    return [str(device) if there is None else there[device] for device in wanted]
+    return [str(device) if devices is None else devices[device] for device in wanted]
 
 
 class NeverStarted:
@@ -143,7 +143,7 @@ class ProcessHandle:
         with suppress(OSError):  # it has ended already, which its first call says
             self._calls.send((plan, calls, cores))
         self._caller = Caller(self._calls, self._lost)
-        start_serving(services, desk)
+        threading.Thread(target=serve, args=(services, desk, 1), name="services", daemon=True).start()
 
     def call(self, method: str, *args: object) -> Future[Any]:
         return self._caller.call(method, *args)
@@ -160,11 +160,6 @@ class ProcessHandle:
             return WorkerLost("it closed its pipe", platform.node())
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return WorkerLost(f"its process ended {ended}", platform.node())
-
-
-def start_serving(pipe: Connection, desk: ServiceDesk) -> None:
-    """Answer the calls of a worker in a thread, one at a time."""
-    threading.Thread(target=serve, args=(pipe, desk, 1), name="services", daemon=True).start()
 
 
 class PipeServices:

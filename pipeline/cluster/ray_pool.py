@@ -74,13 +74,13 @@ class RayPool:
             "max_task_retries": 0,
         }
         self._actor = ray.remote(_actor_class()).options(**{k: v for k, v in options.items() if v is not None})
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(_desk_class()).options(
             num_cpus=0,
             max_concurrency=SERVICE_CALLS,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=here,
+            scheduling_strategy=on_this_node,
         )
         self._desk = desk.remote(sys.path, os.getcwd())  # noqa: PTH109
         self._started: list[RayHandle] = []
@@ -89,8 +89,8 @@ class RayPool:
     @property
     def fits(self) -> int:
         """Workers that the cluster has room for as it is now, at least one."""
-        there = _resources()
-        return max(1, int(min(there.get(name, 0.0) / need for name, need in self._needs.items() if need)))
+        resources = _resources()
+        return max(1, int(min(resources.get(name, 0.0) / need for name, need in self._needs.items() if need)))
 
     @property
     def lost(self) -> str | None:
@@ -104,11 +104,11 @@ class RayPool:
         return handle
 
     def missing(self) -> str:
-        needs, there = _in_words(self._needs), _resources()
-        some = {name: there.get(name, 0.0) for name in self._needs}
-        short = [name for name, need in self._needs.items() if need > some[name]]
+        needs, resources = _in_words(self._needs), _resources()
+        available = {name: resources.get(name, 0.0) for name in self._needs}
+        short = [name for name, need in self._needs.items() if need > available[name]]
         hint = f"there is too little {' and '.join(short)}" if short else "its nodes are taken, or load the model"
-        return f"a worker takes {needs}, and the cluster has {_in_words(some)} in all; {hint}"
+        return f"a worker takes {needs}, and the cluster has {_in_words(available)} in all; {hint}"
 
     def close(self) -> None:
         if self.lost:  # nothing would answer; Ray ends the workers of a driver that is gone
@@ -119,7 +119,7 @@ class RayPool:
             return
         ray.kill(self._desk)
         if self._ours:
-            _disconnect()
+            call_with_handlers_kept(ray.shutdown)  # which takes a second; SIGTERM would end the process at once
 
     def _close_desk(self) -> bool:
         """Have the objects of the driver closed; return False if Ray no longer answers, as when a scheduler ends an
@@ -139,23 +139,19 @@ class RayHandle:
         self._actor = actor
 
     def call(self, method: str, *args: object) -> Future[Any]:
-        answer: Future[Any] = Future()
+        future: Future[Any] = Future()
 
         def settle(done: Future[Any]) -> None:
             try:
-                works, found = unpickled(done.result())
+                works, answer = unpickled(done.result())
             except RayError as error:
-                answer.set_exception(WorkerLost(_reason(error), _address(error)))
+                works, answer = False, WorkerLost(_reason(error), _address(error))
             except BaseException as error:  # its own exceptions are in what it returns
-                answer.set_exception(WorkerLost(f"its answer cannot be read: {_reason(error)}"))
-            else:
-                if works:
-                    answer.set_result(found)
-                else:
-                    answer.set_exception(found)
+                works, answer = False, WorkerLost(f"its answer cannot be read: {_reason(error)}")
+            (future.set_result if works else future.set_exception)(answer)
 
         self._actor.call.remote(method, *args).future().add_done_callback(settle)
-        return answer
+        return future
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -168,10 +164,10 @@ class RayServices:
         self._desk = desk
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        works, found = unpickled(ray.get(self._desk.call.remote(key, factory, method, *args)))
+        works, answer = unpickled(ray.get(self._desk.call.remote(key, factory, method, *args)))
         if not works:
-            raise found
-        return found
+            raise answer
+        return answer
 
 
 def worker_of(plan: WorkerPlan, desk: Any) -> Worker:
@@ -245,19 +241,8 @@ def _connect(address: str) -> None:
             " found with RAY_AUTH_MODE=token in the environment, and the token of its head (~/.ray/auth_token)"
         ) from error
     finally:
-        _take_back(handler)
-
-
-def _disconnect() -> None:
-    """End the connection, and a cluster that was started here. Ray's end, which takes a second, would have SIGTERM end
-    the process at once."""
-    call_with_handlers_kept(ray.shutdown)
-
-
-def _take_back(handler: Any) -> None:
-    """Set the handler of SIGTERM, where that is allowed."""
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(signal.SIGTERM, handler)
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _own_node() -> psutil.Process | None:

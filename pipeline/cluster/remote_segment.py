@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.meters import RemoteMeter
-from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc, rejects_of
+from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc
 from pipeline.cluster.segments import ClusterSize, Segment
 
 
@@ -20,30 +20,30 @@ class RemoteSegment(BaseOperator):
     answered; a chunk ends when all its pieces are.
 
     Args:
-        cut: the nodes that it stands for.
+        segment: the nodes that it stands for.
         size: of the cluster.
         dispatcher: makes the dispatcher of the run, which all segments share.
     """
 
     def __init__(self, segment: Segment, size: ClusterSize, dispatcher: Callable[[], Dispatcher]) -> None:
-        self._segment = segment
+        self.segment = segment
         self._size = size
         self._make_dispatcher = dispatcher
         self.meters = [RemoteMeter(name) for name in segment.nodes]
 
     @property
     def title(self) -> str:
-        return f"{', '.join(self._segment.nodes)}, in {self._size.workers} workers"
+        return f"{', '.join(self.segment.nodes)}, in {self._size.workers} workers"
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        return self._segment.made
+        return self.segment.made
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._dispatcher = runtime.resource(("dispatcher",), self._make_dispatcher, Dispatcher.close)
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        name, dispatcher = self._segment.name, self._dispatcher
+        name, dispatcher = self.segment.name, self._dispatcher
         dispatcher.connect(name, inbox.wake)
         cutter = Cutter(self._size.piece_rows)
         self._waiting: Counter[int] = Counter()
@@ -72,7 +72,7 @@ class RemoteSegment(BaseOperator):
     def _submit(self, pieces: Iterator[Batch]) -> None:
         for batch in pieces:
             self._waiting[batch.chunk] += batch.num_rows
-            self._dispatcher.submit(self._segment.name, batch)
+            self._dispatcher.submit(self.segment.name, batch)
 
     def _rows_of(self, piece: WorkItem, answer: WorkResult) -> Iterator[Item]:
         chunk = piece.batch.chunk
@@ -80,11 +80,8 @@ class RemoteSegment(BaseOperator):
         for meter in self.meters:
             meter.add(chunk, answer.counts[meter.name])
         rows = from_ipc(answer.rows)
-        rejected = 0
-        for rejects in rejects_of(answer, chunk):
-            rejected += rejects.num_rows
-            yield rejects
-        expanded = rows.num_rows + rejected - piece.num_rows
+        yield from (Rejects(chunk, tuple(rejects), node) for node, rejects in answer.rejects)
+        expanded = rows.num_rows + sum(len(rejects) for _, rejects in answer.rejects) - piece.num_rows
         if rows.num_rows:
             yield Batch(chunk, rows, expanded)
         elif expanded:

@@ -89,17 +89,14 @@ class Caller:
     def _answer(self, message: Any) -> None:
         """Give a call its answer. Raises Unreadable if `message` is none."""
         try:
-            number, works, found = message
-            if not works and not isinstance(found, Exception):
-                raise TypeError(f"{type(found).__name__} is no exception")
+            number, works, answer = message
+            if not works and not isinstance(answer, Exception):
+                raise TypeError(f"{type(answer).__name__} is no exception")
             with self._lock:
                 future = self._open.pop(number)
         except Exception as error:
             raise Unreadable(f"it answers no call ({spelt(error)})") from error
-        if works:
-            future.set_result(found)
-        else:
-            future.set_exception(found)
+        (future.set_result if works else future.set_exception)(answer)
 
 
 def serve(pipe: Connection, target: object, calls: int) -> None:
@@ -149,12 +146,8 @@ def outcome(target: object, method: str, args: tuple[object, ...], *number: int)
 
 
 def received(pipe: Connection) -> Any:
-    """Wait for the next message.
-
-    Raises:
-        Unreadable: it is none, or breaks off.
-        EOFError, OSError: the other end is gone.
-    """
+    """Wait for the next message. Raises Unreadable if it is none, or breaks off; EOFError, OSError if the other end is
+    gone."""
     pipe.poll(None)
     try:
         data = pipe.recv_bytes()

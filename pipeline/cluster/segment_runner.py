@@ -18,8 +18,7 @@ from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identities_of
-from pipeline.cluster.pieces import WorkRequest, WorkResult, from_ipc, one_batch, to_ipc
-from pipeline.cluster.tables import SegmentTables
+from pipeline.cluster.pieces import SegmentTables, WorkRequest, WorkResult, from_ipc, one_batch, to_ipc
 from pipeline.config.build import build_node
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
@@ -67,11 +66,7 @@ class NotOpened(WorkerFailed):
 
 
 class SegmentRunner:
-    """One segment of a worker: its executor, in a thread.
-
-    Args:
-        context: whose metrics tables are `tables`.
-    """
+    """One segment of a worker: its executor, in a thread. `context`: whose metrics tables are `tables`."""
 
     def __init__(self, plan: SegmentPlan, context: RunContext, tables: SegmentTables) -> None:
         self.context, self.tables = context, tables

@@ -15,15 +15,6 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Scope
 from pipeline.dataflow.graph import Graph
 
-IN_A_WORKER = "in the workers"
-IN_THE_DRIVER = {
-    "source": "it is the source",
-    "sink": "it writes files",
-    Scope.RUN: "it does not say that its rows are independent",
-    "alone": "no node with a local model is beside it",
-}
-"""Reasons why a node stays in the driver."""
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -58,33 +49,35 @@ class ClusterSize:
 
 def segments_of(graph: Graph) -> tuple[Segment, ...]:
     """Return the segments of `graph`, in its order. Raises ConfigError if it has none."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for chain in _chains(graph):
         if any(graph.nodes[name].op.scope is Scope.MODEL for name in chain):
             first, last = graph.nodes[chain[0]], chain[-1]
             schema, made = graph.schemas[first.inputs[0]], graph.schemas[last]
             assert schema is not None  # the node before is no sink
             assert made is not None  # nor is the last one
-            found.append(Segment(f"workers_{len(found) + 1}", tuple(chain), schema, made))
-    if not found:
+            segments.append(Segment(f"workers_{len(segments) + 1}", tuple(chain), schema, made))
+    if not segments:
         raise ConfigError("cluster: no node of this graph has a model that workers could share; leave cluster out")
-    return tuple(found)
+    return tuple(segments)
 
 
 def places(graph: Graph) -> Mapping[str, str]:
     """Return for each node where it runs, and why if that is the driver. Raises ConfigError as `segments_of` does."""
     inside = {name for segment in segments_of(graph) for name in segment.nodes}
-    return {name: IN_A_WORKER if name in inside else f"in the driver: {_reason(graph, name)}" for name in graph.order}
+    return {
+        name: "in the workers" if name in inside else f"in the driver: {_reason(graph, name)}" for name in graph.order
+    }
 
 
 def _chains(graph: Graph) -> Iterator[list[str]]:
     """Yield the longest chains of nodes that workers may run: each node is the only reader of the one before it."""
     chain: list[str] = []
-    seen: set[str] = set()
+    moved: set[str] = set()
     for start in graph.order:
         name = start
-        while name not in seen and _may_move(graph, name):
-            seen.add(name)
+        while name not in moved and _may_move(graph, name):
+            moved.add(name)
             chain.append(name)
             readers = graph.readers(name)
             if len(readers) != 1 or len(graph.nodes[readers[0][0]].inputs) != 1:
@@ -102,8 +95,11 @@ def _may_move(graph: Graph, name: str) -> bool:
 
 
 def _reason(graph: Graph, name: str) -> str:
+    """Return why a node stays in the driver."""
     if name == graph.source:
-        return IN_THE_DRIVER["source"]
+        return "it is the source"
     if name in graph.sinks:
-        return IN_THE_DRIVER["sink"]
-    return IN_THE_DRIVER["alone" if _may_move(graph, name) else Scope.RUN]
+        return "it writes files"
+    if _may_move(graph, name):
+        return "no node with a local model is beside it"
+    return "it does not say that its rows are independent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +13,7 @@ from pipeline.api.runtime import RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.identity import contents_of, keep_or_compare
-from pipeline.cluster.members import Event, Members
-from pipeline.cluster.meters import RemoteMeter
+from pipeline.cluster.members import Members
 from pipeline.cluster.pool import Pool
 from pipeline.cluster.process_pool import ProcessPool
 from pipeline.cluster.remote_segment import RemoteSegment
@@ -41,11 +40,8 @@ def driver_graph(
     tables: MetricsTables,
     state: RunState,
 ) -> tuple[Graph, int]:
-    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows.
-
-    Raises:
-        ConfigError: the cluster or the graph cannot work so.
-    """
+    """Return the driver's graph and how many chunks may be open, so that no worker waits for rows. Raises ConfigError
+    if the cluster or the graph cannot work so."""
     cluster: ClusterSettings = settings.cluster
     segments = segments_of(graph)
     content = contents_of(graph, (name for segment in segments for name in segment.nodes))
@@ -54,25 +50,20 @@ def driver_graph(
     make, own_memory = POOLS[cluster.pool], _own_memory(graph, segments)
     pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
-    meters: dict[str, RemoteMeter] = {}
     began_with = partial(keep_or_compare, state) if settings.other_bits == REFUSE else lambda nodes: None
     stall_s = settings.stall_timeout_s and STALL_SHARE * settings.stall_timeout_s
 
-    def members(post: Callable[[Event], None]) -> Members:
-        return Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s, post)
+    def start_dispatcher() -> Dispatcher:
+        meters = {meter.name: meter for remote in remotes for meter in remote.meters}
+        members = Members(cluster, size.workers, pool, context, tables, meters, began_with, stall_s)
+        dispatcher = Dispatcher(members, Assignments(cluster.in_flight, cluster.poison_after), context, segments)
+        dispatcher.start()
+        return dispatcher
 
-    def dispatcher() -> Dispatcher:
-        assignments = Assignments(cluster.in_flight, cluster.poison_after)
-        made = Dispatcher(members, assignments, size.workers, context, segments)
-        made.start()
-        return made
-
-    nodes = _replaced(graph, segments, lambda segment: RemoteSegment(segment, size, dispatcher))
-    for segment in segments:
-        meters.update({meter.name: meter for meter in nodes[segment.name].op.meters if isinstance(meter, RemoteMeter)})
+    remotes = [RemoteSegment(segment, size, start_dispatcher) for segment in segments]
     chunk_rows = settings.chunk_rows if graph.target is None else settings.target.rows_of_chunk(settings.chunk_rows)
     open_chunks = max(settings.max_open_chunks, math.ceil(size.rows_in_flight / chunk_rows) + 2)
-    return Graph(nodes, graph.target), open_chunks
+    return Graph(_replaced(graph, remotes), graph.target), open_chunks
 
 
 def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
@@ -88,21 +79,19 @@ def _segment_plan(segment: Segment, settings: JobSettings) -> SegmentPlan:
     return SegmentPlan(segment.name, nodes, segment.schema.serialize().to_pybytes())
 
 
-def _replaced(
-    graph: Graph, segments: tuple[Segment, ...], remote: Callable[[Segment], RemoteSegment]
-) -> Mapping[str, Node]:
-    """Return the nodes of `graph` with a segment in place of each of `segments`."""
-    found: dict[str, Node] = {}
-    ends = {segment.nodes[-1]: segment.name for segment in segments}
-    inside = {name for segment in segments for name in segment.nodes}
+def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, Node]:
+    """Return the nodes of `graph` with `remotes` in place of the nodes that they stand for."""
+    nodes: dict[str, Node] = {}
+    begins = {remote.segment.nodes[0]: remote for remote in remotes}
+    ends = {remote.segment.nodes[-1]: remote.segment.name for remote in remotes}
+    inside = {name for remote in remotes for name in remote.segment.nodes}
     for name, node in graph.nodes.items():
         inputs = tuple(ends.get(source, source) for source in node.inputs)
-        segment = next((segment for segment in segments if segment.nodes[0] == name), None)
-        if segment is not None:
-            found[segment.name] = replace(node, op=remote(segment), inputs=inputs)
+        if (remote := begins.get(name)) is not None:
+            nodes[remote.segment.name] = replace(node, op=remote, inputs=inputs)
         elif name not in inside:
-            found[name] = replace(node, inputs=inputs)
-    return found
+            nodes[name] = replace(node, inputs=inputs)
+    return nodes
 
 
 def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:

@@ -11,11 +11,10 @@ from pathlib import Path
 from pipeline.api.numbers import added
 from pipeline.api.runtime import Resources, RunContext, Services
 from pipeline.cluster.identity import WorkerIdentity, check_equal, program
-from pipeline.cluster.pieces import WorkerReport, WorkRequest, WorkResult
+from pipeline.cluster.pieces import SegmentTables, WorkerReport, WorkRequest, WorkResult
 from pipeline.cluster.rpc import portable
 from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
-from pipeline.cluster.tables import SegmentTables
-from pipeline.system.stacks import stacks
+from pipeline.system.deadlines import stacks
 
 LOGGERS = ("pipeline", "llama.cpp")
 """Whose records the driver's log gets."""
@@ -45,37 +44,29 @@ class Worker:
         plan: from the driver.
         services: the way to objects of the driver.
         host: the machine that it runs on, for messages.
-        keeps_log: collect log records for the driver; False where they reach its log anyway.
     """
 
-    def __init__(
-        self, plan: WorkerPlan, services: Services, host: str = platform.node(), *, keeps_log: bool = True
-    ) -> None:
+    def __init__(self, plan: WorkerPlan, services: Services, host: str = platform.node()) -> None:
         self._plan, self._services, self._host = plan, services, host
         self._process, self._resources = Resources(), _Lent()
-        self._log = _Log() if keeps_log else None
+        self._log = _Log()
         self._segments: dict[str, SegmentRunner] = {}
 
     def open(self) -> WorkerIdentity:
-        """Load models and begin; return what must be the same in all workers.
-
-        Raises:
-            NotOpened: an operator cannot be opened.
-            WorkerFailed: another program or model file is here than where the driver is.
-        """
+        """Load models and begin; return what must be the same in all workers. Raises NotOpened if an operator cannot be
+        opened; WorkerFailed if another program or model file is here than where the driver is."""
         try:
             return WorkerIdentity(self._host, program(), self._opened())
         except BaseException as error:
             raise portable(error, self._host) from error
 
     def _opened(self) -> dict[str, str]:
-        if self._log is not None:
-            for logger in map(logging.getLogger, LOGGERS):
-                logger.addHandler(self._log)
-                logger.setLevel(logging.INFO)
+        for logger in map(logging.getLogger, LOGGERS):
+            logger.addHandler(self._log)
+            logger.setLevel(logging.INFO)
         self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
-        own = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
-        check_equal("the driver", self._plan.content, "a worker", own, ALIKE)
+        content = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
+        check_equal("the driver", self._plan.content, "a worker", content, ALIKE)
         nodes: dict[str, str] = {}
         for segment in self._segments.values():
             segment.start()
@@ -83,12 +74,8 @@ class Worker:
         return nodes
 
     def compute(self, task: WorkRequest) -> WorkResult:
-        """Compute a piece. Returns when it is done; several calls at a time share the slots.
-
-        Raises:
-            WorkerFailed: an operator raised.
-            Cancelled: the worker was stopped.
-        """
+        """Compute a piece. Returns when it is done; several calls at a time share the slots. Raises WorkerFailed if an
+        operator raised; Cancelled if the worker was stopped."""
         return self._segments[task.segment].compute(task).result()
 
     def report(self) -> WorkerReport:
@@ -98,7 +85,7 @@ class Worker:
         totals = added(*(segment.context.counted() for segment in segments))
         numbers = {name: number for segment in segments for name, number in segment.context.numbers.copy().items()}
         tables = [rows for segment in segments for rows in segment.tables.take()]
-        return WorkerReport(meters, totals, numbers, tables, self._log.take() if self._log is not None else ())
+        return WorkerReport(meters, totals, numbers, tables, self._log.take())
 
     def stacks(self) -> str:
         """Return the stack of every thread of this process."""
@@ -111,9 +98,8 @@ class Worker:
         self._resources.close_lent()
         report = self.report()
         self._process.close()
-        if self._log is not None:
-            for logger in map(logging.getLogger, LOGGERS):
-                logger.removeHandler(self._log)
+        for logger in map(logging.getLogger, LOGGERS):
+            logger.removeHandler(self._log)
         return report
 
     def _made(self, segment: SegmentPlan) -> SegmentRunner:
@@ -146,12 +132,12 @@ class _Log(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._found: list[tuple[int, str, str]] = []
+        self._records: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._found.append((record.levelno, record.name, record.getMessage()))
+        self._records.append((record.levelno, record.name, record.getMessage()))
 
     def take(self) -> list[tuple[int, str, str]]:
         """Return the records since the last call."""
-        found, self._found = self._found, []
-        return found
+        records, self._records = self._records, []
+        return records

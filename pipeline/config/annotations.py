@@ -137,12 +137,12 @@ def schema_of(factory: Any) -> Schema:
     """Return the schema of the arguments of an operator or of a dataclass of settings, of which a job names any, with
     what the docstrings of the class and of those above it say of each."""
     hints, values = hints_of(factory), dict[str, Schema]()
-    said = {name: text for each in reversed(factory.__mro__) for names, text in arguments(each) for name in names}
+    texts = {name: text for each in reversed(factory.__mro__) for names, text in arguments(each) for name in names}
     for argument, parameter in inspect.signature(factory).parameters.items():
         name = as_written(argument)
         values[name] = allowed(hints.get(argument, Any)).schema()
-        if name in said:
-            values[name] |= {"description": said[name]}
+        if name in texts:
+            values[name] |= {"description": texts[name]}
         if dataclasses.is_dataclass(factory) and isinstance(parameter.default, str | int | float):
             values[name] |= {"default": parameter.default}
     return {"type": "object", "properties": values, "additionalProperties": False}
@@ -153,7 +153,7 @@ def any_of(options: Iterable[Schema]) -> Schema:
     each: list[Schema] = []
     for option in options:
         inside = option["anyOf"] if option.keys() == {"anyOf"} else [option]
-        each += [one for one in inside if one not in each]
+        each += [part for part in inside if part not in each]
     if {} in each:
         return {}
     return each[0] if len(each) == 1 else {"anyOf": each}
@@ -167,14 +167,14 @@ def _or_reference(schema: Schema) -> Schema:
 def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
     """Return the places of arguments that their operators mark as `Secret`. `nodes`: their settings, or these
     as mappings; their operators have been imported."""
-    found = set()
+    places = set()
     for name, node in nodes.items():
-        given = node.get("op") if isinstance(node, Mapping) else getattr(node, "op", None)
-        op = given if isinstance(given, Mapping) else {}
+        op_settings = node.get("op") if isinstance(node, Mapping) else getattr(node, "op", None)
+        op = op_settings if isinstance(op_settings, Mapping) else {}
         module, _, target = str(op.get("_target_")).replace(":", ".").rpartition(".")
         factory = getattr(sys.modules.get(module), target, None)
-        found |= {("nodes", name, "op", *place) for place in _secrets_of(factory)}
-    return found
+        places |= {("nodes", name, "op", *place) for place in _secrets_of(factory)}
+    return places
 
 
 def _secrets_of(factory: Any) -> Iterator[tuple[str, ...]]:

@@ -31,10 +31,11 @@ from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.names import CONFIG
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
 from pipeline.system.known_secrets import REFERENCE, note_typed, secret
-from pipeline.system.redaction import secret_places
+from pipeline.system.redaction import note_secret_places
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -80,7 +81,7 @@ def _composing() -> Iterator[None]:
     store, resolvers = ConfigStore.instance().repo, BaseContainer._resolvers
     with _one_at_a_time:
         of_host = {name: store.pop(name) for name in list(store) if name not in _OF_HYDRA}
-        known, text = dict(resolvers), StringNode._validate_and_convert_impl
+        resolvers_before, text = dict(resolvers), StringNode._validate_and_convert_impl
         store.update(_ours)
         try:
             register()
@@ -90,7 +91,7 @@ def _composing() -> Iterator[None]:
             _ours.pop("job", None)
             store.update(of_host)
             resolvers.clear()
-            resolvers.update(known)
+            resolvers.update(resolvers_before)
             StringNode._validate_and_convert_impl = text  # type: ignore[method-assign]
 
 
@@ -155,8 +156,7 @@ def composed(job: JobFile, options: Mapping[str, str], values: Mapping[str, Any]
         try:
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 config = compose("config", [f"job={job.key}", *(f"{key}={name}" for key, name in options.items())])
-            for _ in secret_places(values):
-                pass
+            note_secret_places(values)
             for key, value in values.items():
                 config._set_flag("struct", not key.startswith(_FREE))
                 OmegaConf.update(config, key, value, merge=True)
@@ -237,19 +237,16 @@ def note_secrets(config: Any, path: tuple[str, ...] = ()) -> None:
                 continue  # composing says what is wrong
             if isinstance(value, str):
                 note_typed(value, typed)
-                for _ in secret_places(value, place):
-                    pass
+                note_secret_places(value, place)
         elif isinstance(typed, str | int):
-            for _ in secret_places(typed, place):
-                pass
+            note_secret_places(typed, place)
 
 
 def _first_time(saved: Path) -> datetime | None:
     """Return the time that `now` has in a config.yaml; None if there is no such file or value."""
     try:
-        values = yaml.safe_load(saved.read_text(encoding="utf-8"))
-        return datetime.fromisoformat(values["now"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return datetime.fromisoformat(read_values(saved, yaml.safe_load)["now"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -258,8 +255,8 @@ def overrides_given() -> tuple[str, ...]:
     Hydra."""
     if not HydraConfig.initialized():
         return ()
-    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return tuple(map(str, given)) if isinstance(given, list) else ()
+    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()
 
 
 def _in_sweep(settings: JobSettings) -> JobSettings:
@@ -282,16 +279,16 @@ def _is_of_one_run(override: str) -> bool:
 
 def _is_swept(typed: str) -> bool:
     """Return True if the key has several values on the command line, or is not there (the sweep is in the job file)."""
-    given = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
-    return not given or any(override.is_sweep_override() for override in PARSER.parse_overrides(given))
+    arguments = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
+    return not arguments or any(override.is_sweep_override() for override in PARSER.parse_overrides(arguments))
 
 
-def _values_in(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Return how many values YAML has in `node`, its aliases written out. `known`: by the id of a node, without
+def _values_in(node: yaml.Node | None, counts: dict[int, int]) -> int:
+    """Return how many values YAML has in `node`, its aliases written out. `counts`: by the id of a node, without
     which a file of a few lines takes for ever. RecursionError: an alias stands inside of what it names."""
     if node is None or isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) not in known:
+    if id(node) not in counts:
         parts = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in node.value]
-        known[id(node)] = 1 + sum(_values_in(part, known) for part in parts)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_values_in(part, counts) for part in parts)
+    return counts[id(node)]

@@ -38,8 +38,9 @@ def changes(before: str | None, now: str) -> list[str]:
     old, new = (comparable(dict(flat("", yaml.safe_load(text) or {}))) for text in (before, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
     # A group that is passed to a node is listed below that node too: keep only the group's own key.
-    own = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
-    return [line.removeprefix(".") for line in differences({k: old.get(k) for k in own}, {k: new.get(k) for k in own})]
+    shown = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
+    old, new = ({key: side.get(key) for key in shown} for side in (old, new))
+    return [line.removeprefix(".") for line in differences(old, new)]
 
 
 def origin() -> dict[str, Any]:
@@ -72,10 +73,10 @@ def settings_from(text: str, directory: Path) -> JobSettings:
         raise ConfigError("it does not describe a job")
     values = found_again(without_removed(_with_chosen_weights(values)))
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
-    groups = {group: convert(group, given, _schema(group, given)) for group, given in raw.items()}
+    groups = {group: convert(group, group_values, _schema(group, group_values)) for group, group_values in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
-    known = [pair for group, given in raw.items() for pair in _pairs(given, groups[group])]
-    nodes = {name: _node(name, node, known) for name, node in values["nodes"].items()}
+    pairs = [pair for group, group_values in raw.items() for pair in _pairs(group_values, groups[group])]
+    nodes = {name: _node(name, node, pairs) for name, node in values["nodes"].items()}
     settings: JobSettings = convert("job", {**values, **groups, "nodes": nodes}, JobSettings)
     # A repair needs no notification, and config.yaml does not have all of `on_finish`.
     return replace(
@@ -98,19 +99,19 @@ def _schema(group: str, values: Mapping[str, Any]) -> type[Any]:
     return next((cls for cls in options if {f.name for f in fields(cls)} == values.keys()), options[0])
 
 
-def _pairs(raw: dict[str, Any], whole: object) -> Iterator[tuple[dict[str, Any], object]]:
+def _pairs(raw: dict[str, Any], group: object) -> Iterator[tuple[dict[str, Any], object]]:
     """Yield (mapping, dataclass made from it) for `raw` and all dataclasses nested in it."""
-    yield raw, whole
+    yield raw, group
     for key, value in raw.items():
-        inner = getattr(whole, key)
+        inner = getattr(group, key)
         if isinstance(value, dict) and is_dataclass(inner):
             yield from _pairs(value, inner)
 
 
-def _node(name: str, values: Any, known: list[tuple[dict[str, Any], object]]) -> NodeSettings:
+def _node(name: str, values: Any, pairs: list[tuple[dict[str, Any], object]]) -> NodeSettings:
     if not isinstance(values, dict) or not isinstance(values.get("op"), dict):
         raise ConfigError(f"the node '{name}' has no op")
-    op = {key: next((whole for raw, whole in known if raw == value), value) for key, value in values["op"].items()}
+    op = {key: next((group for raw, group in pairs if raw == value), value) for key, value in values["op"].items()}
     op |= {key: _group(key, value) for key, value in op.items() if key in GROUPS and isinstance(value, dict)}
     node: NodeSettings = convert(name, {**values, "op": op}, NodeSettings)
     return node

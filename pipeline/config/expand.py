@@ -18,11 +18,8 @@ OVERRIDDEN = ("model", "sampling", "decode", "runtime", "store")
 
 
 def expanded(settings: JobSettings) -> JobSettings:
-    """Return the settings of the same job without `steps`: every node, with all its arguments.
-
-    Raises:
-        ConfigError: an entry of `steps` cannot work; names the step.
-    """
+    """Return the settings of the same job without `steps`: every node, with all its arguments. Raises ConfigError if an
+    entry of `steps` cannot work; it names the step."""
     nodes = _with_steps(settings) if settings.steps else settings.nodes
     return replace(settings, steps={}, nodes={name: _filled(node, settings) for name, node in nodes.items()})
 
@@ -36,18 +33,18 @@ def typed_key(key: str, steps: Mapping[str, str]) -> str:
     step = steps.get(node) if key.startswith("nodes.") else None
     if step is None:
         return key
-    own: str | None = load_object(KEY_OF)(node.removeprefix(step), rest, asks=f"{step}_prompt" in steps)
-    return key if own is None else f"steps.{step}.{own}"
+    key_of_step: str | None = load_object(KEY_OF)(node.removeprefix(step), rest, asks=f"{step}_prompt" in steps)
+    return key if key_of_step is None else f"steps.{step}.{key_of_step}"
 
 
 def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
     steps, groups = {}, {}
-    for name, given in settings.steps.items():
+    for name, step_values in settings.steps.items():
         key = f"steps.{name}"
         try:
-            if not isinstance(given, Mapping):
-                raise ConfigError(f'it is {given!r}, and must be a mapping: {{prompt: "..."}}')
-            steps[name] = step = convert(key, given, load_object(STEP))
+            if not isinstance(step_values, Mapping):
+                raise ConfigError(f'it is {step_values!r}, and must be a mapping: {{prompt: "..."}}')
+            steps[name] = step = convert(key, step_values, load_object(STEP))
             groups[name] = {
                 group: _merged(group, getattr(settings, group), getattr(step, group)) for group in OVERRIDDEN
             }
@@ -59,22 +56,22 @@ def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
     for name, node in settings.nodes.items():
         if not isinstance(node, NodeSettings):  # an interpolation may yield anything
             raise GraphError(name, f"is {node!r}, and must be a mapping with op and inputs")
-    own = {name: {f.name: getattr(node, f.name) for f in fields(node)} for name, node in settings.nodes.items()}
-    return {name: NodeSettings(**node) for name, node in load_object(EXPAND)(steps, own, groups).items()}
+    nodes = {name: {f.name: getattr(node, f.name) for f in fields(node)} for name, node in settings.nodes.items()}
+    return {name: NodeSettings(**node) for name, node in load_object(EXPAND)(steps, nodes, groups).items()}
 
 
-def _merged(key: str, whole: Any, changes: Mapping[str, Any]) -> Any:
-    """Return the dataclass `whole` with the values of `changes`, a nested mapping."""
+def _merged(key: str, group: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the dataclass `group` with the values of `changes`, a nested mapping."""
     if not changes:
-        return whole
-    if (kind := kind_of(type(whole), changes)) is not type(whole):  # another kind of model, with nothing of the job's
+        return group
+    if (kind := kind_of(type(group), changes)) is not type(group):  # another kind of model, with nothing of the job's
         return convert(key, changes, kind)
-    values = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    values = {f.name: getattr(group, f.name) for f in fields(group)}
     for name, value in changes.items():
         inside = values.get(name)
         nested = is_dataclass(inside) and isinstance(value, Mapping)
         values[name] = _merged(f"{key}.{name}", inside, value) if nested else value
-    return convert(key, values, type(whole))
+    return convert(key, values, type(group))
 
 
 def _filled(node: object, settings: JobSettings) -> Any:

@@ -51,17 +51,17 @@ def explain(error: BaseException) -> ConfigError:
     """Return an error with cause and remedy, and without secrets, for one of
     `pipeline.config.compose.COMPOSITION_ERRORS`."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        told = _unknown_option(error.missing_cfg_file, error.options)
+        message = _unknown_option(error.missing_cfg_file, error.options)
     elif isinstance(error, OverrideParseException):
-        told = _unreadable_argument(str(error.override))
+        message = _unreadable_argument(str(error.override))
     else:
         where = re.match(r"In '([^']+)'", str(error))
         place = f" (in {job_files.get(where[1], where[1])})" if where and where[1] != "config" else ""
         of_key: BaseException | None = error  # Hydra's errors are about one of OmegaConf's
         while of_key is not None and not isinstance(of_key, OmegaConfBaseException):
             of_key = of_key.__cause__ or of_key.__context__
-        told = (_of_hydra(str(error)) or type(error).__name__ if of_key is None else _of_key(of_key)) + place
-    return ConfigError(hidden(told))
+        message = (_of_hydra(str(error)) or type(error).__name__ if of_key is None else _of_key(of_key)) + place
+    return ConfigError(hidden(message))
 
 
 def _of_hydra(text: str) -> str:
@@ -134,45 +134,45 @@ def _as_mapping(key: str, value: str) -> str | None:
     if not value.startswith("{") or "\\" in value:
         return None
     try:
-        given = yaml.safe_load(value)
+        mapping = yaml.safe_load(value)
     except yaml.YAMLError:
         return None
     # Without values it may be a sweep over {a,b} or a text, but where only a mapping can be.
-    if not isinstance(given, dict) or (None in given.values() and key.lstrip("+") not in FREE_FORM):
+    if not isinstance(mapping, dict) or (None in mapping.values() and key.lstrip("+") not in FREE_FORM):
         return None
-    text = json.dumps(given, ensure_ascii=False, default=str).replace("'", "\\'").replace('\\"', "\\u0022")
+    text = json.dumps(mapping, ensure_ascii=False, default=str).replace("'", "\\'").replace('\\"', "\\u0022")
     return f"{key}=" + '"' + f"${{oc.create:'{text}'}}".replace('"', '\\"') + '"'
 
 
 def _unreadable_argument(argument: str) -> str:
     """Return an error for an argument that Hydra cannot parse, with the correct quoting."""
-    key, given, value = argument.partition("=")
-    argument, whole = shown_argument(argument), argument
-    if not given or not key:
+    key, equals, value = argument.partition("=")
+    argument, typed = shown_argument(argument), argument
+    if not equals or not key:
         return (
             f"'{argument}' cannot be read as key=value; there are no spaces around the =, and an argument with spaces"
             " is put in quotes: 'data.path=my file.csv'"
         )
-    told = f"'{argument}' cannot be read as key=value; "
+    message = f"'{argument}' cannot be read as key=value; "
     if not _parses(f"{key}=0"):
-        return told + "a key has only letters of ASCII, digits, _ and dots here; write this one in the job file"
+        return message + "a key has only letters of ASCII, digits, _ and dots here; write this one in the job file"
     if value.lstrip().startswith("["):
-        return told + f"a list is put in quotes as a whole: '{key}=[one, two]'"
+        return message + f"a list is put in quotes as a whole: '{key}=[one, two]'"
     if key.lstrip("+") in FREE_FORM:
         return (
-            told
+            message
             + f"a mapping is put in quotes as a whole, and its texts in quotes of their own: '{key}={{name: \"...\"}}'"
         )
-    if argument != whole:
-        return told + f"a text with special characters has quotes of its own: '{key}=\"...\"'"
+    if argument != typed:
+        return message + f"a text with special characters has quotes of its own: '{key}=\"...\"'"
     quoted = f'{key}="{value}"'
     try:
         same = '"' not in value and PARSER.parse_override(quoted).value() == value
     except Exception:  # Hydra's parser may raise anything; then quoting is no remedy
         same = False
     if same:
-        return told + f"a text with special characters has quotes of its own: {shlex.quote(quoted)}"
-    return told + f"put quotes around special characters, and a \\ before quotes inside: '{key}=\"...\"'"
+        return message + f"a text with special characters has quotes of its own: {shlex.quote(quoted)}"
+    return message + f"put quotes around special characters, and a \\ before quotes inside: '{key}=\"...\"'"
 
 
 def _wrong_value(error: OmegaConfBaseException, key: str, says: str) -> str | None:
@@ -185,9 +185,9 @@ def _wrong_value(error: OmegaConfBaseException, key: str, says: str) -> str | No
         if named[1] == NodeSettings.__name__ and not key.startswith("nodes."):
             return unknown_key(f"nodes.{key}")
         key = key or key_of_class(named[1])
-        told = f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
+        message = f"{key} takes settings of its own below it ({key}: {{key: value}}), not a single value"
         option = f"; an option is chosen with `- override /{key}: {named[2]}` at the end of `defaults:`"
-        return told + option if named[2] and key in GROUPS else told
+        return message + option if named[2] and key in GROUPS else message
     converted = re.match(r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)", says)
     if converted and converted[2] in _KINDS:
         return f"{key}={converted[1]} cannot work: it takes {_KINDS[converted[2]]}"

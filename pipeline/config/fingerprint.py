@@ -42,35 +42,35 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     else is below its node (`nodes.render.op.template`).
     """
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
-    found = {**top, "rules": RULES}
+    fingerprint = {**top, "rules": RULES}
     if (target := settings.target).accepted_rows is not None:
-        found |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
+        fingerprint |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():
             if key in top and value == top[key]:
                 continue  # already in `top`
-            group = next((g for g, whole in groups if dataclasses.is_dataclass(value) and whole == value), None)
-            found.update(flat(group or f"nodes.{name}.op.{key}", value))
-        found[f"nodes.{name}.inputs"] = list(node.inputs)
-        found[f"nodes.{name}.on_error"] = node.on_error
-        found.update(content_of(name, graph.nodes[name]))
-    return dict(sorted(comparable(found, marked(settings.nodes)).items()))
+            group = next((g for g, options in groups if dataclasses.is_dataclass(value) and options == value), None)
+            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value))
+        fingerprint[f"nodes.{name}.inputs"] = list(node.inputs)
+        fingerprint[f"nodes.{name}.on_error"] = node.on_error
+        fingerprint.update(content_of(name, graph.nodes[name]))
+    return dict(sorted(comparable(fingerprint, marked(settings.nodes)).items()))
 
 
 def content_of(name: str, node: Node) -> dict[str, Any]:
     """Return the part of a fingerprint that files decide: the code of the node `name`, and what its operator says, such
     as the hash of its model."""
-    made: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for target in node.code:
         of_session, modules = session_code(target)
         named = target.replace(":", ".").rpartition(".")[0]
-        made |= of_session | code_of(named)
-        made |= {key: sha256 for module in modules for key, sha256 in code_of(module, with_installed=False).items()}
-    code = {f"nodes.{name}.code.{key}": sha256 for key, sha256 in made.items()}
+        hashes |= of_session | code_of(named)
+        hashes |= {key: sha256 for module in modules for key, sha256 in code_of(module, with_installed=False).items()}
+    code = {f"nodes.{name}.code.{key}": sha256 for key, sha256 in hashes.items()}
     with planning(name, "fingerprint"):
-        said = dict(node.op.fingerprint())
-    return code | {f"nodes.{name}.{key}": _plain(value) for key, value in said.items()}
+        values = dict(node.op.fingerprint())
+    return code | {f"nodes.{name}.{key}": _plain(value) for key, value in values.items()}
 
 
 def differences(
@@ -81,7 +81,7 @@ def differences(
     keys = sorted(k for k in {**before, **now} if before.get(k, ABSENT) != now.get(k, ABSENT))
     came, went = _nodes(now) - _nodes(before), _nodes(before) - _nodes(now)
     lines = [
-        f"nodes that are {what}: {', '.join(sorted(them))}" for what, them in (("new", came), ("gone", went)) if them
+        f"nodes that are {word}: {', '.join(sorted(them))}" for word, them in (("new", came), ("gone", went)) if them
     ]
     of_both = [k for k in keys if _node(k) not in came | went]
     return [*lines, *(_difference(typed(k), before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)]
@@ -145,18 +145,18 @@ def code_of(module: str, *, with_installed: bool = True) -> dict[str, str]:
     if is_installed and not with_installed:
         return {}
     only = module.partition(".")[0] if is_installed else None
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     waiting = [(module, Path(file))]
     while waiting:
         name, path = waiting.pop()
-        if name not in found:
+        if name not in hashes:
             source = path.read_bytes()
-            found[name] = hashlib.sha256(source).hexdigest()
+            hashes[name] = hashlib.sha256(source).hexdigest()
             with _parser_free:  # Python 3.11's counts its depth for all threads together, and then raises SystemError
                 tree = ast.parse(source)
             imports = _imports(tree, name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
-    return dict(sorted(found.items()))
+    return dict(sorted(hashes.items()))
 
 
 def _place(module: str) -> tuple[str, str | None]:

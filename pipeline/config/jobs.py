@@ -38,12 +38,12 @@ class JobFile:
 
 def list_jobs(config_dirs: Sequence[Path] = ()) -> list[JobFile]:
     """Return all jobs that have a name, sorted; a user's job hides ours of the same name."""
-    found: dict[str, JobFile] = {}
+    jobs: dict[str, JobFile] = {}
     for folder in (*(d / "job" for d in config_dirs), JOBS):
         for path in sorted(folder.glob("*.yaml")):
             # Hydra finds a user's file too and would take a registered job of the same name for its schema.
-            found.setdefault(path.stem, JobFile(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
-    return [found[name] for name in sorted(found)]
+            jobs.setdefault(path.stem, JobFile(path.stem, path, path.stem) if folder == JOBS else _job_at(path))
+    return [jobs[name] for name in sorted(jobs)]
 
 
 def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
@@ -52,8 +52,8 @@ def find_job(name: str, config_dirs: Sequence[Path] = ()) -> JobFile:
         return _job_at(Path(name).expanduser())
     jobs = {job.name: job for job in list_jobs(config_dirs)}
     if name not in jobs:
-        if here := next((f"{name}{end}" for end in SUFFIXES if Path(f"{name}{end}").is_file()), None):
-            raise ConfigError(f"there is no job '{name}'; did you mean job={here}, the file in this directory?")
+        if file := next((f"{name}{end}" for end in SUFFIXES if Path(f"{name}{end}").is_file()), None):
+            raise ConfigError(f"there is no job '{name}'; did you mean job={file}, the file in this directory?")
         raise ConfigError(f"there is no job '{name}'{did_you_mean(name, jobs, 'job=')}\n{jobs_table(config_dirs)}")
     return jobs[name]
 

@@ -31,8 +31,8 @@ FREE_FORM = (
 def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
     """Return the dataclasses of each config group by their Hydra names, as conf/schemas.yaml lists them."""
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
-    each = {group: {SCHEMA: given} if isinstance(given, str) else given for group, given in named.items()}
-    return {group: {name: load_object(target) for name, target in own.items()} for group, own in each.items()}
+    each = {group: {SCHEMA: classes} if isinstance(classes, str) else classes for group, classes in named.items()}
+    return {group: {name: load_object(target) for name, target in targets.items()} for group, targets in each.items()}
 
 
 @cache
@@ -41,8 +41,8 @@ def known_keys() -> Mapping[str, Any]:
     of_groups = (
         pair for group, options in schemas().items() for cls in options.values() for pair in _keys_of(cls, f"{group}.")
     )
-    own = ((key, hint) for key, hint in _keys_of(JobSettings) if key not in (*GROUPS, "nodes", "steps"))
-    return dict((*of_groups, *own))
+    of_job = ((key, hint) for key, hint in _keys_of(JobSettings) if key not in (*GROUPS, "nodes", "steps"))
+    return dict((*of_groups, *of_job))
 
 
 def key_of_class(name: str) -> str:
@@ -57,8 +57,8 @@ def unknown_keys(config: DictConfig, above: str = "") -> Iterator[str]:
     fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
     if fields is None and above.removesuffix(".") in GROUPS:  # a group without a chosen option
         fields = set()
-    for own in config:  # keys of the user's choice may be numbers
-        key, inside = str(own), config._get_node(own)
+    for name in config:  # keys of the user's choice may be numbers
+        key, inside = str(name), config._get_node(name)
         if fields is not None and key not in fields:
             yield f"{above}{key}"
         elif isinstance(inside, DictConfig) and isinstance(inside._value(), dict):  # no interpolation, no null
@@ -75,17 +75,17 @@ def unknown_key(key: str) -> str:
         return f"unknown key '{key}' in the job's steps; to add it write +{key}=..."
     if free := next((f for f in FREE_FORM if key.startswith(f"{f}.")), None):
         return f"{free} has no '{key.removeprefix(f'{free}.')}' yet; to add it write +{key}=..."
-    known = known_keys()
+    keys = known_keys()
     group, _, leaf = key.rpartition(".")
     if key == "prompt":
         return "unknown key 'prompt'; it is one of a step (steps: {answer: {prompt: ...}}), or is data.prompt_template"
-    if key in known:
+    if key in keys:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
-    inside = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == group]
+    inside = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == group]
     # `name` is a key of the job: below a group something else is meant
-    elsewhere = [k for k in known if k.rpartition(".")[2] == leaf != "name"]
+    elsewhere = [k for k in keys if k.rpartition(".")[2] == leaf != "name"]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(leaf, inside, f"{group}." if group else "")
-    hint = hint or ("" if inside else did_you_mean(key, [*known, *GROUPS]))
+    hint = hint or ("" if inside else did_you_mean(key, [*keys, *GROUPS]))
     listed = f"; the keys of {group} are {', '.join(inside)}" if group and inside and not hint else ""
     return f"unknown key '{key}'{hint}{listed}"
 

@@ -26,23 +26,23 @@ def session_code(target: str) -> tuple[dict[str, str], set[str]]:
     """
     module, _, name = target.replace(":", ".").rpartition(".")
     scope: dict[str, Any] = vars(sys.modules[module]) if module in sys.modules else {}
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     modules: set[str] = set()
     if name not in scope or _has_file(scope) or _file_of(scope[name]) is not None:
-        return found, modules
+        return hashes, modules
     waiting = [(scope, name)]
     while waiting:
         scope, name = waiting.pop()
         key = f"{scope.get('__name__')}:{name}"
-        if key not in found:
+        if key not in hashes:
             content = _ContentHash()
             try:
-                found[key] = content.of(scope[name])
+                hashes[key] = content.of(scope[name])
             except RecursionError:  # pickle would not keep it either
-                found[key] = _hash("object", type(scope[name]).__qualname__)
+                hashes[key] = _hash("object", type(scope[name]).__qualname__)
             waiting += content.used
             modules |= content.modules
-    return found, modules
+    return hashes, modules
 
 
 def _has_file(scope: dict[str, Any]) -> bool:
@@ -93,10 +93,10 @@ class _ContentHash:
         if around := [level for level, other in enumerate(self._around) if other is value]:
             return _hash("around", len(self._around) - around[0])
         self._around.append(value)
-        made = _hash(*self._parts(value))
+        digest = _hash(*self._parts(value))
         self._around.pop()
-        self._known[id(value)] = (made, value)
-        return made
+        self._known[id(value)] = (digest, value)
+        return digest
 
     def _parts(self, value: Any) -> Iterator[object]:
         kind = type(value)
@@ -151,19 +151,19 @@ def _pickled(value: Any) -> list[Any]:
     """Return what pickle would keep of an object; nothing of one that is not made to be pickled, such as a lock."""
     try:
         reduce = copyreg.dispatch_table.get(type(value))
-        made = reduce(value) if reduce else value.__reduce_ex__(4)
+        reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     except Exception:  # whatever its class raises
         return []
-    parts = made if isinstance(made, tuple) else (made,)
+    parts = reduced if isinstance(reduced, tuple) else (reduced,)
     return [list(part) if isinstance(part, Iterator) else part for part in parts]
 
 
 def _hash(*parts: object) -> str:
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         text = str(part).encode("utf-8", "surrogatepass")
-        made.update(f"{len(text)}:".encode() + text)
-    return made.hexdigest()
+        digest.update(f"{len(text)}:".encode() + text)
+    return digest.hexdigest()
 
 
 def _content(cell: types.CellType) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample import InputSample, sample_of
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
-from pipeline.monitor.prometheus import check_prometheus_file
+from pipeline.monitor.recorder import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
 from pipeline.runs.admission import standing_lines
@@ -59,12 +59,9 @@ def dry_run_lines(
     settings: JobSettings, graph: Graph, process: Resources
 ) -> Generator[str, None, tuple[Forecast, Range] | None]:
     """Yield the lines of a dry run of either kind, each as soon as it is known; return the forecast and the peak memory
-    in bytes, None for a plan and if the run is finished. Writes nothing to the output directory; takes no lock.
-
-    Raises:
-        ConfigError: the run would be refused, or a node rejects every row of the sample.
-        NodeFailed: an operator raised on the sample, as it would in the run.
-    """
+    in bytes, None for a plan and if the run is finished. Writes nothing to the output directory; takes no lock. Raises
+    ConfigError if the run would be refused, or a node rejects every row of the sample; NodeFailed if an operator raised
+    on the sample, as it would in the run."""
     destination_of(settings)
     check_prometheus_file(settings.prometheus_file)
     yield from plan_lines(settings, graph)

@@ -53,9 +53,10 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
 
 
 def _prompt_lines(op: BaseOperator, name: str, row: int, nodes: Mapping[str, NodeResult]) -> Iterator[str]:
-    rows = [kept for batch in nodes[name].output if (kept := _only(batch.data, row)).num_rows]
-    if not rows:
-        rejects = [(node, reject) for node, found in nodes.items() for reject in found.rejects if reject.row == row]
+    batches = (batch.data for batch in nodes[name].output)
+    rows = [data.filter(pa.array(np.asarray(data.column(ROW.name)) == row)) for data in batches]
+    if not any(data.num_rows for data in rows):
+        rejects = [(node, reject) for node, result in nodes.items() for reject in result.rejects if reject.row == row]
         why = "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in rejects)
         raise InputError(f"row {row} has no prompt at '{name}': {why or 'a node has dropped it'}")
     for data in rows:
@@ -106,7 +107,3 @@ def _sample(source: BaseOperator, row: int, chunk_rows: int, *, alone: bool) -> 
             f"row={row}: the input ends before it{f', at row {last}' if last >= 0 else ''}; rows count from 0"
         )
     return sample
-
-
-def _only(data: pa.RecordBatch, row: int) -> pa.RecordBatch:
-    return data.filter(pa.array(np.asarray(data.column(ROW.name)) == row))

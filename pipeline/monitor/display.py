@@ -121,8 +121,8 @@ def left_text(s: Snapshot) -> str:
 
 def queue_text(s: Snapshot) -> str:
     """Format the fullest queue, that of the bottleneck: `generate 812/1,024`; empty if no rows wait."""
-    found = next((node for node in s.nodes if node.name == s.queue), None)
-    return "" if found is None else f"{found.name} {found.queue_rows:,}/{found.queue_capacity:,}"
+    fullest = next((node for node in s.nodes if node.name == s.queue), None)
+    return "" if fullest is None else f"{fullest.name} {fullest.queue_rows:,}/{fullest.queue_capacity:,}"
 
 
 def fields(s: Snapshot) -> dict[str, object]:
@@ -131,8 +131,8 @@ def fields(s: Snapshot) -> dict[str, object]:
     values = {key: getattr(s, key) for key in FIELDS}
     values["percent"] = None if s.fraction is None else 100 * s.fraction
     rounded = {key: round(value, 2) if isinstance(value, float) else value for key, value in values.items()}
-    said = dict(status.split(" ", 1) for status in s.statuses if " " in status)
-    return {**rounded, "queue": queue_text(s).replace(" ", ":").replace(",", "") or None, **said}
+    operators = dict(status.split(" ", 1) for status in s.statuses if " " in status)
+    return {**rounded, "queue": queue_text(s).replace(" ", ":").replace(",", "") or None, **operators}
 
 
 def pairs_text(values: Mapping[str, object]) -> str:

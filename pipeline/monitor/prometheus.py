@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ConfigError
-from pipeline.api.histogram import BOUNDS_S
-from pipeline.api.meter import CLOCKS, COUNTS
+from pipeline.api.meter import BOUNDS_S, CLOCKS, COUNTS
 from pipeline.api.numbers import number_of
 from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus
@@ -22,19 +19,6 @@ from pipeline.run_dir.state import RunStatus
 PREFIX = "llama_batch_"
 Samples = list[tuple[str, dict[str, Any], float]]
 """Suffix of the name, labels and value of each sample of a metric family."""
-
-
-def check_prometheus_file(path: str | None) -> None:
-    """Check before a run that the file can be created.
-
-    Raises:
-        ConfigError: its directory does not exist.
-    """
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(
-            f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"
-            " node_exporter was given as --collector.textfile.directory"
-        )
 
 
 def exposition(status: Mapping[str, Any]) -> str:
@@ -63,8 +47,8 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
         samples: Samples = [("", {**job, "node": node, "cache": cache}, value) for node, cache, value in uses]
         yield f"cache_{key}_total", "counter", help_, samples
     for what in dict.fromkeys(what for times in status["histograms"].values() for what in times):
-        found = {node: times[what] for node, times in status["histograms"].items() if what in times}
-        samples = [one for node, times in found.items() for one in _histogram({**job, "node": node}, times)]
+        by_node = {node: times[what] for node, times in status["histograms"].items() if what in times}
+        samples = [sample for node, times in by_node.items() for sample in _histogram({**job, "node": node}, times)]
         yield f"{what}_seconds", "histogram", number_of(status, what).about, samples
     seconds: Samples = [
         ("", {**job, "node": node, "state": clock.removesuffix("_s")}, values[clock])

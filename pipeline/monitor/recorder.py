@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.errors import ConfigError, ExitCode, StorageError
 from pipeline.api.meter import RowCounts
 from pipeline.api.numbers import added
 from pipeline.api.runtime import OF_WORKERS, RunContext
@@ -26,6 +26,7 @@ from pipeline.monitor.display import make_display
 from pipeline.monitor.prometheus import exposition
 from pipeline.monitor.snapshot import Observer, Snapshot
 from pipeline.monitor.summary import Outcome
+from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.metrics_table import MeterRecorder, MetricsTables
 from pipeline.run_dir.names import STATUS
 from pipeline.run_dir.state import RunState, RunStatus
@@ -122,16 +123,12 @@ class Recorder:
         """Keep what the budgets have spent: a killed attempt counts, though none of its rows is committed."""
         if self._target is not None:
             self._cost_noted = self._target.cost
-            self._state.note_spent(self._target.sums)
+            self._state.note(spent=self._target.sums)
 
     def write_status(self, snapshot: Snapshot, status: RunStatus, exit_code: ExitCode | None = None) -> None:
         """Replace status.json, then the Prometheus file. In this order the counters in it are never ahead of
         status.json, from which the next attempt continues them. When the attempt has ended, row counts are of committed
-        chunks only.
-
-        Raises:
-            StorageError: status.json cannot be written.
-        """
+        chunks only. Raises StorageError if status.json cannot be written."""
         state = self._state
         accounts = self._accounts() if status is RunStatus.RUNNING else state.accounts()
         values: dict[str, Any] = {
@@ -160,42 +157,42 @@ class Recorder:
 
     def _accounts(self) -> dict[str, RowCounts]:
         """Return row counts by node: of earlier attempts the committed rows, of this one all rows so far."""
-        found = {}
+        accounts = {}
         for meter in self._executor.meters:
             if "/" not in meter.name:
                 now = RowCounts(meter.rows_in, meter.expanded, meter.rejected, meter.rows_out)
                 now.add(self._accounts_before.get(meter.name, RowCounts()))
-                found[meter.name] = now
-        return found
+                accounts[meter.name] = now
+        return accounts
 
     def _counted(self) -> dict[str, dict[str, Any]]:
         """Return counters and clocks, caches and histograms by node or part, and the totals of the run. They continue
         from status.json of the attempt before, so they never fall; the last second of a killed attempt is not
         counted."""
-        found: dict[str, dict[str, Any]] = {"counters": {}, "caches": {}, "histograms": {}}
+        counted: dict[str, dict[str, Any]] = {"counters": {}, "caches": {}, "histograms": {}}
         for meter in self._executor.meters:
             reading = meter.read()
-            found["counters"][meter.name] = {k: v for k, v in reading["counts"].items() if k != "queue_rows"}
-            found["caches"] |= {meter.name: reading["caches"]} if reading["caches"] else {}
+            counted["counters"][meter.name] = {k: v for k, v in reading["counts"].items() if k != "queue_rows"}
+            counted["caches"] |= {meter.name: reading["caches"]} if reading["caches"] else {}
             times = {
-                what: {"buckets": times["buckets"], "sum_s": sum(times["sums_s"].values())}
-                for what, times in reading["histograms"].items()
+                name: {"buckets": times["buckets"], "sum_s": sum(times["sums_s"].values())}
+                for name, times in reading["histograms"].items()
             }
-            found["histograms"] |= {meter.name: times} if times else {}
-        found["totals"] = self._context.counted()
-        workers = {k.removeprefix(OF_WORKERS): v for k, v in found["totals"].items() if k.startswith(OF_WORKERS)}
-        before = {kind: self._before.get(kind, {}) for kind in found}
-        return {**added(before, found), "workers": workers}
+            counted["histograms"] |= {meter.name: times} if times else {}
+        counted["totals"] = self._context.counted()
+        workers = {k.removeprefix(OF_WORKERS): v for k, v in counted["totals"].items() if k.startswith(OF_WORKERS)}
+        earlier = {kind: self._before.get(kind, {}) for kind in counted}
+        return {**added(earlier, counted), "workers": workers}
 
     def _now_s(self) -> float:
         """Return the seconds since the attempt began."""
         return self._context.clock() - self._began
 
-    def _is_due(self, what: str, now_s: float) -> bool:
+    def _is_due(self, task: str, now_s: float) -> bool:
         """Return True at the first call and then once per interval."""
-        due = now_s >= self._next_s[what]
+        due = now_s >= self._next_s[task]
         if due:
-            self._next_s[what] = now_s + self._intervals_s[what]
+            self._next_s[task] = now_s + self._intervals_s[task]
         return due
 
     def _take(self, now: float, *, ending: bool) -> Snapshot:
@@ -203,14 +200,23 @@ class Recorder:
         return replace(snapshot, eta_s=None, eta_unknown="the run is stopping", ending=True) if ending else snapshot
 
 
+def check_prometheus_file(path: str | None) -> None:
+    """Check before a run that the file can be created. Raises ConfigError if its directory does not exist."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            f"prometheus_file={path}: there is no directory {Path(path).parent}; make it, or name the one that"
+            " node_exporter was given as --collector.textfile.directory"
+        )
+
+
 def write_refusal(path: Path, outcome: Outcome) -> None:
     """Write into the Prometheus file at `path` that a run was refused: its exit code, now, beside what the run in the
     directory has counted before. A failure is logged."""
     values: dict[str, Any] = {"counters": {}, "caches": {}, "histograms": {}, "nodes": [], "rows_total": None}
     values |= dict.fromkeys(("errors", "filtered", "rows", "committed_rows", "attempt"), 0)
-    before = read_status(outcome.directory) or {}
-    if before.get("job") == outcome.job:
-        values |= before
+    status = read_status(outcome.directory) or {}
+    if status.get("job") == outcome.job:
+        values |= status
     values |= {"job": outcome.job, "state": outcome.status.value, "exit_code": int(outcome.exit_code), "eta_s": None}
     values["updated_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -222,8 +228,5 @@ def write_refusal(path: Path, outcome: Outcome) -> None:
 
 def read_status(directory: Path) -> Mapping[str, Any] | None:
     """Return the values of status.json; None if it is missing, damaged or of a version with other keys."""
-    try:
-        found = json.loads((directory / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.keys() >= _KEYS else None
+    values = read_values(directory / STATUS)
+    return values if values.keys() >= _KEYS else None

@@ -40,14 +40,14 @@ class _Json(logging.Formatter):
     """Formats a JSON object per line: time, level, logger, message, and the fields of a progress line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        values = {
+        values: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
         fields: dict[str, object] | None = getattr(record, "fields", None)
-        said = {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
-        texts = {name: hidden(value) if isinstance(value, str) else value for name, value in {**values, **said}.items()}
+        values |= {"message": record.getMessage()} if fields is None else {"message": "progress", **fields}
+        texts = {name: hidden(value) if isinstance(value, str) else value for name, value in values.items()}
         return json.dumps(texts)
 
 

@@ -58,6 +58,6 @@ def work_left(
 
 def _growth(meter: StageMeter) -> float:
     """Return how many rows a node makes of one. Rows to be merged are held first, so only those count that were."""
-    done = meter.rows_out + meter.rejected
-    taken = meter.rows_in if meter.expanded >= 0 else done - meter.expanded
+    rows = meter.rows_out + meter.rejected
+    taken = meter.rows_in if meter.expanded >= 0 else rows - meter.expanded
     return (taken + meter.expanded) / taken if taken else 1.0

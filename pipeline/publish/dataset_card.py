@@ -47,11 +47,8 @@ log = logging.getLogger(__name__)
 
 
 def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
-    """Write the card of a finished run, if it is to have one and a user has not edited the existing card.
-
-    Raises:
-        StorageError: the card cannot be written.
-    """
+    """Write the card of a finished run, if it is to have one and a user has not edited the existing card. Raises
+    StorageError if the card cannot be written."""
     extra = None if settings.output is None else settings.output.card_settings()
     if extra is None:
         return
@@ -66,10 +63,7 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
 
 def remove_card(directory: Path) -> None:
     """Remove the card before the results are replaced, unless a user has edited it: it would not describe the new ones.
-
-    Raises:
-        StorageError: the card cannot be removed.
-    """
+    Raises StorageError if the card cannot be removed."""
     path = directory / CARD
     if not _is_edited(path):
         with writing(path):

@@ -52,10 +52,10 @@ class Destination:
         def listed() -> dict[str, int | None]:
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(self._root, detail=True)
+                entries = self._fs.find(self._root, detail=True)
             except FileNotFoundError:
                 return {}
-            return {name.removeprefix(self._root).lstrip("/"): entry.get("size") for name, entry in found.items()}
+            return {name.removeprefix(self._root).lstrip("/"): entry.get("size") for name, entry in entries.items()}
 
         return self._retry("list", "", listed)
 
@@ -81,7 +81,7 @@ class Destination:
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _retry(self, what: str, path: str, do: Callable[[], T]) -> T:
+    def _retry(self, action: str, path: str, do: Callable[[], T]) -> T:
         """Call `do`, with retries. Exceptions may be of any type, since each file system has its own library."""
         place = f"{self.url}/{path}".rstrip("/")
         for attempt in range(self._retries + 1):
@@ -92,9 +92,9 @@ class Destination:
                 why = self._shown(f"{type(error).__name__}: {error}")
                 if attempt == self._retries or isinstance(error, _PERMANENT):
                     # Without its cause: the traceback might show the library's arguments, credentials among them.
-                    raise PublishError(f"cannot {what} {place}: {why}") from None
+                    raise PublishError(f"cannot {action} {place}: {why}") from None
                 wait_s = self._wait_s * 2**attempt
-                log.debug("cannot %s %s, next try in %g s: %s", what, place, wait_s, why)
+                log.debug("cannot %s %s, next try in %g s: %s", action, place, wait_s, why)
             if self.stopped.wait(wait_s):
                 raise Stopped
         raise AssertionError("there is at least one try")
@@ -111,7 +111,7 @@ def _open(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> 
         raise ConfigError(f"output.publish={url} needs fsspec ({error}); install it: {install('remote')}") from error
     local = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
     try:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **local, **options)
+        filesystem: tuple[Any, str] = fsspec.core.url_to_fs(url, **local, **options)
     except ImportError as error:
         extra = "s3" if url.startswith(("s3://", "s3a://")) else "remote"
         raise ConfigError(
@@ -120,4 +120,4 @@ def _open(url: str, options: Mapping[str, Any], shown: Callable[[str], str]) -> 
     except Exception as error:  # the library for this kind of URL may raise anything
         why = shown(f"{type(error).__name__}: {error}")
         raise ConfigError(f"output.publish={url} with output.storage_options cannot be used: {why}") from None
-    return found
+    return filesystem

@@ -35,11 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def destination_of(settings: JobSettings) -> Destination | None:
-    """Return the destination of `output.publish`; None if it is not set.
-
-    Raises:
-        ConfigError: the URL or its options are invalid.
-    """
+    """Return the destination of `output.publish`; None if it is not set. Raises ConfigError if the URL or its options
+    are invalid."""
     output = settings.output
     url = getattr(output, "publish", None)
     return None if url is None else Destination(url, output.storage_options, output.retries)
@@ -63,21 +60,18 @@ class Publisher:
 
     def _claim(self, *, overwrite: bool) -> None:
         """Claim the destination for this run with an empty manifest. Does nothing if this run has claimed it already.
-
-        Raises:
-            ConfigError: the destination holds other files and `overwrite` is not set, or it cannot be written.
-        """
+        Raises ConfigError if the destination holds other files and `overwrite` is not set, or it cannot be written."""
         if self._state.published(self._place.url, MANIFEST) is not None and self._is_still_ours():
             return
         try:
-            there = self._place.sizes()
-            earlier = self._place.read(MANIFEST) if MANIFEST in there else None
+            sizes = self._place.sizes()
+            earlier = self._place.read(MANIFEST) if MANIFEST in sizes else None
             if earlier is not None and not overwrite and _fingerprint(earlier) == self._fingerprint:
                 self._state.note_published(self._place.url, MANIFEST, hashlib.sha256(earlier).hexdigest())
                 return
-            if there and not overwrite:
+            if sizes and not overwrite:
                 raise ConfigError(
-                    f"output.publish={self._place.url} holds other files (for example {min(there)});"
+                    f"output.publish={self._place.url} holds other files (for example {min(sizes)});"
                     " give an empty place, or overwrite=true to replace what a run has put there"
                 )
             self._write_manifest(as_text(empty_manifest(self._state)), Failpoint.DESTINATION_CLAIMED)
@@ -182,20 +176,20 @@ class Publisher:
         """Check that all uploaded files are there, upload missing ones again, remove those of an earlier run, and write
         the manifest."""
         shards = {shard.path: shard for shard in self._state.shards()}
-        there = self._place.sizes()
-        lost = [p for p, shard in shards.items() if there.get(p, -1) not in (shard.size_bytes, None)]
+        sizes = self._place.sizes()
+        lost = [p for p, shard in shards.items() if sizes.get(p, -1) not in (shard.size_bytes, None)]
         if lost:
             log.warning("%s: uploading again what is not there as it was (files: %d)", self._place.url, len(lost))
             self._state.forget_published(lost, self._place.url)
             self._upload_missing()
-        for path in sorted(path for path in there if is_part(path) and path not in shards):
+        for path in sorted(path for path in sizes if is_part(path) and path not in shards):
             log.debug("removing %s: it is of an earlier run", path)
             self._place.remove(path)
         card = self._directory / CARD
-        if card.exists() and (CARD not in there or self._state.published(self._place.url, CARD) != sha256_of(card)):
+        if card.exists() and (CARD not in sizes or self._state.published(self._place.url, CARD) != sha256_of(card)):
             self._put(CARD, sha256_of(card))
         text = as_text(manifest(self._state, RunStatus.DONE))
-        if MANIFEST not in there or self._state.published(self._place.url, MANIFEST) != _sha256(text):
+        if MANIFEST not in sizes or self._state.published(self._place.url, MANIFEST) != _sha256(text):
             self._write_manifest(text, Failpoint.MANIFEST_UPLOADED)
 
     def _write_manifest(self, text: str, failpoint: Failpoint) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 from pipeline.config.compose import composed
 from pipeline.config.jobs import find_job
-from pipeline.python.job import Job
+from pipeline.python.job import Job, options_and_values, plain_value
 from pipeline.python.rows import write_rows
-from pipeline.python.values import options_and_values, plain_value
 from pipeline.run_dir.names import INPUT
 from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE
@@ -41,8 +40,10 @@ def settings_from(
             return settings_from(path, given, fallback, **values)
     options, named = options_and_values(given)
     more = {key: plain_value(value) for key, value in {**named, **values}.items()}
-    found = composed(find_job(str(job)), options, more)
-    return found if found.output_dir is not None else dataclasses.replace(found, output_dir=fallback(found.name))
+    settings = composed(find_job(str(job)), options, more)
+    if settings.output_dir is None:
+        settings = dataclasses.replace(settings, output_dir=fallback(settings.name))
+    return settings
 
 
 def with_rows(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.api.errors import ConfigError, ExitCode, install
 from pipeline.results.reader import Results, read_results
-from pipeline.results.report.write import write_report
+from pipeline.results.report import write_report
 from pipeline.run_dir.names import DATA
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ class Result:
         self._read()
 
     def __repr__(self) -> str:
-        found = self._read()
+        results = self._read()
         ended = "" if self.outcome is None else f", {self.outcome.name}"
-        rows, errors = (found.counts.get(key, 0) for key in ("data_rows", "error_rejects"))
-        return f"<Result of {found.job}: {rows:,} rows, {errors:,} errors{ended}, in {self.directory}>"
+        rows, errors = (results.counts.get(key, 0) for key in ("data_rows", "error_rejects"))
+        return f"<Result of {results.job}: {rows:,} rows, {errors:,} errors{ended}, in {self.directory}>"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,11 +77,11 @@ class Result:
         Args:
             folder: `data`, or `data/NAME` of a sink of that name.
         """
-        found = self._read()
-        rows = found.rows(folder)
+        results = self._read()
+        rows = results.rows(folder)
         if rows is None:
-            there = ", ".join(found.folders) or "none: it has no rows"
-            raise ConfigError(f"{self.directory} has no rows in {folder}; folders with rows: {there}")
+            folders = ", ".join(results.folders) or "none: it has no rows"
+            raise ConfigError(f"{self.directory} has no rows in {folder}; folders with rows: {folders}")
         return rows
 
     def arrow(self, folder: str = DATA) -> pa.Table:
@@ -100,18 +100,18 @@ class Result:
         """Return the rejected rows, lazily: their `node`, `kind`, `reason`, and the row as it was."""
         import polars as pl
 
-        found = self._read().rejects()
-        return pl.LazyFrame(schema={"row": pl.Int64, "node": pl.String}) if found is None else found
+        rejects = self._read().rejects()
+        return pl.LazyFrame(schema={"row": pl.Int64, "node": pl.String}) if rejects is None else rejects
 
     def metrics(self, name: str) -> pl.LazyFrame:
         """Return a table of metrics, lazily. `name`: steps, stages, rows, run ... (docs/metrics.md)."""
-        found = self._read().metrics(name)
-        if found is None:
-            there = sorted(
+        table = self._read().metrics(name)
+        if table is None:
+            names = sorted(
                 {path.stem for path in (self.directory / "metrics").glob("*") if path.suffix in ("", ".parquet")}
             )
-            raise ConfigError(f"{self.directory} has no metrics '{name}'; there are {', '.join(there) or 'none'}")
-        return found
+            raise ConfigError(f"{self.directory} has no metrics '{name}'; there are {', '.join(names) or 'none'}")
+        return table
 
     def report(self) -> Report:
         """Write report.html anew, and return it."""

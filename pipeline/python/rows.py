@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.api.column_types import holds_nothing, without_null
 from pipeline.api.errors import ConfigError
+from pipeline.api.records import holds_nothing, without_null
 from pipeline.run_dir.names import INPUT, INPUT_PARTS
 from pipeline.run_dir.replacing import Replacing
 from pipeline.system.disk_errors import writing
@@ -132,10 +132,10 @@ def _of_pandas(rows: Any) -> pa.Table:
 
 def _of_items(items: Iterator[Any], as_json: Collection[str]) -> Iterator[pa.Table]:
     """Yield tables of dicts, or of prompts as the column `prompt`. A table has the keys of all its dicts."""
-    known: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
     begun = 0
-    while some := list(itertools.islice(items, BATCH_ROWS)):
-        dicts = [{"prompt": item} if isinstance(item, str) else item for item in some]
+    while chunk := list(itertools.islice(items, BATCH_ROWS)):
+        dicts = [{"prompt": item} if isinstance(item, str) else item for item in chunk]
         for at, item in enumerate(dicts):
             if not isinstance(item, dict):
                 raise ConfigError(f"rows[{begun + at}] is a {type(item).__name__}; {TAKES}")
@@ -146,17 +146,17 @@ def _of_items(items: Iterator[Any], as_json: Collection[str]) -> Iterator[pa.Tab
             values = [item.get(name) for item in dicts]
             if name in as_json:
                 values = [_as_json(name, value) for value in values]
-            columns[name] = _column(name, values, known.get(name), begun)
-        known |= {name: column.type for name, column in columns.items()}
-        begun += len(some)
-        yield pa.table(columns) if columns else pa.table({"prompt": pa.nulls(len(some))})
+            columns[name] = _column(name, values, types.get(name), begun)
+        types |= {name: column.type for name, column in columns.items()}
+        begun += len(chunk)
+        yield pa.table(columns) if columns else pa.table({"prompt": pa.nulls(len(chunk))})
 
 
-def _column(name: str, values: Sequence[Any], known: pa.DataType | None, begun: int) -> pa.Array:
-    """Return the values of key `name`, of rows from `begun` on, as a column of the type `known` if they fit it, else of
+def _column(name: str, values: Sequence[Any], usual: pa.DataType | None, begun: int) -> pa.Array:
+    """Return the values of key `name`, of rows from `begun` on, as a column of the type `usual` if they fit it, else of
     another; raises ConfigError if they would come back as others."""
     why = ""
-    for kind in (known, None, pa.uint64()):
+    for kind in (usual, None, pa.uint64()):
         try:
             array = pa.array(values, kind)
         except _UNFIT as error:
@@ -172,20 +172,20 @@ def _column(name: str, values: Sequence[Any], known: pa.DataType | None, begun: 
             return array
         why = why or f": row {begun + odd} would have {array[odd].as_py()!r} for {values[odd]!r}"
     first = next(value for value in values if value is not None)
-    other = next((i for i, value in enumerate(values) if type(value) not in (type(first), type(None))), None)
-    at = "" if other is None else f"; row {begun + other} has {values[other]!r}, and one before it {first!r}"
+    place = next((i for i, value in enumerate(values) if type(value) not in (type(first), type(None))), None)
+    at = "" if place is None else f"; row {begun + place} has {values[place]!r}, and one before it {first!r}"
     raise ConfigError(f"the values of '{name}' in rows do not become one column{why}{at}; {ONE_TYPE}")
 
 
-def _same(found: Any, given: Any) -> bool:
-    """Return True if `found`, of a column, is the value that was given for it. Missing keys are null."""
+def _same(stored: Any, given: Any) -> bool:
+    """Return True if `stored`, in a column, is the value that was given for it. Missing keys are null."""
     if hasattr(given, "tolist"):  # of NumPy
         given = given.tolist()
     if isinstance(given, Mapping):
-        return isinstance(found, dict) and all(_same(found.get(key), value) for key, value in given.items())
+        return isinstance(stored, dict) and all(_same(stored.get(key), value) for key, value in given.items())
     if isinstance(given, list | tuple):
-        return isinstance(found, list) and len(found) == len(given) and all(map(_same, found, given))
-    return found is given or bool(found == given) or bool(found != found and given != given)
+        return isinstance(stored, list) and len(stored) == len(given) and all(map(_same, stored, given))
+    return stored is given or bool(stored == given) or bool(stored != stored and given != given)
 
 
 def _as_json(name: str, value: Any) -> str | None:
@@ -197,9 +197,9 @@ def _as_json(name: str, value: Any) -> str | None:
         raise ConfigError(f"a value of '{name}' in rows does not become JSON text: {error}") from error
 
 
-def _write(tables: Iterator[pa.Table], path: Path, before: Path) -> None:
+def _write(tables: Iterator[pa.Table], path: Path, aside: Path) -> None:
     """Write `tables` one after the other; where one has other columns than those before it, write these again under
-    the columns of all. `before`: the place of these meanwhile."""
+    the columns of all. `aside`: the place of these meanwhile."""
     schema, writer = pa.schema([]), None
     try:
         for table in tables:
@@ -207,17 +207,17 @@ def _write(tables: Iterator[pa.Table], path: Path, before: Path) -> None:
             if writer is None or wider != schema:
                 if writer is not None:
                     writer.close()
-                    path.replace(before)
+                    path.replace(aside)
                 writer = pq.ParquetWriter(path, pa.schema([(field.name, without_null(field.type)) for field in wider]))
-                for batch in pq.ParquetFile(before).iter_batches(BATCH_ROWS) if before.exists() else ():
+                for batch in pq.ParquetFile(aside).iter_batches(BATCH_ROWS) if aside.exists() else ():
                     writer.write_table(_cast(pa.Table.from_batches([batch]), writer.schema), BATCH_ROWS)
                 schema = wider
-                before.unlink(missing_ok=True)
+                aside.unlink(missing_ok=True)
             writer.write_table(_cast(table, writer.schema), BATCH_ROWS)
     finally:
         if writer is not None:
             writer.close()
-        before.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
     if writer is None:
         pq.write_table(pa.table({}), path)  # `data.empty` says what an input without rows is
 
@@ -233,13 +233,13 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return `table` under the columns of `schema`; raises ConfigError if a value would become another one."""
     columns = []
     for field in schema:
-        found = table[field.name] if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        source = table[field.name] if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         try:
-            column = found.cast(field.type)
+            column = source.cast(field.type)
         except pa.ArrowException as error:
-            raise ConfigError(f"column '{field.name}' of rows is {found.type}, then {field.type}: {error}") from error
-        if column.type != found.type and not all(map(_same, column.to_pylist(), found.to_pylist())):
-            raise ConfigError(f"column '{field.name}' of rows is {found.type} and {field.type}; {ONE_TYPE}")
+            raise ConfigError(f"column '{field.name}' of rows is {source.type}, then {field.type}: {error}") from error
+        if column.type != source.type and not all(map(_same, column.to_pylist(), source.to_pylist())):
+            raise ConfigError(f"column '{field.name}' of rows is {source.type} and {field.type}; {ONE_TYPE}")
         columns.append(column)
     return pa.table(columns, schema=schema)
 

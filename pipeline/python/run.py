@@ -129,23 +129,23 @@ def run(
         temporary.append(tempfile.mkdtemp(prefix=f"{name}-"))
         return temporary[0]
 
-    given = _given(settings, groups, directory)
-    if asked := [key for key in ("dry_run", "show") if given.get(key)]:
+    values = _given(settings, groups, directory)
+    if asked := [key for key in ("dry_run", "show") if values.get(key)]:
         raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
-    seen: list[Outcome] = []
+    outcomes: list[Outcome] = []
     with _one_at_a_time, staying(), _path_kept(), ExitStack() as quiet:
-        composed = settings_from(job, given, make)
-        compose = partial(with_rows, job, given, composed, rows, composed.directory) if rows is not None else None
+        composed = settings_from(job, values, make)
+        compose = partial(with_rows, job, values, composed, rows, composed.directory) if rows is not None else None
         if composed.progress == QUIET:
             quiet.enter_context(silent())
         elif temporary:
             complain(f"the results go to {composed.directory}; name a directory to keep them")
         try:
-            code = run_job(composed, _models, seen, compose)
+            code = run_job(composed, _models, outcomes, compose)
         finally:
             _models.close_unused()
-    if seen and seen[-1].error is not None:
-        raise seen[-1].error
+    if outcomes and outcomes[-1].error is not None:
+        raise outcomes[-1].error
     return Result(composed.directory.absolute(), ExitCode(code))
 
 
@@ -203,19 +203,19 @@ def estimate(
             while True:
                 lines.append(next(steps))
         except StopIteration as end:
-            found = end.value or (None, None)
+            forecast = end.value or (None, None)
         finally:
             _models.close_unused()
-    return Estimate("\n".join(lines), *found)
+    return Estimate("\n".join(lines), *forecast)
 
 
 @contextmanager
-def _dry_run(job: str | Path | Job, given: dict[str, Any], rows: Any, mode: str | bool) -> Iterator[JobSettings]:
+def _dry_run(job: str | Path | Job, values: dict[str, Any], rows: Any, mode: str | bool) -> Iterator[JobSettings]:
     """Yield the settings of a dry run, whose files are in a temporary folder."""
     with _path_kept(), tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
-        given = {**given, "dry_run": mode}
-        composed = settings_from(job, given, lambda name: f"{folder}/{name}")
-        yield composed if rows is None else with_rows(job, given, composed, rows, Path(folder))
+        values = {**values, "dry_run": mode}
+        composed = settings_from(job, values, lambda name: f"{folder}/{name}")
+        yield composed if rows is None else with_rows(job, values, composed, rows, Path(folder))
 
 
 @contextmanager

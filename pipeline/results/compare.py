@@ -76,10 +76,10 @@ def figures(a: Results, b: Results) -> list[Row]:
     sides = _known(a), _known(b)
     rows = []
     for name in sides[0] | sides[1]:
-        one, other = (side.get(name, Figure(None, "")) for side in sides)
-        if any(f.value or (f.value is None and f.text) for f in (one, other)):
-            differs = one.value is None and other.value is None and one.text != other.text
-            rows.append((name, one.text, other.text, "differs" if differs else _change(one.value, other.value)))
+        first, second = (side.get(name, Figure(None, "")) for side in sides)
+        if any(f.value or (f.value is None and f.text) for f in (first, second)):
+            differs = first.value is None and second.value is None and first.text != second.text
+            rows.append((name, first.text, second.text, "differs" if differs else _change(first.value, second.value)))
     return rows
 
 
@@ -88,10 +88,10 @@ def stages(a: Results, b: Results) -> list[Row]:
     times = [{stage["node"]: stage for stage in stage_times(run)} for run in (a, b)]
     rows = []
     for node in times[0] | times[1]:
-        found = [side.get(node) for side in times]
-        cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in found]
-        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in found]
-        busy = [s["busy_s"] if s else None for s in found]
+        pair = [side.get(node) for side in times]
+        cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in pair]
+        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in pair]
+        busy = [s["busy_s"] if s else None for s in pair]
         rows.append((node, cells[0], cells[1], _change(*busy) if max(shares) >= WORTH_COMPARING else ""))
     return rows
 
@@ -112,18 +112,18 @@ def _known(run: Results) -> dict[str, Figure]:
         "fingerprint": str(run.manifest.get("fingerprint", {}).get("sha256", ""))[:12],
         "model": _model(run),
     }
-    known = {name: Figure(None, text) for name, text in texts.items()} | run_figures(run)
+    figures_by_name = {name: Figure(None, text) for name, text in texts.items()} | run_figures(run)
     for group in step_sums(run):
         spent = sum(group[part] for part in STEP_PARTS)
         name = "calls that compute prompts" if group["prompts"] else "calls that generate"
-        known[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
+        figures_by_name[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
     for rows, where in run.tables():
         for column in token_columns(rows):
             counts = counted(rows, column)
             if len(counts):
                 text = f"{quantile(counts, column, 0.5):,} and {quantile(counts, column, 0.95):,}"
-                known[f"{column}{where}, median and p95"] = Figure(None, text)
-    return known
+                figures_by_name[f"{column}{where}, median and p95"] = Figure(None, text)
+    return figures_by_name
 
 
 def _model(run: Results) -> str:
@@ -155,9 +155,9 @@ def setting_differences(a: Results, b: Results) -> list[str]:
 
 def content_differences(a: Results, b: Results) -> list[str]:
     """Return `key: a -> b` for the rest of the fingerprints: content of inputs and model, and user code."""
-    known = _settings(a) | _settings(b)
+    settings = _settings(a) | _settings(b)
     sides = [run.manifest.get("fingerprint", {}).get("keys", {}) for run in (a, b)]
-    return differences(*({k: v for k, v in side.items() if k not in known} for side in sides))
+    return differences(*({k: v for k, v in side.items() if k not in settings} for side in sides))
 
 
 def _settings(run: Results) -> dict[str, Any]:
@@ -245,8 +245,8 @@ def _first(
         return []
 
     def values(rows: pl.LazyFrame) -> dict[tuple[str, ...], Any]:
-        found = rows.select(*map(_key, keys), pl.col(column).alias("value"))
-        table = found.join(wanted.lazy(), on=names, how="semi").collect(engine="streaming")
+        named = rows.select(*map(_key, keys), pl.col(column).alias("value"))
+        table = named.join(wanted.lazy(), on=names, how="semi").collect(engine="streaming")
         return {row[:-1]: row[-1] for row in table.select(*names, "value").rows()}
 
     in_a, in_b = values(rows_a), values(rows_b)

@@ -73,41 +73,41 @@ def attempts(results: Results) -> list[AttemptFigures]:
     """Return all attempts that have left metrics, in order."""
     runs, stages = results.metrics("run"), results.metrics("stages")
     ended = {} if runs is None else {row["attempt"]: row for row in runs.collect().to_dicts()}
-    seen: dict[int, dict[str, Any]] = {}
+    stage_sums: dict[int, dict[str, Any]] = {}
     if stages is not None:
         sums = (pl.col("t_s").max(), pl.col("tokens_in").sum(), pl.col("tokens_out").sum())
-        seen = {row["attempt"]: row for row in stages.group_by("attempt").agg(*sums).collect().to_dicts()}
-    numbers = sorted({*ended, *seen})
-    found: list[AttemptFigures] = []
+        stage_sums = {row["attempt"]: row for row in stages.group_by("attempt").agg(*sums).collect().to_dicts()}
+    numbers = sorted({*ended, *stage_sums})
+    figures: list[AttemptFigures] = []
     for n in numbers:
-        known = ended.get(n) or seen[n]
+        values = ended.get(n) or stage_sums[n]
         open_end = n == numbers[-1] and results.manifest.get("status") == RunStatus.RUNNING
         attempt = AttemptFigures(
             number=n,
-            state=known.get("state") or (STILL_OPEN if open_end else UNKNOWN_END),
-            exit_code=known.get("exit_code"),
-            started_at=known.get("started_at"),
-            wall_s=max(known.get("wall_s") or 0.0, seen.get(n, {}).get("t_s") or 0.0),
-            rows=known.get("rows"),
-            tokens_in=known.get("tokens_in") or 0,
-            tokens_out=known.get("tokens_out") or 0,
-            begins_s=running_s(found),
-            versions=json.loads(known.get("versions") or "{}"),
-            machine=json.loads(known.get("machine") or "{}"),
+            state=values.get("state") or (STILL_OPEN if open_end else UNKNOWN_END),
+            exit_code=values.get("exit_code"),
+            started_at=values.get("started_at"),
+            wall_s=max(values.get("wall_s") or 0.0, stage_sums.get(n, {}).get("t_s") or 0.0),
+            rows=values.get("rows"),
+            tokens_in=values.get("tokens_in") or 0,
+            tokens_out=values.get("tokens_out") or 0,
+            begins_s=running_s(figures),
+            versions=json.loads(values.get("versions") or "{}"),
+            machine=json.loads(values.get("machine") or "{}"),
         )
-        found.append(attempt)
-    return found
+        figures.append(attempt)
+    return figures
 
 
-def running_s(found: Sequence[AttemptFigures]) -> float:
+def running_s(figures: Sequence[AttemptFigures]) -> float:
     """Return the total running time of the attempts."""
-    return sum(attempt.wall_s for attempt in found)
+    return sum(attempt.wall_s for attempt in figures)
 
 
-def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.LazyFrame:
+def on_one_axis(table: pl.LazyFrame, figures: Sequence[AttemptFigures]) -> pl.LazyFrame:
     """Return a metrics table with `t_s` as running time over all attempts, not since the start of each."""
     begins = pl.LazyFrame(
-        {"attempt": [a.number for a in found], "begins_s": [a.begins_s for a in found]},
+        {"attempt": [a.number for a in figures], "begins_s": [a.begins_s for a in figures]},
         schema={"attempt": pl.Int32, "begins_s": pl.Float64},
     )
     joined = table.join(begins, on="attempt")
@@ -116,9 +116,12 @@ def on_one_axis(table: pl.LazyFrame, found: Sequence[AttemptFigures]) -> pl.Lazy
 
 def run_figures(results: Results) -> dict[str, Figure]:
     """Return the figures of the whole run by display name, in display order."""
-    found = attempts(results)
-    took = running_s(found)
-    tokens = {"prompt tokens": sum(a.tokens_in for a in found), "completion tokens": sum(a.tokens_out for a in found)}
+    figures = attempts(results)
+    took = running_s(figures)
+    tokens = {
+        "prompt tokens": sum(a.tokens_in for a in figures),
+        "completion tokens": sum(a.tokens_out for a in figures),
+    }
     used = slots_used(results)
     numbers = {
         **{name: results.counts.get(key, 0) for key, name in ROW_COUNTS.items()},
@@ -127,7 +130,7 @@ def run_figures(results: Results) -> dict[str, Figure]:
         **{f"{name} a second": n / took for name, n in tokens.items() if took and n},
         "slots in use": used,
         "cost at servers": (cost := run_totals(results).get("cost")),
-        "attempts": len(found),
+        "attempts": len(figures),
     }
     texts = {"running time": seconds(took), "slots in use": share(used or 0, 1), "cost at servers": f"{cost or 0:,.4f}"}
     return {name: Figure(n, texts.get(name) or number(n)) for name, n in numbers.items() if n is not None}
@@ -174,8 +177,8 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
         return []
     tokens = (pl.col("prefill_tokens") + pl.col("decode_tokens")).cast(pl.Int64).sum()
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
-    found = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(*STEP_PARTS).sum())
-    return found.sort("prompts", descending=True).collect().to_dicts()
+    sums = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(*STEP_PARTS).sum())
+    return sums.sort("prompts", descending=True).collect().to_dicts()
 
 
 def columns_named(rows: pl.LazyFrame, names: Sequence[str]) -> list[str]:

@@ -87,10 +87,10 @@ def paired(
     wanted = [expression for c in booleans for expression in _counts(c)]
     wanted += [expression for c in numbers for expression in _moments(c)]
     named = [expression.alias(str(i)) for i, expression in enumerate(wanted)]
-    found = iter(pairs.select(named).collect(engine="streaming").row(0) if named else ())
+    values = iter(pairs.select(named).collect(engine="streaming").row(0) if named else ())
     return (
-        [PairedShare(c, *islice(found, 5)) for c in booleans],
-        [PairedMean(c, *islice(found, 6)) for c in numbers],
+        [PairedShare(c, *islice(values, 5)) for c in booleans],
+        [PairedMean(c, *islice(values, 6)) for c in numbers],
     )
 
 

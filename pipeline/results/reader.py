@@ -5,8 +5,7 @@ Writes nothing, so a running run can be read too.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
 from pipeline.run_dir import metrics_files
-from pipeline.run_dir.manifest import manifest, read_manifest
+from pipeline.run_dir.manifest import manifest, read_manifest, read_values
 from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, STATUS, near_run
 from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE
@@ -45,8 +44,8 @@ class Results:
     @property
     def counts(self) -> Mapping[str, int]:
         """Counts of rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`; and of `chunks`."""
-        found: Mapping[str, int] = self.manifest.get("counts", {})
-        return found
+        counts: Mapping[str, int] = self.manifest.get("counts", {})
+        return counts
 
     @property
     def folders(self) -> list[str]:
@@ -56,8 +55,8 @@ class Results:
     def shards(self, folder: str) -> list[tuple[Path, int]]:
         """Return the committed files of `folder` in the order of their rows, each with its number of rows."""
         ordered = sorted(self._shards(folder), key=lambda s: s["chunk"])
-        found = [s for s in ordered if s["path"] not in self.missing and Path(s["path"]).parent.as_posix() == folder]
-        return [(self.directory / s["path"], s["rows"]) for s in found]
+        present = [s for s in ordered if s["path"] not in self.missing and Path(s["path"]).parent.as_posix() == folder]
+        return [(self.directory / s["path"], s["rows"]) for s in present]
 
     def rows(self, folder: str) -> pl.LazyFrame | None:
         """Return all rows of a folder of data/; None if there are none or their format is unknown."""
@@ -82,32 +81,21 @@ class Results:
 
 
 def read_results(directory: Path) -> Results:
-    """Read the run in `directory`: its state.sqlite or, without a readable one, manifest.json.
-
-    Raises:
-        ConfigError: it is not a run directory, or its state cannot be read and there is no manifest.
-    """
+    """Read the run in `directory`: its state.sqlite or, without a readable one, manifest.json. Raises ConfigError if it
+    is not a run directory, or its state cannot be read and there is no manifest."""
     refuse_half_moved(directory)
-    found: Mapping[str, Any] = read_manifest(directory)
+    content: Mapping[str, Any] = read_manifest(directory)
     accounts: Mapping[str, RowCounts] = {}
     if (directory / STATE_FILE).is_file():
         try:
             with reading(directory) as state:
-                found, accounts = manifest(state, state.status), state.accounts()
+                content, accounts = manifest(state, state.status), state.accounts()
         except PipelineError as error:
-            if not found:
+            if not content:
                 raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
-    elif not found:
+    elif not content:
         remedy = near_run(directory) or "; give one like outputs/NAME"
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
-    missing = [s["path"] for s in found.get("shards", []) if not (directory / s["path"]).exists()]
-    config, status = _values(directory / CONFIG, yaml.safe_load), _values(directory / STATUS, json.loads)
-    return Results(directory, found, config, missing, accounts, status)
-
-
-def _values(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    missing = [s["path"] for s in content.get("shards", []) if not (directory / s["path"]).exists()]
+    config, status = read_values(directory / CONFIG, yaml.safe_load), read_values(directory / STATUS)
+    return Results(directory, content, config, missing, accounts, status)

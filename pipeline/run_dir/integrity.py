@@ -20,8 +20,7 @@ from pipeline.run_dir import metrics_files
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import COMPLETIONS, CONFIG, MANIFEST, METRICS, parts
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
-from pipeline.run_dir.state_schema import APPLICATION_ID
-from pipeline.run_dir.state_seal import seal_damage
+from pipeline.run_dir.state_file import APPLICATION_ID, seal_damage
 from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
 
@@ -65,16 +64,16 @@ class Findings:
 
 def missing_or_cut(directory: Path, shards: Sequence[ShardRecord]) -> dict[str, str]:
     """Return the committed files that are missing or have another size, each with its damage. Reads no file."""
-    found: dict[str, str] = {}
+    damages: dict[str, str] = {}
     for shard in shards:
         try:
             size = (directory / shard.path).stat().st_size
         except OSError as error:
-            found[shard.path] = "is missing" if isinstance(error, FileNotFoundError) else f"is lost: {error.strerror}"
+            damages[shard.path] = "is missing" if isinstance(error, FileNotFoundError) else f"is lost: {error.strerror}"
             continue
         if size != shard.size_bytes:
-            found[shard.path] = f"has {size:,} bytes, {shard.size_bytes:,} were written"
-    return found
+            damages[shard.path] = f"has {size:,} bytes, {shard.size_bytes:,} were written"
+    return damages
 
 
 def _database_damage(
@@ -95,8 +94,8 @@ def _database_damage(
             # A database without tables comes from a process that was killed while it created it.
             if not ours and db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 return "is not marked as the state of a run"
-            said = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-            if said == "ok":
+            verdict = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            if verdict == "ok":
                 return content(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -104,59 +103,51 @@ def _database_damage(
         return f"cannot be opened: {error}"
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of a message with a damaged name in it
         return f"is damaged: {error}"
-    return f"is damaged: {said.splitlines()[-1]}"
+    return f"is damaged: {verdict.splitlines()[-1]}"
 
 
 def state_damage(directory: Path) -> str | None:
-    """Return the damage of the state.sqlite in `directory`; None if it is intact.
-
-    Raises:
-        ConfigError: another process holds it locked.
-    """
+    """Return the damage of the state.sqlite in `directory`; None if it is intact. Raises ConfigError if another process
+    holds it locked."""
     return _database_damage(directory / STATE_FILE, seal_damage, APPLICATION_ID)
 
 
 def examine(directory: Path, state: RunState | None) -> Findings:
     """Read all files in `directory` and compare them with `state`; None checks only files that need no state."""
-    found = Findings()
+    findings = Findings()
     if state is not None:
-        _examine_shards(directory, state.shards(), found)
-        if _is_half_repaired(state, found):
-            what = "replaces a damaged one, and the run that makes all rows again has not ended"
-            found.damaged.insert(0, Damage(STATE_FILE, what, DamageKind.UNFINISHED))
+        _examine_shards(directory, state.shards(), findings)
+        ended = state.status is RunStatus.DONE or (state.status is RunStatus.BUDGET and not findings.remarks)
+        if state.salvaged and not ended:  # files of the run before may be all that there is of committed rows
+            damage = "replaces a damaged one, and the run that makes all rows again has not ended"
+            findings.damaged.insert(0, Damage(STATE_FILE, damage, DamageKind.UNFINISHED))
         else:
-            found.whole.insert(0, STATE_FILE)
-        _examine_manifest(directory, state, found)
-    _examine_config(directory, state, found)
+            findings.whole.insert(0, STATE_FILE)
+        _examine_manifest(directory, state, findings)
+    _examine_config(directory, state, findings)
     for path, kind in (
         (directory / COMPLETIONS, DamageKind.COMPLETIONS),
         (named_store(directory, state), DamageKind.STORE),
     ):
         if path is not None and path.exists():
-            _examine_store(path, COMPLETIONS if kind is DamageKind.COMPLETIONS else str(path), kind, found)
-    _examine_metrics(directory, found)
-    return found
+            _examine_store(path, COMPLETIONS if kind is DamageKind.COMPLETIONS else str(path), kind, findings)
+    _examine_metrics(directory, findings)
+    return findings
 
 
-def _is_half_repaired(state: RunState, found: Findings) -> bool:
-    """Return True if files of the run before `state` may be all that there is of rows that were committed."""
-    ended = state.status is RunStatus.DONE or (state.status is RunStatus.BUDGET and not found.remarks)
-    return state.salvaged and not ended
-
-
-def _examine_shards(directory: Path, shards: Sequence[ShardRecord], found: Findings) -> None:
+def _examine_shards(directory: Path, shards: Sequence[ShardRecord], findings: Findings) -> None:
     cut = missing_or_cut(directory, shards)
-    whole: dict[str, list[int]] = {}
+    intact: dict[str, list[int]] = {}
     for shard in shards:
-        if what := cut.get(shard.path) or _content_damage(directory / shard.path, shard):
-            found.damaged.append(Damage(shard.path, what, DamageKind.SHARD, shard.chunk))
+        if damage := cut.get(shard.path) or _content_damage(directory / shard.path, shard):
+            findings.damaged.append(Damage(shard.path, damage, DamageKind.SHARD, shard.chunk))
         else:
-            whole.setdefault(Path(shard.path).parent.as_posix(), []).append(shard.rows)
-    found.whole += [f"{folder}/: {len(rows):,} files, {sum(rows):,} rows" for folder, rows in sorted(whole.items())]
-    known = {shard.path for shard in shards}
+            intact.setdefault(Path(shard.path).parent.as_posix(), []).append(shard.rows)
+    findings.whole += [f"{folder}/: {len(rows):,} files, {sum(rows):,} rows" for folder, rows in sorted(intact.items())]
+    committed = {shard.path for shard in shards}
     for path in parts(directory):
-        if (name := path.relative_to(directory).as_posix()) not in known:
-            found.remarks.append(f"{name} belongs to no committed chunk; the next run removes it")
+        if (name := path.relative_to(directory).as_posix()) not in committed:
+            findings.remarks.append(f"{name} belongs to no committed chunk; the next run removes it")
 
 
 def _content_damage(path: Path, shard: ShardRecord) -> str | None:
@@ -170,31 +161,31 @@ def _content_damage(path: Path, shard: ShardRecord) -> str | None:
     return None if rows == shard.rows else f"has {rows:,} rows, {shard.rows:,} were written"
 
 
-def _examine_manifest(directory: Path, state: RunState, found: Findings) -> None:
-    there, fault = _parsed(directory / MANIFEST, json.loads)
+def _examine_manifest(directory: Path, state: RunState, findings: Findings) -> None:
+    content, fault = _parsed(directory / MANIFEST, json.loads)
     status = state.status
-    if there == json.loads(json.dumps(manifest(state, status))):
-        found.whole.append(MANIFEST)
-    elif status in (RunStatus.RUNNING, RunStatus.NEW) and (there is not None or not (directory / MANIFEST).exists()):
-        found.remarks.append(
+    if content == json.loads(json.dumps(manifest(state, status))):
+        findings.whole.append(MANIFEST)
+    elif status in (RunStatus.RUNNING, RunStatus.NEW) and (content is not None or not (directory / MANIFEST).exists()):
+        findings.remarks.append(
             f"{MANIFEST} is missing or of an earlier attempt: the last one was killed; a resume writes it"
         )
     else:
-        found.damaged.append(Damage(MANIFEST, fault or "is not what the state of the run says", DamageKind.MANIFEST))
+        findings.damaged.append(Damage(MANIFEST, fault or "is not what the state of the run says", DamageKind.MANIFEST))
 
 
-def _examine_config(directory: Path, state: RunState | None, found: Findings) -> None:
+def _examine_config(directory: Path, state: RunState | None, findings: Findings) -> None:
     kept = None if state is None else state.config
-    there, fault = _parsed(directory / CONFIG, yaml.safe_load if kept is None else str)
-    what = fault or "is not what the run wrote"
-    if isinstance(there, dict) if kept is None else there == kept:
-        found.whole.append(CONFIG)
+    content, fault = _parsed(directory / CONFIG, yaml.safe_load if kept is None else str)
+    damage = fault or "is not what the run wrote"
+    if isinstance(content, dict) if kept is None else content == kept:
+        findings.whole.append(CONFIG)
     elif state is not None and (state.status is RunStatus.RUNNING or kept is None):
-        found.remarks.append(
-            f"{CONFIG} {what}; the last attempt was killed or had not begun, and the next one writes it"
+        findings.remarks.append(
+            f"{CONFIG} {damage}; the last attempt was killed or had not begun, and the next one writes it"
         )
     else:
-        found.damaged.append(Damage(CONFIG, what, DamageKind.CONFIG))
+        findings.damaged.append(Damage(CONFIG, damage, DamageKind.CONFIG))
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> tuple[Any, str | None]:
@@ -219,37 +210,39 @@ def named_store(directory: Path, state: RunState | None) -> Path | None:
     return None if path == (directory / COMPLETIONS).absolute() else path
 
 
-def _examine_store(path: Path, name: str, kind: DamageKind, found: Findings) -> None:
+def _examine_store(path: Path, name: str, kind: DamageKind, findings: Findings) -> None:
     rows = RowCheck(0, 0)
 
     def content(db: sqlite3.Connection) -> None:
         nonlocal rows
         rows = check_rows(db)
 
-    if what := _database_damage(path, content):
-        found.damaged.append(Damage(name, what, kind))
+    if damage := _database_damage(path, content):
+        findings.damaged.append(Damage(name, damage, kind))
     elif rows.damaged:
-        what = f"has {rows.damaged:,} rows with other values than were written"
-        found.damaged.append(Damage(name, what, DamageKind.STORED_ROWS))
+        damage = f"has {rows.damaged:,} rows with other values than were written"
+        findings.damaged.append(Damage(name, damage, DamageKind.STORED_ROWS))
     else:
-        found.whole.append(name)
+        findings.whole.append(name)
     if rows.unsealed:
-        found.remarks.append(f"{name} has {rows.unsealed:,} rows of an earlier version, whose values cannot be checked")
+        findings.remarks.append(
+            f"{name} has {rows.unsealed:,} rows of an earlier version, whose values cannot be checked"
+        )
 
 
-def _examine_metrics(directory: Path, found: Findings) -> None:
-    whole, older = 0, 0
+def _examine_metrics(directory: Path, findings: Findings) -> None:
+    tables, older = 0, 0
     for path in [*sorted((directory / METRICS).glob("*.parquet")), *sorted((directory / METRICS).glob("*/part-*"))]:
         name = path.relative_to(directory).as_posix()
         try:
             older += not metrics_files.check(path)
-            whole += 1
+            tables += 1
         except metrics_files.UNREADABLE as error:
             if path.suffix == ".arrows" and not isinstance(error, metrics_files.ChangedError):
-                found.remarks.append(f"{name} ends early, as that of a killed attempt may: {error}")
+                findings.remarks.append(f"{name} ends early, as that of a killed attempt may: {error}")
             else:
-                found.damaged.append(Damage(name, f"cannot be read: {error}", DamageKind.METRICS))
-    if whole:
-        found.whole.append(f"{METRICS}/: {whole} tables")
+                findings.damaged.append(Damage(name, f"cannot be read: {error}", DamageKind.METRICS))
+    if tables:
+        findings.whole.append(f"{METRICS}/: {tables} tables")
     if older:
-        found.remarks.append(f"{METRICS}/ has {older} tables of an earlier version, whose values cannot be checked")
+        findings.remarks.append(f"{METRICS}/ has {older} tables of an earlier version, whose values cannot be checked")

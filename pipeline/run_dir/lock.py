@@ -67,8 +67,8 @@ def locked(directory: Path, wait: Callable[[float], None] = time.sleep) -> Itera
                 wait(LOOK_S)
         except OSError as error:
             raise ConfigError(f"{path} cannot be locked: {error.strerror}; give an output_dir= elsewhere") from error
-        if before := _read(file):
-            log.info("an earlier run here (%s) was killed; taking over its lock", before)
+        if killed := _read(file):
+            log.info("an earlier run here (%s) was killed; taking over its lock", killed)
         us = Holder(os.getpid(), socket.gethostname(), datetime.now().isoformat("T", "seconds"))
         with writing(path):
             os.ftruncate(file.fileno(), 0)

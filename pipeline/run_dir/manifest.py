@@ -6,9 +6,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipeline.run_dir.names import DATA, MANIFEST
 from pipeline.run_dir.state import RunState, RunStatus
@@ -41,8 +43,8 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
 
 def empty_manifest(state: RunState) -> dict[str, Any]:
     """Return a manifest without files, for a destination whose upload is not complete."""
-    whole = manifest(state, RunStatus.RUNNING)
-    return {key: whole[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
+    values = manifest(state, RunStatus.RUNNING)
+    return {key: values[key] for key in ("job", "status", "fingerprint")} | {"shards": []}
 
 
 def as_text(manifest: Mapping[str, Any]) -> str:
@@ -59,11 +61,16 @@ def write_manifest(directory: Path, state: RunState, status: RunStatus) -> None:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Return the content of manifest.json; {} if it is missing or damaged."""
+    return read_values(directory / MANIFEST)
+
+
+def read_values(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    """Return the mapping in a file of JSON, or YAML; {} if it is missing or damaged."""
     try:
-        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def digest(fingerprint: Mapping[str, Any]) -> str:

@@ -40,13 +40,13 @@ def streams(directory: Path, name: str) -> list[Path]:
 
 def without_repeats(directory: Path, name: str) -> list[Path]:
     """Return the files that have each row of a table once, oldest first."""
-    found = streams(directory, name)  # first: when they are removed the Parquet file has their rows
+    parts = streams(directory, name)  # first: when they are removed the Parquet file has their rows
     merged = directory / f"{name}.parquet"
     if not merged.exists():
-        return found
+        return parts
     schema = _schema(merged)
     taken = () if schema is None else _taken(schema)
-    return [merged, *(stream for stream in found if stream.name not in taken)]
+    return [merged, *(stream for stream in parts if stream.name not in taken)]
 
 
 def _taken(schema: pa.Schema) -> Sequence[str]:
@@ -153,27 +153,23 @@ def columns_of(schema: pa.Schema) -> str:
 
 def check(file: Path) -> bool:
     """Read all of a file of a metrics table. Returns False if an earlier version wrote it, so that values can have
-    changed unseen.
-
-    Raises:
-        ChangedError: it is damaged.
-        UNREADABLE: it is damaged or, a stream, may end within a batch, as a killed attempt leaves it.
-    """
+    changed unseen. Raises ChangedError if it is damaged; UNREADABLE if it is damaged or, a stream, may end within a
+    batch, as a killed attempt leaves it."""
     with pa.OSFile(str(file)) as source:
         if file.suffix == ".arrows":
             return all(sealed for _, sealed in _of_stream(source))
         pl.read_parquet_schema(file)  # it takes other things amiss than pyarrow
-        found = pq.ParquetFile(source, page_checksum_verification=True)
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
         rows = 0
-        for batch in found.iter_batches(GROUP_ROWS):
+        for batch in parquet.iter_batches(GROUP_ROWS):
             batch.validate(full=True)
             rows += len(batch)
-        groups = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
-        if not rows == sum(groups) == found.metadata.num_rows:
+        groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+        if not rows == sum(groups) == parquet.metadata.num_rows:
             raise ChangedError(f"it has {rows:,} rows, and others were written")
-        _taken(found.schema_arrow)
-        written = (found.schema_arrow.metadata or {}).get(COLUMNS)
-        if written is not None and written.decode() != columns_of(found.schema_arrow):
+        _taken(parquet.schema_arrow)
+        written = (parquet.schema_arrow.metadata or {}).get(COLUMNS)
+        if written is not None and written.decode() != columns_of(parquet.schema_arrow):
             raise ChangedError("its columns are not those that were written")
         return written is not None
 
@@ -182,20 +178,20 @@ def _schema(file: Path) -> pa.Schema | None:
     """Return the schema of a file; None if it cannot be read, or if a merge has just removed the file."""
     try:
         with pa.OSFile(str(file)) as source:
-            found = pq.read_schema(source) if file.suffix == ".parquet" else pa.ipc.open_stream(source).schema
-            str(found.names)  # a damaged one has names that are no texts
-            return found
+            schema = pq.read_schema(source) if file.suffix == ".parquet" else pa.ipc.open_stream(source).schema
+            str(schema.names)  # a damaged one has names that are no texts
+            return schema
     except UNREADABLE:
         return None
 
 
 def _under(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows of `batch` with the columns of `schema`."""
-    there = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns_of_batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = []
     for field in schema:
         try:
-            columns.append(there[field.name].cast(field.type))
+            columns.append(columns_of_batch[field.name].cast(field.type))
         except (KeyError, pa.ArrowException):
             columns.append(pa.nulls(len(batch), field.type))
     return pa.record_batch(columns, schema=schema)

@@ -88,40 +88,26 @@ class MetricsTable:
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._encoder = pa.ipc.new_stream(self._unwritten, self._schema, options=options)
 
-    def append(self, *values: object) -> None:
+    def append(self, *values: object, worker: str | None = None) -> None:
         """Add one row, values in the order of the schema."""
-        self.append_of(None, values)
-
-    def append_of(self, worker: str | None, values: Sequence[object]) -> None:
-        """Add one row of `worker`."""
         with self._lock:
             self._rows.append((worker, *values))
 
-    def extend(self, columns: Sequence[Sequence[object]]) -> None:
+    def extend(self, columns: Sequence[Sequence[object] | pa.Array], worker: str | None = None) -> None:
         """Add several rows at once, as columns of equal length in the order of the schema."""
-        self._add([[None] * len(columns[0]), *columns])
-
-    def add(self, worker: str | None, rows: pa.RecordBatch) -> None:
-        """Add rows of `worker`, under the table's own schema."""
-        self._add([[worker] * len(rows), *rows.columns])
-
-    def _add(self, columns: Sequence[Sequence[object] | pa.Array]) -> None:
-        batch = self._batch(columns)
+        batch = self._batch([[worker] * len(columns[0]), *columns])
         with self._lock:
             self._batches.append(batch)
 
     def _batch(self, columns: Sequence[Sequence[object] | pa.Array]) -> pa.RecordBatch:
         """Return a batch of all columns but the first, `attempt`."""
-        given = zip(([self._attempt] * len(columns[0]), *columns), self._schema, strict=True)
-        arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type) for column, field in given]
+        pairs = zip(([self._attempt] * len(columns[0]), *columns), self._schema, strict=True)
+        arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type) for column, field in pairs]
         return pa.record_batch(arrays, schema=self._schema)
 
     def flush(self) -> None:
-        """Append the rows since the last flush to the stream.
-
-        Raises:
-            StorageError: the stream cannot be written; the next flush tries again.
-        """
+        """Append the rows since the last flush to the stream. Raises StorageError if the stream cannot be written; the
+        next flush tries again."""
         with self._lock:
             rows, self._rows = self._rows, []
             batches, self._batches = self._batches, []
@@ -151,10 +137,8 @@ class MetricsTable:
     def merge(self) -> None:
         """Flush, then make one Parquet file of the streams and the older one, streaming.
 
-        What cannot be read, for example after a power failure, is left out with a warning.
-
-        Raises:
-            StorageError: the disk is full; the streams stay for the next attempt.
+        What cannot be read, for example after a power failure, is left out with a warning. Raises StorageError if the
+        disk is full; the streams stay for the next attempt.
         """
         self.flush()
         streams = metrics_files.streams(self._directory, self.name)
@@ -164,8 +148,8 @@ class MetricsTable:
             if set(streams) & set(files):
                 schema = metrics_files.union(files, self._schema)
                 names = json.dumps([stream.name for stream in streams])
-                told = {metrics_files.MERGED: names, metrics_files.COLUMNS: metrics_files.columns_of(schema)}
-                schema = schema.with_metadata(told)
+                metadata = {metrics_files.MERGED: names, metrics_files.COLUMNS: metrics_files.columns_of(schema)}
+                schema = schema.with_metadata(metadata)
                 with replacing(merged) as file, pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
                     for table in metrics_files.read(files, schema, self._warn):
                         writer.write_table(table)
@@ -222,18 +206,18 @@ class MeterRecorder:
         table = self._tables.get("stages", STAGES_SCHEMA)
         for meter in meters:
             for worker, total in meter.by_worker():
-                if (found := self._gained(now_s, total, meter.name, worker)) is not None:
-                    gained, since_s = found
+                if (gain := self._gained(now_s, total, meter.name, worker)) is not None:
+                    gained, since_s = gain
                     gained["queue_rows"] = total["queue_rows"]
                     values = (gained[key] for key in _MEASURED)
-                    table.append_of(worker, (now_s, now_s - since_s, meter.name, *values))
+                    table.append(now_s, now_s - since_s, meter.name, *values, worker=worker)
 
     def histograms(self, now_s: float, meters: list[StageMeter]) -> None:
         """Append a row to metrics/histograms.parquet per bucket that grew."""
         for meter in meters:
-            for what, found in meter.read()["histograms"].items():
-                for bound, count in found["buckets"].items():
-                    total = {"count": count, "sum_s": found["sums_s"][bound]}
+            for what, times in meter.read()["histograms"].items():
+                for bound, count in times["buckets"].items():
+                    total = {"count": count, "sum_s": times["sums_s"][bound]}
                     if (grown := self._gained(now_s, total, meter.name, what, bound)) is not None:
                         row = (now_s, meter.name, what, float(bound), *grown[0].values())
                         self._tables.get("histograms", HISTOGRAMS_SCHEMA).append(*row)
@@ -242,8 +226,8 @@ class MeterRecorder:
         self, now_s: float, total: Mapping[str, float], *key: str | None
     ) -> tuple[dict[str, float], float] | None:
         """Return what `key` has gained since it was asked for last, and when that was; None if that is nothing."""
-        before_s, before = self._last.get(key, (0.0, {}))
-        if total == before:
+        before_s, last = self._last.get(key, (0.0, {}))
+        if total == last:
             return None
         self._last[key] = now_s, total
-        return {name: value - before.get(name, 0) for name, value in total.items()}, before_s
+        return {name: value - last.get(name, 0) for name, value in total.items()}, before_s

@@ -60,11 +60,8 @@ _OUTLIVES = {
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds anything but a run.
-
-    Raises:
-        ConfigError: `directory` is a file, cannot be read, or is not empty and has no state.sqlite.
-    """
+    """Refuse a directory that holds anything but a run. Raises ConfigError if `directory` is a file, cannot be read, or
+    is not empty and has no state.sqlite."""
     try:
         if not directory.exists():
             return
@@ -75,25 +72,22 @@ def refuse_foreign(directory: Path) -> None:
         raise ConfigError(
             f"output directory {directory} cannot be read: {error.strerror}; give another output_dir="
         ) from error
-    found = names - _OUTLIVES
-    if not found or names & {STATE_FILE, GATHERED, SET_ASIDE}:
+    others = names - _OUTLIVES
+    if not others or names & {STATE_FILE, GATHERED, SET_ASIDE}:
         return
-    if is_headless(found):
+    if is_headless(others):
         raise ConfigError(
             f"{directory} holds the results of a run, but its {STATE_FILE} is gone;"
             f" make it again with python -m pipeline verify {directory} repair=true, or give another output_dir="
         )
     raise ConfigError(
-        f"{directory} holds files that are not a run's (for example {min(found)}); give an empty output_dir="
+        f"{directory} holds files that are not a run's (for example {min(others)}); give an empty output_dir="
     )
 
 
 def refuse_unremovable(directory: Path) -> None:
     """Refuse to overwrite a run, before any of it is removed, if something else has the name of one of its files.
-
-    Raises:
-        ConfigError: a folder of results in `directory` is a symbolic link, or one of its files a folder.
-    """
+    Raises ConfigError if a folder of results in `directory` is a symbolic link, or one of its files a folder."""
     for name in (DATA, REJECTS, METRICS):
         if (path := directory / name).is_symlink():
             raise ConfigError(
@@ -156,8 +150,8 @@ def remove_parts(directory: Path, keep: Collection[str], *, temporary_only: bool
 
 def parts(directory: Path) -> list[Path]:
     """Return all files with the name of a shard, temporary names included."""
-    found = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
-    return [path for path in found if _PART.fullmatch(path.name)]
+    paths = (path for folder in (DATA, REJECTS) for path in sorted((directory / folder).rglob("part-*")))
+    return [path for path in paths if _PART.fullmatch(path.name)]
 
 
 def is_part(path: str) -> bool:

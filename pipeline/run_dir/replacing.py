@@ -42,13 +42,13 @@ class Replacing:
             for path in filter(Path.exists, (self._directory / name for name in others)):
                 _move(path, aside / path.name)
             return
-        found = [path for path in files_of_run(self._directory, others) if path.exists()]
-        for path in found:
+        paths = [path for path in files_of_run(self._directory, others) if path.exists()]
+        for path in paths:
             _move(path, self._directory / GATHERED / path.relative_to(self._directory))
-        if found:
+        if paths:
             with writing(self._directory):
                 _rename(self._directory / GATHERED, aside)
-        self.keeps = bool(found)
+        self.keeps = bool(paths)
 
     def place(self, new: Path, path: Path) -> None:
         """Give the file `new` its name `path`."""
@@ -81,20 +81,20 @@ def replacing(directory: Path) -> Iterator[Replacing]:
     """Yield what a run replaces in `directory`. It is put back after an exception, and where there were results and the
     run ends without having begun."""
     put_back(directory)  # of a process that was killed
-    made = Replacing(directory)
+    results = Replacing(directory)
     try:
-        yield made
+        yield results
     except BaseException:
-        made.put_back()
+        results.put_back()
         raise
-    if made.keeps:
-        made.put_back()
+    if results.keeps:
+        results.put_back()
 
 
 def half_moved(directory: Path) -> bool:
     """Return True if results in `directory` are set aside, by a run that was killed before it worked."""
-    there = any((directory / name).exists() for name in (GATHERED, SET_ASIDE))
-    return there and holder(directory) is None
+    is_set_aside = any((directory / name).exists() for name in (GATHERED, SET_ASIDE))
+    return is_set_aside and holder(directory) is None
 
 
 def refuse_half_moved(directory: Path) -> None:

@@ -15,8 +15,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
-from pipeline.run_dir.state_file import StateFile
-from pipeline.run_dir.state_seal import is_sealed
+from pipeline.run_dir.state_file import StateFile, is_sealed
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.redaction import comparable
 
@@ -63,11 +62,13 @@ class RunState(StateFile):
 
     def begin(self, fingerprint: Mapping[str, Any], job: str, *, salvaged: bool = False) -> None:
         """Record the fingerprint and job of a new run. `salvaged`: see the property."""
+        self.note(fingerprint=fingerprint, job=job, run_id=uuid.uuid4().hex, salvaged=salvaged)
+
+    def note(self, **values: object) -> None:
+        """Record properties of the run by their names (config, origin, defect, identity, spent), in one transaction."""
         with self._transaction():
-            self._set("fingerprint", fingerprint)
-            self._set("job", job)
-            self._set("run_id", uuid.uuid4().hex)
-            self._set("salvaged", salvaged)
+            for key, value in values.items():
+                self._set(key, value)
 
     @property
     def salvaged(self) -> bool:
@@ -81,12 +82,6 @@ class RunState(StateFile):
         with self._lock:
             return is_sealed(self._db)
 
-    def note_config(self, text: str, origin: Mapping[str, Any]) -> None:
-        """Record the text of config.yaml and the environment of the start (see pipeline.config.config_yaml.origin)."""
-        with self._transaction():
-            self._set("config", text)
-            self._set("origin", origin)
-
     @property
     def config(self) -> str | None:
         """Text of config.yaml; None before the first attempt."""
@@ -94,44 +89,29 @@ class RunState(StateFile):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Directory and import path of the last start; empty if unknown."""
+        """Directory and import path of the last start (see pipeline.config.config_yaml.origin); empty if unknown."""
         return self._get("origin", {})
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:
         """Fingerprint of the run, without secrets that an earlier version has written; None before it has begun."""
-        found = self._get("fingerprint", None)
-        return None if found is None else comparable(found)
+        fingerprint = self._get("fingerprint", None)
+        return None if fingerprint is None else comparable(fingerprint)
 
     @property
     def defect(self) -> str | None:
         """Reason why the committed results are invalid (row counts that do not balance); None if they are valid."""
         return self._get("defect", None)
 
-    def note_defect(self, why: str) -> None:
-        """Record that the committed results are invalid."""
-        with self._transaction():
-            self._set("defect", why)
-
     @property
     def identity(self) -> dict[str, str]:
         """What the machines that began the run compute with, by what it is; empty if that is not kept."""
         return self._get("identity", {})
 
-    def note_identity(self, identity: Mapping[str, str]) -> None:
-        """Record what the machines of the run have in common."""
-        with self._transaction():
-            self._set("identity", identity)
-
     @property
     def spent(self) -> dict[str, float]:
         """Tokens, seconds and cost of all attempts, of rows that are not committed too; empty without a target."""
         return self._get("spent", {})
-
-    def note_spent(self, spent: Mapping[str, float]) -> None:
-        """Record what all attempts have spent."""
-        with self._transaction():
-            self._set("spent", spent)
 
     @property
     def run_id(self) -> str:
@@ -167,11 +147,8 @@ class RunState(StateFile):
             self._db.execute("UPDATE attempts SET status = ? WHERE attempt = ?", (status, attempt))
 
     def commit(self, attempt: int, record: ChunkRecord) -> None:
-        """Record a chunk in one transaction, after all its files have their final names.
-
-        Raises:
-            ConfigError: the chunk is not the next one.
-        """
+        """Record a chunk in one transaction, after all its files have their final names. Raises ConfigError if the
+        chunk is not the next one."""
         chunk, directory = record.chunk, self._path.parent
         with self._transaction():
             expected = self._db.execute(_NEXT_CHUNK).fetchone()[0]
@@ -197,11 +174,10 @@ class RunState(StateFile):
                 " rejected = rejected + excluded.rejected, rows_out = rows_out + excluded.rows_out",
                 [(node, c.rows_in, c.expanded, c.rejected, c.rows_out) for node, c in record.counts.items()],
             )
-            told = {node: c.told for node, c in record.counts.items() if c.told}
-            if told:
-                found = self._db.execute("SELECT value FROM meta WHERE key = 'told'").fetchone()
-                counts = {node: Counter(rows) for node, rows in json.loads(found[0]).items()} if found else {}
-                for node, rows in told.items():
+            if warnings := {node: c.told for node, c in record.counts.items() if c.told}:
+                row = self._db.execute("SELECT value FROM meta WHERE key = 'told'").fetchone()
+                counts = {node: Counter(rows) for node, rows in json.loads(row[0]).items()} if row else {}
+                for node, rows in warnings.items():
                     counts.setdefault(node, Counter()).update(rows)
                 self._set("told", counts)
 
@@ -217,8 +193,8 @@ class RunState(StateFile):
 
     def accounts(self) -> dict[str, RowCounts]:
         """Return the row counts of all committed chunks, by node."""
-        found = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
-        return {node: RowCounts(*counts) for node, *counts in found}
+        accounts = self._all("SELECT node, rows_in, expanded, rejected, rows_out FROM accounts ORDER BY node")
+        return {node: RowCounts(*counts) for node, *counts in accounts}
 
     @property
     def committed_chunks(self) -> int:
@@ -236,18 +212,18 @@ class RunState(StateFile):
 
     def rejects(self) -> RejectCounts:
         """Return the committed rejects."""
-        found = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
-        return RejectCounts({(node, kind, reason): n for node, kind, reason, n in found})
+        sums = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
+        return RejectCounts({(node, kind, reason): n for node, kind, reason, n in sums})
 
     def warnings(self) -> list[dict[str, object]]:
         """Return what was told about rows of committed chunks, as JSON values, as in manifest.json."""
-        told: dict[str, dict[str, int]] = self._get("told", {})
-        return [{"node": node, "warning": what, "rows": n} for node, c in told.items() for what, n in c.items()]
+        warnings: dict[str, dict[str, int]] = self._get("told", {})
+        return [{"node": node, "warning": text, "rows": n} for node, c in warnings.items() for text, n in c.items()]
 
     def schemas(self) -> dict[str, dict[str, str]]:
         """Return column types by column name, for each directory of files."""
-        found = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
-        return {key.removeprefix("schema:"): json.loads(value) for key, value in found}
+        schemas = self._all("SELECT key, value FROM meta WHERE key LIKE 'schema:%' ORDER BY key")
+        return {key.removeprefix("schema:"): json.loads(value) for key, value in schemas}
 
     def unpublished(self, url: str, limit: int) -> list[ShardRecord]:
         """Return up to `limit` committed files that are not at `url` with their present content, oldest chunk first."""

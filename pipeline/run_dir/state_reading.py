@@ -27,11 +27,11 @@ def reading(directory: Path) -> Iterator[RunState]:
     refuse_half_moved(directory)
     path = directory / STATE_FILE
     log = path.with_name(f"{STATE_FILE}-wal")
-    with beside(directory) as who, tempfile.TemporaryDirectory(prefix="state-") as folder:
+    with beside(directory) as holder, tempfile.TemporaryDirectory(prefix="state-") as folder:
         source = f"{path.absolute().as_uri()}?mode=ro" + ("" if log.exists() else "&immutable=1")
-        if (who is None and log.exists()) or not path.is_file():
-            for found in filter(Path.is_file, (path, log)):
-                shutil.copyfile(found, Path(folder) / found.name)
+        if (holder is None and log.exists()) or not path.is_file():
+            for file in filter(Path.is_file, (path, log)):
+                shutil.copyfile(file, Path(folder) / file.name)
             source = f"{(Path(folder) / STATE_FILE).as_uri()}?mode=rwc"
         with closing(RunState(path, source)) as state:
             yield state

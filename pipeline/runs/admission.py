@@ -37,12 +37,9 @@ class Admission(StrEnum):
 
 
 def admit(job: CheckedJob, state: RunState) -> Admission:
-    """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing.
-
-    Raises:
-        ConfigError: the directory holds results with another fingerprint, or invalid ones (`RunState.defect`).
-        DamagedError: committed files are missing or have another size, or the state was lost.
-    """
+    """Decide what a run of `job` does in its directory. `state`: of that directory. Changes nothing. Raises ConfigError
+    if the directory holds results with another fingerprint, or invalid ones (`RunState.defect`); DamagedError if
+    committed files are missing or have another size, or the state was lost."""
     _check_same_job(job, state)
     if state.fingerprint is None:
         _check_no_orphans(job)
@@ -82,10 +79,10 @@ def standing_lines(job: CheckedJob) -> Generator[str, None, tuple[int, int] | No
     """
     directory = job.directory
     refuse_foreign(directory)
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"output directory {directory} cannot be used: {there} may not be written by this user;"
+            f"output directory {directory} cannot be used: {nearest} may not be written by this user;"
             " make it writable or give another output_dir="
         )
     at_work = holder(directory)
@@ -112,10 +109,10 @@ def _check_same_job(job: CheckedJob, state: RunState) -> None:
             f"the results in {job.directory} cannot be trusted: {state.defect}\n"
             "Mend the operator and add overwrite=true"
         )
-    before = state.fingerprint
-    if before is not None and before != job.fingerprint and state.committed_chunks:
-        found = differences(before, job.fingerprint, typed=partial(typed_key, steps=job.graph.steps))
-        changed = "\n".join(f"  {line}" for line in found)
+    fingerprint = state.fingerprint
+    if fingerprint is not None and fingerprint != job.fingerprint and state.committed_chunks:
+        changes = differences(fingerprint, job.fingerprint, typed=partial(typed_key, steps=job.graph.steps))
+        changed = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(
             f"{job.directory} holds a run with other settings:\n{changed}\n"
             "To replace its results add overwrite=true; to keep them give another output_dir="
@@ -124,20 +121,21 @@ def _check_same_job(job: CheckedJob, state: RunState) -> None:
 
 def _check_no_orphans(job: CheckedJob) -> None:
     """Check that a directory with an empty state has no results: a run writes its state first, so it must be lost."""
-    found = parts(job.directory)
-    if found and not job.settings.overwrite:
+    shards = parts(job.directory)
+    if shards and not job.settings.overwrite:
         raise DamagedError(
-            f"{job.directory / STATE_FILE} is empty, but there are results ({found[0].relative_to(job.directory)} ...)."
-            f" python -m pipeline verify {job.directory} repair=true makes it again; overwrite=true begins anew"
+            f"{job.directory / STATE_FILE} is empty, but there are results"
+            f" ({shards[0].relative_to(job.directory)} ...). python -m pipeline verify {job.directory} repair=true"
+            " makes it again; overwrite=true begins anew"
         )
 
 
 def _check_whole(directory: Path, state: RunState) -> None:
     """Check existence and size of the committed files; only `verify` reads them."""
-    found = missing_or_cut(directory, state.shards())
-    if found:
-        named = [f"  {path} {what}" for path, what in list(found.items())[:MAX_NAMED]]
-        named += [f"  and {len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
+    damages = missing_or_cut(directory, state.shards())
+    if damages:
+        named = [f"  {path} {damage}" for path, damage in list(damages.items())[:MAX_NAMED]]
+        named += [f"  and {len(damages) - MAX_NAMED} more"] if len(damages) > MAX_NAMED else []
         raise DamagedError(
             "\n".join([f"committed files in {directory} are not as they were written:", *named])
             + f"\npython -m pipeline verify {directory} repair=true makes them again"

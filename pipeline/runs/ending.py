@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, PipelineError, StorageError
 from pipeline.api.user_code import or_else, user_code
 from pipeline.config.build import CheckedJob
@@ -25,7 +27,7 @@ from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summa
 from pipeline.monitor.wording import of_the_limit
 from pipeline.results.reader import read_results
 from pipeline.results.reject_reasons import Key, of_all_rows
-from pipeline.results.report.write import report_of_attempt
+from pipeline.results.report import report_of_attempt
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.manifest import digest, manifest, write_manifest
 from pipeline.run_dir.metrics_table import MetricsTable
@@ -35,11 +37,20 @@ from pipeline.runs.attempt import Attempt
 from pipeline.system.deadlines import Overran, within
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
-from pipeline.system.machine import RUN_SCHEMA, machine, versions
+from pipeline.system.machine import machine, versions
 from pipeline.system.signals import stopping
 from pipeline.system.terminal import say
 
 ENDED = (RunStatus.DONE, RunStatus.BUDGET)
+RUN_SCHEMA = pa.schema(
+    dict.fromkeys(("job", "state"), pa.string())
+    | {"exit_code": pa.int32(), "started_at": pa.string(), "wall_s": pa.float64()}
+    | dict.fromkeys(("rows", "rejects_error", "rejects_filtered", "tokens_in", "tokens_out"), pa.int64())
+    | {"tokens_per_s": pa.float64()}
+    | dict.fromkeys(("versions", "machine", "fingerprint", "totals"), pa.string())
+)
+"""One row per attempt, with the column `attempt` put first. Counts are of the attempt; `rows`: source rows that it
+committed; `tokens_per_s`: completion tokens; versions, machine and totals are JSON objects."""
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +80,7 @@ def record(attempt: Attempt, status: RunStatus, error: BaseException | None) -> 
     snapshot = worked_on.settled(state, status)
     outcome = _outcome(attempt, status, error, snapshot, worked_on.rows - snapshot.rows)
     if isinstance(error, AccountingError):
-        outcome = _recorded(outcome, lambda o: state.note_defect(str(o.error)))
+        outcome = _recorded(outcome, lambda o: state.note(defect=str(o.error)))
     tables.get("run", RUN_SCHEMA).append(*_run_row(outcome, job.fingerprint))
     outcome = _recorded(
         outcome,

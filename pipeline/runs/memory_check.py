@@ -48,11 +48,8 @@ class MemoryNeeds:
         ]
 
     def check(self) -> None:
-        """Refuse a graph that needs more than `runtime.memory_limit`. So no job is refused that could have run.
-
-        Raises:
-            ConfigError: it needs more. The message lists the needs and the remedies.
-        """
+        """Refuse a graph that needs more than `runtime.memory_limit`. So no job is refused that could have run. Raises
+        ConfigError if it needs more. The message lists the needs and the remedies."""
         if self._limit is not None and self._total > self._limit:
             remedies = self._remedies(self._limit)
             raise ConfigError(

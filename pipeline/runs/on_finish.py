@@ -53,8 +53,8 @@ def tell(settings: JobSettings, outcome: Outcome) -> None:
     hook = settings.on_finish
     if hook.command:
         limit_s = max(settings.ending_s, hook.timeout_s + GRACE_S)
-        told = partial(_tell, hook, outcome)
-        or_else("on_finish is left behind", partial(within, limit_s, "on_finish", told), None)
+        notify = partial(_tell, hook, outcome)
+        or_else("on_finish is left behind", partial(within, limit_s, "on_finish", notify), None)
 
 
 def _tell(settings: HookSettings, outcome: Outcome) -> None:
@@ -80,19 +80,16 @@ def tell_refusal(settings: JobSettings, error: BaseException) -> None:
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run `command` with `body` on its standard input. Returns the failure as text, empty if there is none.
-
-    Raises:
-        OSError, ValueError: the command cannot be run.
-    """
+    """Run `command` with `body` on its standard input. Returns the failure as text, empty if there is none. Raises
+    OSError, ValueError if the command cannot be run."""
     # Files, not pipes: a background process of the command may keep a pipe open for ever.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write(body)
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(body)
+        stdin.seek(0)
         process = subprocess.Popen(
             list(command),
-            stdin=given,
-            stdout=said,
+            stdin=stdin,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,  # it gets no Ctrl-C, and its whole process group can be killed
@@ -103,8 +100,8 @@ def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], ti
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"it was ended after on_finish.timeout_s={timeout_s:g} s"
-        said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
-        text = said.read().decode(errors="replace").strip()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - SAID))
+        text = output.read().decode(errors="replace").strip()
     if text:
         log.info("on_finish command %s said: %s", command[0], text)
     last = f" ({text.splitlines()[-1]})" if text else ""

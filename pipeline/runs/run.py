@@ -19,7 +19,7 @@ from pipeline.api.user_code import told
 from pipeline.cluster.identity import identities_of, keep_or_compare
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import changes, origin, to_yaml
-from pipeline.monitor.prometheus import check_prometheus_file
+from pipeline.monitor.recorder import check_prometheus_file
 from pipeline.monitor.run_log import FILE_ONLY, run_log
 from pipeline.monitor.summary import Outcome
 from pipeline.publish.dataset_card import keep_card, remove_card
@@ -172,7 +172,7 @@ def _clear_away(attempt: Attempt) -> None:
     text = to_yaml(job.settings)
     changed = "; ".join(changes(state.config, text))
     log.info("attempt %d begins%s", attempt.context.attempt, changed and f", {changed}", extra=FILE_ONLY)
-    state.note_config(text, origin())
+    state.note(config=text, origin=origin())
     write_atomically(job.directory / CONFIG, text)
     reached(Failpoint.CONFIG_WRITTEN)
     attempt.recorder.start()

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pipeline.api.errors import ExitCode, PipelineError
 from pipeline.api.meter import Clock
 from pipeline.dataflow.executor import Executor
-from pipeline.system.deadlines import leave_after
-from pipeline.system.stacks import stacks
+from pipeline.system.deadlines import leave_after, stacks
 
 CHECK_S = 0.5
 LEAVE_S = 15.0
@@ -57,7 +56,9 @@ class Watchdog:
         """Check for progress. Returns False when there is nothing more to check."""
         now = self._clock()
         meters = self._executor.meters
-        seen: list[object] = [(m.rows_in, m.rows_out, m.rejected, m.batches, m.tokens_in, m.tokens_out) for m in meters]
+        counts: list[object] = [
+            (m.rows_in, m.rows_out, m.rejected, m.batches, m.tokens_in, m.tokens_out) for m in meters
+        ]
         if self._stopped_at is not None:
             if now - self._stopped_at < LEAVE_S:
                 return True
@@ -66,8 +67,8 @@ class Watchdog:
             if self._left.is_set():  # meanwhile
                 self._stay()
             return False
-        if seen != self._seen:
-            self._seen, self._since = seen, now
+        if counts != self._seen:
+            self._seen, self._since = counts, now
             return True
         most_s = max(self._timeout_s or 0.0, self._executor.patience_s)
         if self._timeout_s is not None and now - self._since >= most_s:
@@ -86,5 +87,5 @@ class Watchdog:
         log.error("%s", HANGS)
 
     def _describe(self, seconds: float) -> None:
-        there = stacks()
-        log.error("nothing has moved for %g s\n%s\n\n%s", seconds, "\n".join(self._executor.describe()), there)
+        threads = stacks()
+        log.error("nothing has moved for %g s\n%s\n\n%s", seconds, "\n".join(self._executor.describe()), threads)

@@ -1,6 +1,7 @@
 """Deadlines: what does not return does not hold the run, and what does not end does not hold the process.
 
 `within` bounds a step of an ending; `leave_after` and `last_exit` are what is left when even that is not enough.
+`stacks` says where the threads of a run stand that does not move.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from pipeline.api.errors import PipelineError
 from pipeline.system.signals import SIGNALS, may_leave, stopping, tell
-from pipeline.system.stacks import stacks
 
 T = TypeVar("T")
 ENDING_S = 1800.0
@@ -49,12 +50,12 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
     Raises:
         Overran: it did not end. The stacks of all threads are in the log.
     """
-    found: list[T] = []
+    results: list[T] = []
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.append(do())
+            results.append(do())
         except BaseException as error:
             failures.append(error)
 
@@ -64,10 +65,10 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
     except RuntimeError:  # no more threads: without a limit, rather than not at all
         return do()
     thread.join(POLL_S)
-    since, seen, hurried = time.monotonic(), moved(), None
+    since, progress, hurried = time.monotonic(), moved(), None
     while thread.is_alive():
-        now, last, seen = time.monotonic(), seen, moved()
-        since = since if seen == last else now
+        now, last, progress = time.monotonic(), progress, moved()
+        since = since if progress == last else now
         hurried = hurried or (now if stopping() else None)
         if now - since >= limit_s or (hurried is not None and now - hurried >= GRACE_S):
             late = f"{what} has not ended after {now - (hurried or since):.3g} s"
@@ -76,7 +77,7 @@ def within(limit_s: float, what: str, do: Callable[[], T], moved: Callable[[], o
         thread.join(POLL_S)
     if failures:
         raise failures[0]
-    return found[0]
+    return results[0]
 
 
 def leave_after(seconds: float, code: int, why: str, first: Callable[[], object] = lambda: None) -> Callable[[], None]:
@@ -119,3 +120,12 @@ def last_exit() -> Callable[[int], None]:
 
     atexit.register(last)
     return end
+
+
+def stacks() -> str:
+    """Return the stack of every thread of this process."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()  # the only way to another thread's stack
+    )

@@ -80,19 +80,19 @@ class Trigger:
     @classmethod
     def parse(cls, text: str) -> Trigger:
         """Parse `name[:nth][=SIGNAL+SIGNAL]`; raises ValueError."""
-        found = _SYNTAX.fullmatch(text)
-        if found is None:
+        match = _SYNTAX.fullmatch(text)
+        if match is None:
             raise ValueError(f"'{text}' names no failpoint; write name, name:2 or name:2=TERM")
-        signals = [signal.Signals[f"SIG{name}"] for name in (found["signals"] or "KILL").split("+")]
-        return cls(found["point"], int(found["nth"] or 1), signals)
+        signals = [signal.Signals[f"SIG{name}"] for name in (match["signals"] or "KILL").split("+")]
+        return cls(match["point"], int(match["nth"] or 1), signals)
 
     def reached(self, point: str) -> None:
         """Send the signals if `point` is the one and this is its nth time."""
         if point == self.point and next(self._count) == self.nth:
             for number in self.signals:
-                before = signals_received()
+                handled = signals_received()
                 os.kill(os.getpid(), number)
-                while signals_received() == before:  # another thread answers
+                while signals_received() == handled:  # another thread answers
                     time.sleep(0.001)
 
 

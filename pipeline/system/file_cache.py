@@ -30,11 +30,11 @@ def cache_folder() -> Path:
 
 def weights_cache() -> FileCache:
     """Return the cache of converted weights. Raises ConfigError if its bound is no number."""
-    given = os.environ.get(BOUND) or USUAL_GIB
+    bound = os.environ.get(BOUND) or USUAL_GIB
     try:
-        most = float(given)
+        most = float(bound)
     except ValueError:
-        raise ConfigError(f"{BOUND}={given} cannot work: it is a number of GiB") from None
+        raise ConfigError(f"{BOUND}={bound} cannot work: it is a number of GiB") from None
     return FileCache(cache_folder() / "weights", int(most * _GIB))
 
 
@@ -86,8 +86,8 @@ class FileCache:
 
     def files(self) -> list[Path]:
         """Return the files, those first that were not used for longest."""
-        found = [path for path in self.folder.glob("*") if path.is_file() and not path.name.startswith(".")]
-        return sorted((path for path in found if path.suffix != TEMPORARY_SUFFIX), key=lambda p: p.stat().st_atime_ns)
+        files = [path for path in self.folder.glob("*") if path.is_file() and not path.name.startswith(".")]
+        return sorted((path for path in files if path.suffix != TEMPORARY_SUFFIX), key=lambda p: p.stat().st_atime_ns)
 
     @property
     def size_bytes(self) -> int:
@@ -119,14 +119,14 @@ class FileCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = (self.folder / ".lock").open("ab")
         with file:
-            said = False
+            has_told = False
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not said:
+                    if not has_told:
                         waits()
-                    said = True
+                    has_told = True
                     time.sleep(_LOOK_S)
             yield

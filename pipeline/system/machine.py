@@ -1,41 +1,21 @@
-"""Software versions, machine and free memory, and the schema of metrics/run.parquet, which records the first two."""
+"""Software versions, the machine, its free memory, and the cores that this process and its workers may use."""
 
 from __future__ import annotations
 
 import os
 import platform
 import tomllib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 
 from pipeline import PACKAGES
 
-RUN_SCHEMA = pa.schema(
-    [
-        pa.field("job", pa.string()),
-        pa.field("state", pa.string()),
-        pa.field("exit_code", pa.int32()),
-        pa.field("started_at", pa.string()),
-        pa.field("wall_s", pa.float64()),
-        pa.field("rows", pa.int64()),
-        pa.field("rejects_error", pa.int64()),
-        pa.field("rejects_filtered", pa.int64()),
-        pa.field("tokens_in", pa.int64()),
-        pa.field("tokens_out", pa.int64()),
-        pa.field("tokens_per_s", pa.float64()),
-        pa.field("versions", pa.string()),
-        pa.field("machine", pa.string()),
-        pa.field("fingerprint", pa.string()),
-        pa.field("totals", pa.string()),
-    ]
-)
-"""One row per attempt, with the column `attempt` put first. Counts are of the attempt; `rows`: source rows that it
-committed; `tokens_per_s`: completion tokens; versions, machine and totals are JSON objects."""
-
+NODES = Path("/sys/devices/system/node")
 _PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
 
 
@@ -46,8 +26,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, str | int]:
     """Return the number of cores that this process may use, the platform and the CPU model."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"cores": cores, "platform": platform.platform(), "cpu": _cpu_model()}
+    return {"cores": len(own_cores()), "platform": platform.platform(), "cpu": _cpu_model()}
 
 
 def free_memory() -> int:
@@ -80,3 +59,34 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def numa_nodes(folder: Path = NODES) -> dict[int, int]:
+    """Return the NUMA node of each core, as Linux says it in `folder`; empty where it says nothing."""
+    nodes: dict[int, int] = {}
+    for path in folder.glob("node[0-9]*/cpulist"):
+        for part in path.read_text(encoding="ascii").strip().split(","):
+            first, _, last = part.partition("-")
+            if first:
+                nodes |= dict.fromkeys(range(int(first), int(last or first) + 1), int(path.parent.name[4:]))
+    return nodes
+
+
+def split_cores(cores: Sequence[int], each: int, workers: int, node_of: Mapping[int, int]) -> list[list[int]]:
+    """Return `each` cores of its own for each of `workers` workers, all of one NUMA node if there is room for all like
+    that; an empty list if there are not enough cores."""
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for core in cores:
+        by_node[node_of.get(core, 0)].append(core)
+    for groups in ([by_node[node] for node in sorted(by_node)], [list(cores)]):
+        parts = [group[i : i + each] for group in groups for i in range(0, len(group) - each + 1, each)]
+        if len(parts) >= workers:
+            return parts[:workers]
+    return []

@@ -24,12 +24,12 @@ from pipeline.system.known_secrets import (
     SecretMissing,
     as_typed,
     hidden,
+    is_secret_name,
     named_in,
     note_secret,
     note_typed,
     secret,
 )
-from pipeline.system.secret_names import is_secret_name
 
 STORAGE_OPTIONS = "storage_options"
 SECRET = frozenset({STORAGE_OPTIONS, "headers"})
@@ -48,18 +48,18 @@ _NO_USER = ("abfs", "abfss", "adl", "wasb", "wasbs", "github", "gitlab")
 def is_secret_place(path: tuple[str, ...], marked: Collection[tuple[str, ...]] = ()) -> bool:
     """Return whether what stands at `path` (keys from the settings' root) is secret. `marked`: places whose operator
     marks the argument as `Secret`."""
-    own = path
+    keys = path
     if path[:1] == ("nodes",):
-        own = path[3:] if path[2:3] == ("op",) else ()
+        keys = path[3:] if path[2:3] == ("op",) else ()
     elif path[:1] == ("steps",):
-        own = path[2:]
-    if own[:2] == ("model", "query"):  # of the URL of a server
+        keys = path[2:]
+    if keys[:2] == ("model", "query"):  # of the URL of a server
         return True
-    for place, key in enumerate(own):
-        if key in OF_USERS and place + 1 < len(own):
+    for place, key in enumerate(keys):
+        if key in OF_USERS and place + 1 < len(keys):
             return False
-        if key in SECRET and place + 1 < len(own):
-            return own[-1] not in HARMLESS or STORAGE_OPTIONS not in own
+        if key in SECRET and place + 1 < len(keys):
+            return keys[-1] not in HARMLESS or STORAGE_OPTIONS not in keys
         if key in SECRET or is_secret_name(key):
             return True
     return any(path[: len(place)] == tuple(place) for place in marked)
@@ -101,13 +101,13 @@ def found_again(value: Any, path: tuple[str, ...] = ()) -> Any:
         return value
     is_secret = is_secret_place(path)
 
-    def read(found: re.Match[str]) -> str:
-        if found[1]:
-            return secret(found[1])
-        there: str | None = os.environ.get(found[2]) or found[3]
-        if there is None and is_secret:
-            raise SecretMissing(f"there is no environment variable {found[2]}")
-        return found[0] if there is None else there
+    def read(match: re.Match[str]) -> str:
+        if match[1]:
+            return secret(match[1])
+        value_there: str | None = os.environ.get(match[2]) or match[3]
+        if value_there is None and is_secret:
+            raise SecretMissing(f"there is no environment variable {match[2]}")
+        return match[0] if value_there is None else value_there
 
     try:
         text = REFERENCE.sub(read, value)
@@ -144,23 +144,31 @@ def secret_places(value: Any, path: tuple[str, ...] = (), marked: Collection[tup
         yield ".".join(path)
 
 
+def note_secret_places(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Note the secrets in `value` that are written as they are."""
+    for _ in secret_places(value, path):
+        pass
+
+
 def clean_url(text: str) -> str:
     """Return `text` with user, password and query removed from the URLs in it."""
-    return QUERY.sub(r"\1?" + LEFT_OUT, _without_user(text, "")) if "://" in text else text
+    if "://" not in text:
+        return text
+    return QUERY.sub(r"\1?" + LEFT_OUT, URL_USER.sub(lambda m: f"{m[1]}://" if _is_user(m) else m[0], text))
 
 
 def shown_argument(argument: str) -> str:
     """Return an argument of the command line for a message that Hydra cannot read it: without its value if that may
     have a secret, which is noted."""
-    key, given, value = argument.partition("=")
-    typed = key if given else argument
+    key, equals, value = argument.partition("=")
+    typed = key if equals else argument
     path = tuple(typed.lstrip("+~-").split("."))
-    words = re.findall(r"[\w-]+(?=['\"]?\s*[:=])", value if given else argument)
+    words = re.findall(r"[\w-]+(?=['\"]?\s*[:=])", value if equals else argument)
     of_users = path[0] in ("nodes", "steps", "on_finish")
     if of_users or is_secret_place(path) or any(word in SECRET or is_secret_name(word) for word in words):
-        for each in re.findall(r"[^\s{}\[\],:'\"]+", value if given else argument):
+        for each in re.findall(r"[^\s{}\[\],:'\"]+", value if equals else argument):
             note_secret(each)
-        return f"{key}=..." if given else "..."
+        return f"{key}=..." if equals else "..."
     return clean_url(argument)
 
 
@@ -177,7 +185,8 @@ def refuse_noted_credentials(overrides: Mapping[str, Any]) -> None:
 
 def has_password(url: str) -> bool:
     """Return True if the URL has user and password, or is of the web and has a token in their place."""
-    return any(_is_user(found) and (":" in found[2] or found[1].lower()[:4] == "http") for found in _users(url))
+    users = URL_USER.finditer(url)
+    return any(_is_user(user) and (":" in user[2] or user[1].lower()[:4] == "http") for user in users)
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
@@ -229,35 +238,27 @@ def _urls_hidden(text: str, name: str | None) -> str:
         return text
     is_url = len(text.split()) == 1
 
-    def instead(was: str, what: str) -> str:
-        if REFERENCE.search(was) or was == LEFT_OUT:
-            return was
-        note_secret(was)
+    def instead(secret_part: str, suffix: str) -> str:
+        if REFERENCE.search(secret_part) or secret_part == LEFT_OUT:
+            return secret_part
+        note_secret(secret_part)
         if name is not None:
-            return f"${{secret:{name}_{what}}}"
-        return LEFT_OUT if is_url else hashlib.sha256(was.encode()).hexdigest()[:16]
+            return f"${{secret:{name}_{suffix}}}"
+        return LEFT_OUT if is_url else hashlib.sha256(secret_part.encode()).hexdigest()[:16]
 
-    found = QUERY.sub(lambda m: f"{m[1]}?{instead(m[2], 'QUERY')}", text)  # first: LEFT_OUT has a space
-    found = URL_USER.sub(lambda m: f"{m[1]}://{instead(m[2], 'USER')}@" if _is_user(m) else m[0], found)
-    return (as_typed(text) or found) if name is not None and found != text else found
-
-
-def _without_user(text: str, instead: str) -> str:
-    return URL_USER.sub(lambda m: f"{m[1]}://{instead}" if _is_user(m) else m[0], text)
+    hidden_text = QUERY.sub(lambda m: f"{m[1]}?{instead(m[2], 'QUERY')}", text)  # first: LEFT_OUT has a space
+    hidden_text = URL_USER.sub(lambda m: f"{m[1]}://{instead(m[2], 'USER')}@" if _is_user(m) else m[0], hidden_text)
+    return (as_typed(text) or hidden_text) if name is not None and hidden_text != text else hidden_text
 
 
-def _users(text: str) -> Iterator[re.Match[str]]:
-    return URL_USER.finditer(text)
-
-
-def _is_user(found: re.Match[str]) -> bool:
-    scheme = found[1].lower().rpartition("+")[2]
-    return bool(found[2]) and (scheme not in _NO_USER or (":" in found[2] and scheme not in ("github", "gitlab")))
+def _is_user(match: re.Match[str]) -> bool:
+    scheme, user = match[1].lower().rpartition("+")[2], match[2]
+    return bool(user) and (scheme not in _NO_USER or (":" in user and scheme not in ("github", "gitlab")))
 
 
 def _name_of(path: tuple[str, ...]) -> str:
     """Return the name of the secret at `path`: MODEL_HEADERS_AUTHORIZATION, CALL_API_KEY of `nodes.call.op.api_key`."""
-    own = path
+    keys = path
     if path[:1] == ("nodes",) and path[2:3] == ("op",):
-        own = path[3:] if len(path) > 4 and path[3] in ("data", "model", "output") else (path[1], *path[3:])
-    return re.sub(r"\W+", "_", "_".join(own)).upper() or "SECRET"
+        keys = path[3:] if len(path) > 4 and path[3] in ("data", "model", "output") else (path[1], *path[3:])
+    return re.sub(r"\W+", "_", "_".join(keys)).upper() or "SECRET"

@@ -39,24 +39,21 @@ def scan(files: list[Path]) -> pl.LazyFrame | None:
     suffix = formats.pop() if len(formats) == 1 else ""
     if suffix in (".parquet", ".arrow"):
         with suppress(pa.ArrowException, OSError):  # polars says what is wrong with a file
-            found = ds.dataset(files, format=suffix[1:])
-            if not all(known_to_polars(field.type) for field in found.schema):
-                return _with_texts(found)
+            dataset = ds.dataset(files, format=suffix[1:])
+            if not all(known_to_polars(field.type) for field in dataset.schema):
+                return _with_texts(dataset)
     reader = SCANS.get(suffix)
     return None if reader is None else reader(files)
 
 
 def scan_folder(folder: Path) -> pl.LazyFrame:
     """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
-
-    Raises:
-        FileNotFoundError: there is no file in `folder`.
-    """
+    Raises FileNotFoundError if there is no file in `folder`."""
     files = sorted(folder.glob("part-*"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no part-* file")
-    found = scan([file for file in files if not _is_empty(file)])
-    return pl.LazyFrame() if found is None else found
+    rows = scan([file for file in files if not _is_empty(file)])
+    return pl.LazyFrame() if rows is None else rows
 
 
 def _is_empty(file: Path) -> bool:
@@ -70,16 +67,16 @@ def shown_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
     return [row for batch in frame.with_columns(wide).to_arrow().to_batches() for row in python_rows(batch)]
 
 
-def _with_texts(found: ds.Dataset) -> pl.LazyFrame:
+def _with_texts(dataset: ds.Dataset) -> pl.LazyFrame:
     def frames(
         columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
     ) -> Iterator[pl.DataFrame]:
-        data = found.to_batches(columns=columns) if rows is None else found.head(rows, columns=columns).to_batches()
+        data = dataset.to_batches(columns=columns) if rows is None else dataset.head(rows, columns=columns).to_batches()
         for batch in data:
             frame = _frame(batch)
             yield frame if predicate is None else frame.filter(predicate)
 
-    schema = pa.schema(f if known_to_polars(f.type) else pa.field(f.name, pa.string()) for f in found.schema)
+    schema = pa.schema(f if known_to_polars(f.type) else pa.field(f.name, pa.string()) for f in dataset.schema)
     return register_io_source(frames, schema=pl.DataFrame(schema.empty_table()).schema)
 
 

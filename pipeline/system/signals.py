@@ -137,11 +137,11 @@ def _answering() -> Iterator[None]:
     thread.start()
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     # A handler must be there for the interpreter to write into the pipe.
-    before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+    handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
         # Not by closing the end that is written to: a forked process may have it, too, and lives as long as it likes.

@@ -28,7 +28,7 @@ _UNWRITABLE = (OSError, ValueError, AttributeError)
 def visible(text: str) -> str:
     """Return `text` without secrets, and with escapes such as `\\x1b` for what a terminal would obey; tabs and line
     feeds stay."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), hidden(text))
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), hidden(text))
 
 
 def complain(text: str) -> None:
@@ -96,9 +96,9 @@ def dropping(*names: str) -> Iterator[None]:
     whomever: progress bars, handlers of logs, warnings, operators that print."""
     with ExitStack() as after:
         for name in names:
-            before = getattr(sys, name)
-            setattr(sys, name, _Dropping(before))
-            after.callback(setattr, sys, name, before)
+            stream = getattr(sys, name)
+            setattr(sys, name, _Dropping(stream))
+            after.callback(setattr, sys, name, stream)
             after.callback(getattr(sys, name).flush)
         yield
 

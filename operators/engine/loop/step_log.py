@@ -14,8 +14,7 @@ from operators.engine.backend.limit import MachineLimit
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import Counts
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
-from pipeline.api.histogram import Histogram
-from pipeline.api.meter import Clock, StageMeter, StageState
+from pipeline.api.meter import Clock, Histogram, StageMeter, StageState
 from pipeline.api.numbers import counted
 from pipeline.api.protocols import Table
 

@@ -58,8 +58,8 @@ def draw(chart: Chart, name: str) -> str:
             parts.append(f'<path d="{path(area)}Z" fill="{colour}"/>')
             below = above
         else:
-            known = ((point, value) for point, value in zip(pairwise(chart.edges), series.values, strict=True))
-            for is_gap, run in groupby(known, lambda one: one[1] is None):
+            spans = ((point, value) for point, value in zip(pairwise(chart.edges), series.values, strict=True))
+            for is_gap, run in groupby(spans, lambda one: one[1] is None):
                 if not is_gap:
                     line = path([(edge, value or 0.0) for span, value in run for edge in span])
                     parts.append(f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')

@@ -32,10 +32,11 @@ CAUSES = {
 
 def over_time(results: Results) -> list[Panel]:
     """Return the panel with tokens/s (rows/s if no tokens are counted) and slots in use."""
-    found, steps = attempts(results), results.metrics("steps")
-    steps = None if steps is None else on_one_axis(steps, found)
-    charts = [(steps is not None and _computed(steps)) or _counted(results, found), steps is not None and _slots(steps)]
-    starts = [attempt.begins_s for attempt in found[1:]]
+    figures, steps = attempts(results), results.metrics("steps")
+    steps = None if steps is None else on_one_axis(steps, figures)
+    computed, slots = (None, None) if steps is None else (_computed(steps), _slots(steps))
+    charts = [computed or _counted(results, figures), slots]
+    starts = [attempt.begins_s for attempt in figures[1:]]
     resumed = RESUMED if starts else ""
     drawn = [replace(chart, about=chart.about + resumed, marks=starts) for chart in charts if chart]
     return [Panel("Over time", charts=drawn)] if drawn else []
@@ -75,7 +76,7 @@ def _computed(steps: pl.LazyFrame) -> Chart | None:
     return Chart("Tokens computed, tokens/s", about, edges, series, "tokens/s")
 
 
-def _counted(results: Results, found: Sequence[AttemptFigures]) -> Chart | None:
+def _counted(results: Results, figures: Sequence[AttemptFigures]) -> Chart | None:
     """Return throughput by the counters of the stages: prompt tokens or, without any, rows that reached a sink."""
     stages = results.metrics("stages")
     if stages is None:
@@ -88,7 +89,7 @@ def _counted(results: Results, found: Sequence[AttemptFigures]) -> Chart | None:
         pl.col("interval_s").min(), pl.col("tokens_in").sum(), arrived.sum().alias("rows")
     )
     middles = moments.with_columns(t_s=pl.col("t_s") - pl.col("interval_s") / 2)
-    bins = _bins(on_one_axis(middles, found), INTERVALS_A_BIN, "interval_s", "tokens_in", "rows")
+    bins = _bins(on_one_axis(middles, figures), INTERVALS_A_BIN, "interval_s", "tokens_in", "rows")
     if bins is None:
         return None
     table, edges = bins
@@ -109,8 +110,8 @@ def _bins(table: pl.LazyFrame, rows_a_bin: int, *columns: str) -> tuple[pl.DataF
     width = last / count
     place = (pl.col("t_s") / width).floor().cast(pl.Int64).clip(0, count - 1)
     sums = table.group_by(bin=place).agg(pl.col(columns).cast(pl.Float64).sum()).collect(engine="streaming")
-    whole = pl.DataFrame({"bin": range(count)}, schema={"bin": pl.Int64})
-    filled = whole.join(sums, on="bin", how="left", maintain_order="left").fill_null(0.0)
+    bins = pl.DataFrame({"bin": range(count)}, schema={"bin": pl.Int64})
+    filled = bins.join(sums, on="bin", how="left", maintain_order="left").fill_null(0.0)
     return filled, [width * i for i in range(count + 1)]
 
 

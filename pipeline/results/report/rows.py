@@ -78,10 +78,10 @@ def shown(value: object) -> str:
 
 def rejects(results: Results) -> list[Panel]:
     """Return the panel: rejects by reason, the most frequent first, each with its first row."""
-    found: Sequence[Mapping[str, Any]] = results.manifest.get("rejects", [])
-    if not found:
+    reasons: Sequence[Mapping[str, Any]] = results.manifest.get("rejects", [])
+    if not reasons:
         return []
-    ranked = sorted(found, key=lambda r: (-r["rows"], r["node"], r["reason"]))
+    ranked = sorted(reasons, key=lambda r: (-r["rows"], r["node"], r["reason"]))
     top, left = ranked[:MOST_REASONS], ranked[MOST_REASONS:]
     cells = [
         [f"{r['rows']:,}", shortened(r["reason"], LONGEST_REASON), r["kind"], r["node"], _share(results, r)]
@@ -103,10 +103,10 @@ def _examples(results: Results, ranked: Sequence[Mapping[str, Any]]) -> list[Car
     if table is None:
         return []
     wanted = [(reject["node"], reject["kind"], reject["reason"]) for reject in ranked]
-    here = with_reason(table, wanted)
-    firsts = here.join(here.group_by(KEYS).agg(pl.col("row").min()), on=[*KEYS, "row"], how="semi")
-    found = firsts.collect(engine="streaming").to_dicts()
-    cards = {tuple(record[key] for key in KEYS): _example(record) for record in found}
+    rejects = with_reason(table, wanted)
+    firsts = rejects.join(rejects.group_by(KEYS).agg(pl.col("row").min()), on=[*KEYS, "row"], how="semi")
+    records = firsts.collect(engine="streaming").to_dicts()
+    cards = {tuple(record[key] for key in KEYS): _example(record) for record in records}
     return [cards[key] for key in wanted if key in cards]
 
 

@@ -24,9 +24,9 @@ def time_spent(results: Results) -> list[Panel]:
 
 
 def _stages(results: Results) -> list[ReportTable]:
-    found = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
+    stages = [stage for stage in stage_times(results) if stage["wall_s"] > 0]
     each = zip(CLOCKS, ("c1", "c7", "c2"), strict=True)
-    series = [Series(clock.removesuffix("_s"), colour, [stage[clock] for stage in found]) for clock, colour in each]
+    series = [Series(clock.removesuffix("_s"), colour, [stage[clock] for stage in stages]) for clock, colour in each]
     about = (
         "Time of each stage. Busy: it worked. Starved: it waited for input. Blocked: it waited for the next stage"
         " (backpressure). Rows are those of committed chunks; time counts that of work abandoned or done again, too."
@@ -39,9 +39,9 @@ def _stages(results: Results) -> list[ReportTable]:
             *(seconds(s[clock]) for clock in CLOCKS),
             share(s["busy_s"], s["wall_s"]),
         ]
-        for s in found
+        for s in stages
     ]
-    return [ReportTable(columns, rows, about, series)] if found else []
+    return [ReportTable(columns, rows, about, series)] if stages else []
 
 
 def _counts(c: RowCounts | None) -> list[Cell]:
@@ -50,11 +50,11 @@ def _counts(c: RowCounts | None) -> list[Cell]:
 
 
 def _steps(results: Results) -> list[ReportTable]:
-    found = step_sums(results)
-    drawn = [part for part in STEP_PARTS if part != "draft_s" or any(group[part] for group in found)]
-    series = [Series(*STEP_PARTS[part], [group[part] for group in found]) for part in drawn]
+    groups = step_sums(results)
+    drawn = [part for part in STEP_PARTS if part != "draft_s" or any(group[part] for group in groups)]
+    series = [Series(*STEP_PARTS[part], [group[part] for group in groups]) for part in drawn]
     rows: list[list[Cell]] = []
-    for group in found:
+    for group in groups:
         total, steps = sum(group[part] for part in STEP_PARTS), group["steps"]
         name, tokens = "computing prompts" if group["prompts"] else "generating", group["tokens"]
         spent = [seconds(group[part]) for part in drawn]
@@ -69,9 +69,9 @@ def _steps(results: Results) -> list[ReportTable]:
 def _durations(results: Results) -> list[ReportTable]:
     """Return a table of durations by bucket, with a column for each thing that took them."""
     sums = added(*results.status.get("histograms", {}).values())
-    bounds = sorted({bound for found in sums.values() for bound in found["buckets"]}, key=float)
+    bounds = sorted({bound for times in sums.values() for bound in times["buckets"]}, key=float)
     rows: list[list[Cell]] = [
-        [_bound(float(bound)), *(f"{n:,}" if (n := found["buckets"].get(bound)) else None for found in sums.values())]
+        [_bound(float(bound)), *(f"{n:,}" if (n := times["buckets"].get(bound)) else None for times in sums.values())]
         for bound in bounds
     ]
     names = [what.replace("_", " ") for what in sums]
@@ -92,11 +92,10 @@ def reuse(results: Results) -> list[Panel]:
         (node, cache, use) for node, uses in results.status.get("caches", {}).items() for cache, use in uses.items()
     ]
     for node, cache, use in each:
-        known, counts = number_of(results.status, cache), (use["queries"], use["hits"])
         if use["queries"]:
-            rows.append(
-                [node, known.about, known.unit, *(f"{n:,}" for n in counts), share(use["hits"], use["queries"])]
-            )
+            label = number_of(results.status, cache)
+            shown = [f"{use[key]:,}" for key in ("queries", "hits")]
+            rows.append([node, label.about, label.unit, *shown, share(use["hits"], use["queries"])])
     about = "Over all attempts: a completion that a resumed run took from its store counts there too."
     columns = ["node", "cache", "of", "looked up", "there", "hit rate"]
     panel = Panel("What did not have to be computed", about, tables=[ReportTable(columns, rows)])
@@ -109,8 +108,8 @@ def counted(results: Results) -> list[Panel]:
     numbers = results.status.get("numbers")  # an earlier version did not say what they are
     for key, value in run_totals(results).items():
         node, _, name = key.rpartition("/")
-        known = number_of(results.status, name)
-        if value and known.group and (numbers is None or name in numbers):
-            groups.setdefault(known.group, []).append([node, known.about, f"{number(value)} {known.unit}".strip()])
+        label = number_of(results.status, name)
+        if value and label.group and (numbers is None or name in numbers):
+            groups.setdefault(label.group, []).append([node, label.about, f"{number(value)} {label.unit}".strip()])
     tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
     return [Panel("What was counted", "Sums over all attempts.", tables=tables)] if tables else []

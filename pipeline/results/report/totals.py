@@ -29,8 +29,8 @@ WORDS: Mapping[str, str] = {
 
 def status(results: Results) -> list[str]:
     """Return the status of the run, with the exit code of its last attempt if that has ended."""
-    state, found = str(results.manifest.get("status")), attempts(results)
-    code = found[-1].exit_code if found and state != RunStatus.RUNNING else None
+    state, figures = str(results.manifest.get("status")), attempts(results)
+    code = figures[-1].exit_code if figures and state != RunStatus.RUNNING else None
     return [WORDS.get(state, "unknown") + ("" if code is None else f", exit code {code}")]
 
 
@@ -40,8 +40,8 @@ def why(results: Results) -> list[str]:
     ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
     counts = results.counts
     errors, rows = counts.get("error_rejects", 0), counts.get("source_rows", 0)
-    said = too_many_errors(errors, rows, limit) if ended and limit is not None else ""
-    return [f"Exit code 3: {said}."] if said else []
+    reason = too_many_errors(errors, rows, limit) if ended and limit is not None else ""
+    return [f"Exit code 3: {reason}."] if reason else []
 
 
 def totals(results: Results) -> list[tuple[str, str]]:
@@ -56,15 +56,15 @@ def totals(results: Results) -> list[tuple[str, str]]:
         rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
         if 0 < rows <= source:
             shown[name] += f" ({share(rows, source)})"
-    if said := of_the_limit(run_totals(results)):
-        shown["calls of the model"] = said
+    if speed := of_the_limit(run_totals(results)):
+        shown["calls of the model"] = speed
     return list(shown.items())
 
 
 def attempt_panel(results: Results) -> list[Panel]:
     """Return a panel of the attempts, if there were several."""
-    found = attempts(results)
-    if len(found) < 2:
+    figures = attempts(results)
+    if len(figures) < 2:
         return []
     columns = ["attempt", "began", "ended", "running time", "rows committed", "prompt tokens", "completion tokens"]
     rows = [
@@ -72,7 +72,7 @@ def attempt_panel(results: Results) -> list[Panel]:
             *(str(a.number), a.started_at and a.started_at[:19].replace("T", " "), a.state, seconds(a.wall_s)),
             *(None if a.rows is None else f"{a.rows:,}", f"{a.tokens_in:,}", f"{a.tokens_out:,}"),
         ]
-        for a in found
+        for a in figures
     ]
     about = "What an attempt did not commit was finished by a later one."
     return [Panel("Attempts", about, tables=[ReportTable(columns, rows)])]
@@ -80,8 +80,8 @@ def attempt_panel(results: Results) -> list[Panel]:
 
 def made_with(results: Results) -> list[Panel]:
     """Return a panel with versions, machine, settings and fingerprint."""
-    found = attempts(results)
-    last = next((attempt for attempt in reversed(found) if attempt.versions), None)
+    figures = attempts(results)
+    last = next((attempt for attempt in reversed(figures) if attempt.versions), None)
     rows = [] if last is None else [[k, str(v)] for k, v in {**last.machine, **last.versions}.items() if v != ""]
     fingerprint: Mapping[str, Any] = results.manifest.get("fingerprint", {})
     if digest := fingerprint.get("sha256"):

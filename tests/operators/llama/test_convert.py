@@ -75,7 +75,7 @@ def test_a_run_whose_auto_chose_a_type_is_repaired_and_resumed_with_it(tmp_path,
     assert "weights: auto" in config
     (out / CONFIG).write_text(config)
     with closing(RunState(out / STATE_FILE)) as state:
-        state.note_config(config, state.origin)
+        state.note(config=config)
     before = files(out)
     flip(out / "data/part-00000.parquet")
     assert main(["verify", str(out), "repair=true"]) == ExitCode.DONE

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,8 @@ class Run:
         self._woken = threading.Semaphore(0)
         settings, tables = ClusterSettings(), MetricsTables(folder)
         self.context = RunContext(folder, Resources(), tables.get, clock=lambda: 0.0)
-        members = partial(Members, settings, 1, self, self.context, tables, {}, lambda identity: None, None)
-        self.dispatcher = Dispatcher(members, Assignments(2), 1, self.context, [CHAIN])
+        members = Members(settings, 1, self, self.context, tables, {}, lambda identity: None, None)
+        self.dispatcher = Dispatcher(members, Assignments(2), self.context, [CHAIN])
         self.dispatcher.connect(CHAIN.name, self._woken.release)
         self.dispatcher.start()
 

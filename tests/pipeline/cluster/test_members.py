@@ -13,9 +13,9 @@ import pytest
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.identity import CODE, WorkerIdentity
-from pipeline.cluster.members import MOST_GIVEN_UP, STACKS_S, Members
+from pipeline.cluster.members import STACKS_S, Members
 from pipeline.cluster.pieces import WorkerReport
-from pipeline.cluster.places import MOST_REST_S, MOST_STARTS, REST_S
+from pipeline.cluster.places import MOST_GIVEN_UP, MOST_REST_S, MOST_STARTS, REST_S
 from pipeline.cluster.pool import WorkerLost
 from pipeline.cluster.segment_runner import NotOpened, WorkerFailed
 from pipeline.run_dir.metrics_table import MetricsTables
@@ -50,8 +50,8 @@ class Run:
         settings = ClusterSettings(start_timeout_s=START_S)
         tables = MetricsTables(folder)
         context = RunContext(folder, Resources(), tables.get, clock=lambda: self.now)
-        self.members = Members(settings, workers, self, context, tables, {}, began_with, STALL_S, self._events.put)
-        self.members.start(self.joined.append, lambda name, why: self.left.append((name, why)))
+        self.members = Members(settings, workers, self, context, tables, {}, began_with, STALL_S)
+        self.members.start(self._events.put, self.joined.append, lambda name, why: self.left.append((name, why)))
 
     fits = 1
 
@@ -151,9 +151,9 @@ def test_rows_that_end_workers_one_after_another_do_not_end_the_run(tmp_path: Pa
             generation += 1
             name = f"1.{generation}"
         if row < MOST_GIVEN_UP:
-            run.members.note_given_up("SIGSEGV")
+            run.members.places.note_given_up("SIGSEGV")
     with pytest.raises(PipelineError, match="each of 16 rows in a row ended its workers, the last one: SIGSEGV"):
-        run.members.note_given_up("SIGSEGV")
+        run.members.places.note_given_up("SIGSEGV")
 
 
 def test_workers_that_end_on_everything_end_the_run(tmp_path: Path) -> None:

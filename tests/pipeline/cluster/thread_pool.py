@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster import worker
 from pipeline.cluster.pool import USUAL_WORKERS, ServiceDesk, WorkerLost
 from pipeline.cluster.start import POOLS, calls_at_a_time
 from pipeline.cluster.worker import Worker, WorkerPlan
@@ -25,6 +26,7 @@ def workers_in_threads() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(POOLS, "processes", threads)
+        patched.setattr(worker, "LOGGERS", ())  # what they log is in the run's log anyway
         yield
 
 
@@ -47,7 +49,7 @@ class ThreadPool:
         return None
 
     def start_worker(self, name: str) -> ThreadHandle:
-        return ThreadHandle(Worker(self._plan, self._desk, keeps_log=False), self._calls)
+        return ThreadHandle(Worker(self._plan, self._desk), self._calls)
 
     def missing(self) -> str:
         return "the model is still being loaded"

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipeline.api.errors import ExitCode
-from pipeline.api.histogram import BOUNDS_S, Histogram
+from pipeline.api.meter import BOUNDS_S, Histogram
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import reuse, time_spent

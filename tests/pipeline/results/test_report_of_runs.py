@@ -13,9 +13,9 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from pipeline.results.figures import attempts, on_one_axis, stage_times
 from pipeline.results.reader import Results, read_results
+from pipeline.results.report import write_report
 from pipeline.results.report.page import page
 from pipeline.results.report.rows import rejects, samples, shown, texts
-from pipeline.results.report.write import write_report
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
 from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings

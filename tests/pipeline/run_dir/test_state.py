@@ -16,7 +16,7 @@ from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCoun
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
-from pipeline.run_dir.state_seal import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
+from pipeline.run_dir.state_file import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
 from tests.pipeline.damage import damaged_values, files, job, run
 from tests.sets import often
 
@@ -164,8 +164,7 @@ def test_a_state_of_another_format_is_refused(tmp_path, state, version):
 @pytest.mark.parametrize("bits", often([1, 8], 1))
 def test_no_value_can_change_unseen(tmp_path, state, commit, bits):
     """A bit of any value of any table, or a row that goes, leaves a file in which SQLite's own check finds nothing."""
-    state.note_config("seed: 0", {"directory": "there"})
-    state.note_identity({"the model": "tiny"})
+    state.note(config="seed: 0", origin={"directory": "there"}, identity={"the model": "tiny"})
     for attempt in (1, 2):
         state.start_attempt("2026-01-01T00:00:00")
         states = {"limit": OperatorState(b"\0" * attempt), "dedup": OperatorState(b"seen\xff", append=True)}

@@ -13,7 +13,7 @@ import pytest
 from pipeline.api.errors import PipelineError
 from pipeline.api.meter import StageMeter
 from pipeline.runs.watchdog import LEAVE_S, Watchdog
-from pipeline.system.stacks import stacks
+from pipeline.system.deadlines import stacks
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.system.cores import numa_nodes, own_cores, split_cores
+from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 TWO = {core: core % 2 for core in range(8)}
 """Numbered in turn, as some machines do."""

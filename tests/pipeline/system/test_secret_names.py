@@ -9,8 +9,8 @@ import pytest
 from operators.catalog import targets
 from pipeline.config.build import load_object
 from pipeline.config.keys import FREE_FORM, known_keys
+from pipeline.system.known_secrets import is_secret_name
 from pipeline.system.redaction import is_secret_place
-from pipeline.system.secret_names import is_secret_name
 
 SECRET = [
     "key",

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from pipeline.api.errors import ExitCode
+from pipeline.cli.jobs import of_jobs
 from pipeline.cli.main import main
 from pipeline.config.jobs import JOBS
-from pipeline.config.json_schema import of_jobs
 from pipeline.config.keys import FREE_FORM, schemas
 
 FILES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(JOBS.glob("*.yaml"))}
