@@ -166,4 +166,4 @@ class AsksByBatch(AnswersRows):
 
     def _result(self, body: Any, questions: Sequence[Question]) -> tuple[list[Answer], Mapping[str, int | None]]:
         answers = [tuple(np.asarray(row, self.kind) for row in rows) for rows in self._read(body, questions)]
-        return answers, read_usage(body if isinstance(body, dict) else {})
+        return answers, read_usage(body)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.echo import read_echo
-from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.api.usage import read_usage
 from operators.endpoint.api.vectors import read_scores, read_vectors
 from operators.endpoint.by_batch import AsksByBatch, Question
@@ -100,7 +100,7 @@ class EndpointRerank(RerankArguments, AsksByBatch):
     def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
         ((_, documents),) = questions
         scores = read_scores(body, len(documents))
-        tokens = read_usage(body)["prompt_tokens"] if isinstance(body, dict) else None
+        tokens = read_usage(body)["prompt_tokens"]
         return [[scores, [] if tokens is None else [tokens]]]
 
     def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:

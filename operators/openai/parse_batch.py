@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.endpoint.api.checks import BadValue, whole
 from operators.engine.backend.loading import inspect_model, template_of
 from operators.formats.lines import LINE, TEXT
 from operators.generation.seeds import SEED_BITS
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
-from operators.openai.values import Code, Fault, unsupported, whole
+from operators.openai.values import Code, Fault, unsupported
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
@@ -74,6 +75,8 @@ class ParseBatch(BaseOperator):
             try:
                 rows += self._rows(source, batch.chunk)
                 requests += 1
+            except BadValue as bad:
+                yield batch.reject([i], Fault(Code.INVALID_VALUE, bad.quoting).reason)
             except Fault as fault:
                 yield batch.reject([i], fault.reason)
             if len(rows) >= _BATCH_ROWS or (rows and i == batch.num_rows - 1):

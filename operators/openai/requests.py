@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from operators.endpoint.api.checks import Read, an_object, fitting, flag, number, some_text, text, whole
 from operators.openai import values
-from operators.openai.values import Code, Fault, Read, an_object, flag, ignored, kept, number, refused, text, whole
+from operators.openai.values import Code, Fault, ignored, refused
 from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
@@ -51,7 +52,7 @@ class Parameter(NamedTuple):
 Parameters = Mapping[str, Mapping[str, Parameter]]
 """By endpoint and name. A null is as if the parameter was not there."""
 _IGNORED = Parameter(ignored)
-ALL = {"model": Parameter(values.some_text, TEXT), "user": _IGNORED}
+ALL = {"model": Parameter(some_text, TEXT), "user": _IGNORED}
 _CONVERSATION = {
     "messages": Parameter(values.messages, TEXT),
     "tools": Parameter(values.tools, TEXT, "tool_list"),
@@ -108,7 +109,7 @@ PARAMETERS: Parameters = {
     EMBEDDINGS: {
         **ALL,
         "input": Parameter(values.said_or_ids, column="texts"),
-        "encoding_format": Parameter(kept(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
+        "encoding_format": Parameter(fitting(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
         "dimensions": Parameter(whole(1), INT),
     },
 }

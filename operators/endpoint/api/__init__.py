@@ -1,1 +1,1 @@
-"""The API of servers: dialects, bodies of requests, readers of answers."""
+"""Bodies of OpenAI's API, and the dialects of its servers: one set of readers, writers and texts for endpoints and batch files."""

@@ -7,7 +7,7 @@ import time
 from logging import Logger
 from typing import Any
 
-from operators.endpoint.api.json_shape import Failed, Unusable
+from operators.endpoint.api.checks import Failed, Unusable
 from operators.endpoint.api.usage import odd_usage
 from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable
 from operators.endpoint.connection.request import Request

@@ -19,7 +19,7 @@ from logging import Logger
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import RateLimit, limit_of
 from operators.endpoint.connection.http import Http, require_client

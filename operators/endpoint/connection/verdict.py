@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urljoin
 
-from operators.endpoint.api.json_shape import OfRow, Unusable
+from operators.endpoint.api.checks import OfRow, Unusable
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.system.redaction import shown_url
 
