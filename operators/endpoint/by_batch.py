@@ -30,7 +30,7 @@ from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Runtime
-from pipeline.api.records import ROW, Batch
+from pipeline.api.records import ROW, Batch, require_column
 
 Question = tuple[Any, ...]
 """What a row asks, in a subclass's own shape."""
@@ -49,7 +49,6 @@ class AsksByBatch(AnswersRows):
         ConfigError: `model.api` is not `api`.
     """
 
-    twice = False  # an answer is paid for
     api: ClassVar[str]
     """The `model.api` that the operator needs."""
     together: ClassVar[int] = 1
@@ -65,6 +64,10 @@ class AsksByBatch(AnswersRows):
             require_path(self.title, model.dialect)
         super().__init__(columns, store, where)
         self._model = model
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name in self._columns:
+            require_column(schema, name, [pa.string()])
 
     @abstractmethod
     def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:

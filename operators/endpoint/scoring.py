@@ -46,9 +46,6 @@ class EndpointEmbed(EmbedArguments, AsksByBatch):
         check(most is None or most >= 1, "dimensions", most, "1 or more, or null for all")
         self._fields = named([pa.field(EMBEDDING, pa.list_(pa.float32(), self.dimensions or -1))], self.as_)
 
-    def _check(self, schema: pa.Schema) -> None:
-        require_column(schema, self.text_column, [pa.string()])
-
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         return [
             (text,) if text else f"column '{self.text_column}' is {'null' if text is None else 'empty'}"
@@ -86,8 +83,8 @@ class EndpointRerank(RerankArguments, AsksByBatch):
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
 
     def _check(self, schema: pa.Schema) -> None:
-        for name, type_ in zip(self._columns, (pa.string(), pa.list_(pa.string())), strict=True):
-            require_column(schema, name, [type_])
+        require_column(schema, self.query_column, [pa.string()])
+        require_column(schema, self.documents_column, [pa.list_(pa.string())])
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         rows = zip(*(data.column(name).to_pylist() for name in self._columns), strict=True)
@@ -129,10 +126,6 @@ class EndpointScore(ScoreArguments, AsksByBatch):
                 if self.given_column
                 else "joint=true tokenizes a text together with what comes before it; add given_column"
             )
-
-    def _check(self, schema: pa.Schema) -> None:
-        for name in self._columns:
-            require_column(schema, name, [pa.string()])
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         texts = data.column(self.text_column).to_pylist()

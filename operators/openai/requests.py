@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from operators.endpoint.api.checks import Read, an_object, fitting, flag, number, some_text, text, whole
+from operators.endpoint.api.sampling_values import MOST_LOGPROBS
 from operators.openai import values
 from operators.openai.values import Code, Fault, ignored, refused
 from operators.rows.arrow_types import MAX_NESTING, depth
@@ -71,7 +72,7 @@ _GENERATE = {
     "presence_penalty": Parameter(number(-2, 2), REAL),
     "logit_bias": Parameter(values.logit_bias, _BIAS),
     "stop": Parameter(values.stop, pa.list_(TEXT)),
-    "logprobs": Parameter(whole(0, 5), INT),
+    "logprobs": Parameter(whole(0, MOST_LOGPROBS["completions"]), INT),
     "seed": Parameter(whole(-(2**63), 2**63 - 1), INT),
     "n": Parameter(whole(1, MAX_CHOICES)),
     "stream": Parameter(refused(_LEAVE_OUT, False)),
@@ -84,7 +85,7 @@ PARAMETERS: Parameters = {
         **_GENERATE,
         "max_completion_tokens": Parameter(whole(1)),
         "logprobs": Parameter(flag, INT),
-        "top_logprobs": Parameter(whole(0, 20)),
+        "top_logprobs": Parameter(whole(0, MOST_LOGPROBS["chat"])),
         "response_format": Parameter(values.response_format, TEXT, "json_schema"),
         "parallel_tool_calls": Parameter(refused("leave it out, and take the first of a message's tool_calls", True)),
         "functions": Parameter(refused(_NEWER, [])),

@@ -26,6 +26,7 @@ from operators.endpoint.api.checks import (
     some_text,
     text,
 )
+from operators.endpoint.api.sampling_values import MOST_BIAS, MOST_STOPS
 
 ROLES = {name: name for name in ("system", "developer", "user", "assistant", "tool")} | {"developer": "system"}
 """Roles of messages to their names in chat templates: `developer` is the newer name of `system`."""
@@ -124,10 +125,11 @@ def _are_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_token, value))
 
 
-stop = one_or_more("a text, or a list of one to four texts, none of them empty", _has_text, most=4)
+stop = one_or_more(f"a text, or a list of 1 to {MOST_STOPS} texts, none of them empty", _has_text, most=MOST_STOPS)
 _MANY = "a text, or a list of texts, of token ids, or of lists of token ids, none empty"
 texts_or_ids = one_or_more(_MANY, _is_text, _are_tokens)
 said_or_ids = one_or_more(_MANY, _has_text, _are_tokens)
+_bias = number(-MOST_BIAS, MOST_BIAS)
 _function = fitting(lambda value: value == "function", '"function"')
 _schema = fitting(lambda value: isinstance(value or {}, dict), "a JSON schema, which is an object")
 _FUNCTION = shape(name=some_text, description=ignored, parameters=_schema, strict=ignored)
@@ -153,13 +155,13 @@ def top_p(where: str, value: Any) -> float:
 
 
 def logit_bias(where: str, value: Any) -> list[dict[str, Any]]:
-    """Read a mapping of token ids to -100 ... 100."""
+    """Read an object of token ids to numbers."""
     entries = []
     for token, bias in an_object(where, value).items():
         is_short = token.isascii() and token.isdigit() and len(token) <= len(str(MAX_INT32))
         if not (is_short and _is_token(int(token))):
             raise BadValue(f"a key of {where}", token, f"a token id, {MAX_INT32} at most, in digits")
-        entries.append({"token": int(token), "bias": number(-100, 100)(f"{where}[{json.dumps(token)}]", bias)})
+        entries.append({"token": int(token), "bias": _bias(f"{where}[{json.dumps(token)}]", bias)})
     return entries
 
 
@@ -207,12 +209,12 @@ def _message(where: str, message: Any) -> dict[str, Any]:
 
 def messages(where: str, value: Any) -> str:
     """Read a list of messages, as JSON."""
-    return _json(some("a list of one message or more", _message)(where, value))
+    return json.dumps(some("a list of one message or more", _message)(where, value), ensure_ascii=False)
 
 
 def tools(where: str, value: Any) -> str | None:
     """Read a list of functions, as JSON; an empty one is none."""
-    return _json(value) if value != [] and _TOOLS(where, value) else None
+    return json.dumps(value, ensure_ascii=False) if value != [] and _TOOLS(where, value) else None
 
 
 def tool_choice(where: str, value: Any) -> str:
@@ -223,7 +225,3 @@ def tool_choice(where: str, value: Any) -> str:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadValue(where, value, '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
     return str(function["name"])
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

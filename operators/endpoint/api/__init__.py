@@ -1,1 +1,1 @@
-"""Bodies of OpenAI's API, and the dialects of its servers: one set of readers, writers and texts for endpoints and batch files."""
+"""Bodies of OpenAI's API, read and written for servers and for batch files, and the dialects of servers."""

@@ -46,9 +46,9 @@ _ORDERS: Mapping[str, Sequence[Sequence[str]]] = {LLAMA_CPP_PYTHON: (STEP_ORDER,
 _SAMPLERS: Mapping[str, str] = {"typical_p": "typ_p"}
 """Steps that have another name in llama-server."""
 _WORDS: Mapping[bool | None, str] = {None: "null", True: "true", False: "false"}
-_MOST_STOPS = 4
-_MOST_BIAS = 100.0
-_MOST_LOGPROBS = {CHAT: 20, "completions": 5}
+MOST_STOPS = 4
+MOST_BIAS = 100.0
+MOST_LOGPROBS = {CHAT: 20, "completions": 5}
 """Limits of OpenAI's API. vLLM cuts a larger bias down without a word."""
 REMEDY = "leave it out with sampling=plain, or name it in model.extra_body"
 
@@ -132,12 +132,12 @@ def _written(name: str, value: Any, key: str, dialect: str, api: str) -> dict[st
             return {key: [_SAMPLERS.get(step, step) for step in value]}
         case "dry_sequence_breakers" if not value:
             raise Unsent(f"sampling.{name}=[] cannot be sent: {dialect} takes one at least")
-        case "stop" if dialect == OPENAI and len(value) > _MOST_STOPS:
-            raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {_MOST_STOPS} strings at most")
+        case "stop" if dialect == OPENAI and len(value) > MOST_STOPS:
+            raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {MOST_STOPS} strings at most")
         case "bad_words" if odd := [word for word in value if not isinstance(word, str)]:
             raise Unsent(f"sampling.bad_words has {odd[0]!r} and cannot be sent: {dialect} takes strings alone")
         case "logprobs":
-            if dialect == OPENAI and value > (most := _MOST_LOGPROBS[api]):
+            if dialect == OPENAI and value > (most := MOST_LOGPROBS[api]):
                 raise Unsent(f"sampling.logprobs={value} cannot be sent: {dialect} gives {most} at most ({api})")
             count = (
                 max(value, 1) if dialect == LLAMA_SERVER else value
@@ -152,8 +152,8 @@ def _logit_bias(value: Mapping[int | str, float], key: str, dialect: str) -> dic
     if dialect == LLAMA_SERVER:  # in pairs a text of digits stays a text
         return {key: [[token, False if bias == -math.inf else bias] for token, bias in value.items()]}
     texts = [token for token in value if isinstance(token, str)]
-    bounded = {str(token): -_MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
-    beyond = [bias for bias in bounded.values() if abs(bias) > _MOST_BIAS and dialect in (OPENAI, VLLM)]
+    bounded = {str(token): -MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
+    beyond = [bias for bias in bounded.values() if abs(bias) > MOST_BIAS and dialect in (OPENAI, VLLM)]
     refused = None
     if texts and dialect != LLAMA_CPP_PYTHON:
         refused = f"has the text {texts[0]!r} and cannot be sent: {dialect} takes token ids alone"

@@ -10,8 +10,7 @@ from typing import Any
 from operators.endpoint.api.checks import Failed, Unusable
 from operators.endpoint.api.usage import odd_usage
 from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable
-from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.routes import Route, Routes
+from operators.endpoint.connection.request import Request, Route, Routes
 from operators.endpoint.connection.verdict import Again, judge, quoted
 from operators.settings.endpoint import EndpointSettings
 

@@ -24,8 +24,7 @@ from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import RateLimit, limit_of
 from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
-from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.request import Request, Routes
 from operators.endpoint.connection.verdict import Again, EndpointError, clean, without
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
