@@ -57,21 +57,21 @@ def forecast_of(
     took = time.perf_counter() - began
     output = [item for item in items if isinstance(item, Batch)]
     rejects = [item for item in items if isinstance(item, Rejects)]
-    made = sum(batch.num_rows for batch in output)
-    rows = task.rows.times(made / max(few.num_rows, 1))
+    answered = sum(batch.num_rows for batch in output)
+    rows = task.rows.times(answered / max(few.num_rows, 1))
     tokens_in, tokens_out = (_times(rows, values) for values in counts(output))
     in_flight = model.concurrency if isinstance(model.concurrency, int) else _ASSUMED
-    likely = rows.likely * took / min(max(made, 1), in_flight) * min(1.0, TRIED / in_flight)
+    likely = rows.likely * took / min(max(answered, 1), in_flight) * min(1.0, TRIED / in_flight)
     notes = [
-        f"the server answered {made} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known, and"
-        f" {in_flight} requests in flight are taken for likely"
+        f"the server answered {answered} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known,"
+        f" and {in_flight} requests in flight are taken for likely"
     ]
     if model.price_per_million is not None:
         low, mid, high = (
             model.cost(getattr(tokens_in, end), 0.0, getattr(tokens_out, end)) for end in ("low", "likely", "high")
         )
         notes.append(f"cost {mid:,.2f} ({low:,.2f} to {high:,.2f}), by model.price_per_million, no prompt cached")
-    seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(made, 1)))
+    seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(answered, 1)))
     return Forecast(rows, output, rejects, tokens_in, tokens_out, seconds, notes=notes)
 
 

@@ -48,12 +48,12 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
         if model.api not in APIS:
             raise ConfigError(f"model.api={model.api} makes no texts; Generate needs {' or '.join(APIS)}")
         is_raw = self.completion_text == "raw"
-        for key, given, remedy in (
+        for key, is_given, remedy in (
             ("output.completion_ids=true", self.completion_ids, "leave it out"),
             ("output.completion_text=raw", is_raw, "the server keeps reasoning and answer apart"),
             ("runtime.priority", self.runtime.priority is not None, "leave it out"),
         ):
-            if given:
+            if is_given:
                 raise ConfigError(f"{key} cannot be with a server; {remedy}")
 
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
@@ -98,9 +98,9 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
         run = partial(run_stream, self.run)
         return forecast_of(run, batches, task, self._token_counts, self._samples.each, self._model)
 
-    def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
+    def _token_counts(self, output: Sequence[Batch]) -> tuple[list[float], list[float]]:
         def of(name: str) -> list[float]:
-            return [n or 0 for batch in made for n in batch.data.column(f"{self._prefix}{name}").to_pylist()]
+            return [n or 0 for batch in output for n in batch.data.column(f"{self._prefix}{name}").to_pylist()]
 
         return of("prompt_token_count"), of("completion_token_count")
 

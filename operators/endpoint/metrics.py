@@ -41,7 +41,7 @@ class Paid:
 
     def add(self, *counts: int | None) -> None:
         """Add those of an answer; None: it does not say."""
-        self.tokens = [before + (count or 0) for before, count in zip(self.tokens, counts, strict=True)]
+        self.tokens = [total + (count or 0) for total, count in zip(self.tokens, counts, strict=True)]
         self._meter.cost = self._settings.cost(*self.tokens)
 
 

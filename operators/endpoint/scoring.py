@@ -39,8 +39,8 @@ class EndpointEmbed(EmbedArguments, AsksByBatch):
 
     def __post_init__(self) -> None:
         AsksByBatch.__init__(self, self.model, [self.text_column], self.store, self.where)
-        for key, given in (("pooling", self.pooling is not None), ("truncate", self.truncate)):
-            if given:
+        for key, is_given in (("pooling", self.pooling is not None), ("truncate", self.truncate)):
+            if is_given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
         most = self.dimensions
         check(most is None or most >= 1, "dimensions", most, "1 or more, or null for all")
@@ -78,8 +78,8 @@ class EndpointRerank(RerankArguments, AsksByBatch):
     def __post_init__(self) -> None:
         super().__post_init__()
         AsksByBatch.__init__(self, self.model, (self.query_column, self.documents_column), self.store)
-        for key, given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
-            if given:
+        for key, is_given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
+            if is_given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
 
     def _check(self, schema: pa.Schema) -> None:
@@ -136,16 +136,16 @@ class EndpointScore(ScoreArguments, AsksByBatch):
         if before is None or not text:
             name = self.given_column if before is None else self.text_column
             return f"column '{name}' is {'null' if None in (before, text) else 'empty; there is nothing to score'}"
-        given = before.rstrip()
-        return given, before[len(given) :] + text
+        context = before.rstrip()
+        return context, before[len(context) :] + text
 
     def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
-        ((given, text),) = questions
-        return {"prompt": given + text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+        ((context, text),) = questions
+        return {"prompt": context + text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
 
     def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
-        ((given, text),) = questions
-        logprobs, is_greedy = read_echo(body, given, text)
+        ((context, text),) = questions
+        logprobs, is_greedy = read_echo(body, context, text)
         return [[logprobs, [is_greedy]]]
 
     def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:

@@ -102,12 +102,12 @@ class ParseBatch(BaseOperator):
         asked = self._asked(columns, texts)
         if "dimensions" in columns and self._n_embd is not None:
             whole(1, self._n_embd)("dimensions", columns["dimensions"])
-        given = columns.get("seed")
+        seed = columns.get("seed")
         columns |= {"choices": len(asked) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []
         for about, sample in itertools.product(asked, range(samples)):
-            own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
-            rows.append({**columns, **about, **own})
+            of_row = {"sample": sample, "seed": _seed(seed, sample), LINEAGE.name: [len(rows)]}
+            rows.append({**columns, **about, **of_row})
         return rows
 
     def _check_tools(self, choice: str) -> None:
@@ -119,8 +119,8 @@ class ParseBatch(BaseOperator):
 
     def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
         """Return the columns of each text that a line asks about: a text, or its token ids."""
-        given = [("", text) if isinstance(text, list) else (text, None) for text in texts]
-        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in given]
+        prompts = [("", text) if isinstance(text, list) else (text, None) for text in texts]
+        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in prompts]
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -130,9 +130,9 @@ class ParseBatch(BaseOperator):
         self._fresh.setdefault(chunk, []).append(digest)
 
 
-def _seed(given: int | None, sample: int) -> int | None:
+def _seed(seed: int | None, sample: int) -> int | None:
     """Return the given seed for the first sample of a text, and derived ones for the others."""
-    if given is None:
+    if seed is None:
         return None
-    own = given if not sample else hash_of(f"{given}|{sample}")
-    return own & _MAX_SEED
+    of_sample = seed if not sample else hash_of(f"{seed}|{sample}")
+    return of_sample & _MAX_SEED

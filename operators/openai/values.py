@@ -88,8 +88,8 @@ def shape(**reads: Read) -> Read:
         if not isinstance(value, dict):
             raise BadValue(where, value, f"an object with {', '.join(reads)}")
         refuse_unknown(where, value, reads)
-        found = {key: read(f"{where}.{key}", value.get(key)) for key, read in reads.items()}
-        return {key: one for key, one in found.items() if one is not None}
+        values = {key: read(f"{where}.{key}", value.get(key)) for key, read in reads.items()}
+        return {key: part for key, part in values.items() if part is not None}
 
     return read
 
@@ -99,7 +99,7 @@ def refused(remedy: str, *harmless: object) -> Read:
 
     def read(where: str, value: Any) -> None:
         # 0 equals False in Python, and `store: 0` is not `store: false`.
-        if not any(value == one and type(value) is type(one) for one in harmless):
+        if not any(value == allowed and type(value) is type(allowed) for allowed in harmless):
             raise unsupported(f"{where}={quoted(value)}", remedy)
 
     return read
@@ -192,19 +192,19 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise unsupported(f"{where}.role={role!r}", "give it the role tool")
     if not isinstance(role, str) or role not in ROLES:
         raise BadValue(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-    given = {key: one for key, one in message.items() if one is not None and key != "role"}
-    content = given.pop("content", None)
-    reads = {key: read for key, read in _KEYS.get(role, {}).items() if key in given}
-    made = {"role": ROLES[role]} | {key: read(f"{where}.{key}", given.pop(key)) for key, read in reads.items()}
-    if given:
-        raise unsupported(f"{where}.{next(iter(given))}", f"a message of the role {role} does not have it")
+    keys = {key: value for key, value in message.items() if value is not None and key != "role"}
+    content = keys.pop("content", None)
+    reads = {key: read for key, read in _KEYS.get(role, {}).items() if key in keys}
+    kept = {"role": ROLES[role]} | {key: read(f"{where}.{key}", keys.pop(key)) for key, read in reads.items()}
+    if keys:
+        raise unsupported(f"{where}.{next(iter(keys))}", f"a message of the role {role} does not have it")
     if isinstance(content, list) and content:
         content = "\n".join(some("", _part)(f"{where}.content", content))
-    if content is None and "tool_calls" in made:
-        return made
+    if content is None and "tool_calls" in kept:
+        return kept
     if not isinstance(content, str):
         raise BadValue(f"{where}.content", content, "a text, or a list of parts of the type text")
-    return {**made, "content": content}
+    return {**kept, "content": content}
 
 
 def messages(where: str, value: Any) -> str:

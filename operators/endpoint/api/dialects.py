@@ -36,8 +36,8 @@ def _chat(name: str) -> Key:
 
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
     """Return the keys of a setting by dialect; one alone is that of all."""
-    made = [key if isinstance(key, Key) else Key(key, key) for key in keys]
-    return dict(zip(NAMES, made * len(NAMES) if len(made) == 1 else made, strict=True))
+    row = [key if isinstance(key, Key) else Key(key, key) for key in keys]
+    return dict(zip(NAMES, row * len(NAMES) if len(row) == 1 else row, strict=True))
 
 
 _FORMAT = _chat("response_format")
@@ -118,7 +118,7 @@ _OWNERS: Mapping[str, str] = {
 def require_path(operator: str, dialect: str) -> str:
     """Return the path that `operator`, one of NODES, asks. Raises ConfigError if such a server has nothing for it."""
     if (path := NODES[operator][dialect]) is None:
-        able = ", ".join(name for name, found in NODES[operator].items() if found is not None)
+        able = ", ".join(name for name, path_there in NODES[operator].items() if path_there is not None)
         raise ConfigError(
             f"model.dialect={dialect}: such a server has nothing for {operator}; those of {able} have. Use one of them,"
             " or a model of this process (model: {path: my.gguf})"
@@ -129,8 +129,7 @@ def require_path(operator: str, dialect: str) -> str:
 def dialect_of(card: object) -> str | None:
     """Return the dialect that an answer of GET /v1/models tells, or one model of it; None if it tells none."""
     models = card.get("data") if isinstance(card, Mapping) else None
-    owners = [
-        one.get("owned_by") for one in (models if isinstance(models, list) else [card]) if isinstance(one, Mapping)
-    ]
-    known = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
-    return known.pop() if len(known) == 1 else None
+    cards = models if isinstance(models, list) else [card]
+    owners = [model.get("owned_by") for model in cards if isinstance(model, Mapping)]
+    dialects = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
+    return dialects.pop() if len(dialects) == 1 else None

@@ -118,7 +118,7 @@ def tools_body(choice: str | None, tools: Sequence[Mapping[str, Any]], dialect: 
 
 
 def template_body(
-    kwargs: Mapping[str, Any], dialect: str, api: str, given: Collection[str], *, is_continued: bool
+    kwargs: Mapping[str, Any], dialect: str, api: str, job_keys: Collection[str], *, is_continued: bool
 ) -> dict[str, Any]:
     """Return the keys of a body for the arguments of the chat template, and for continuing the last message.
 
@@ -130,7 +130,7 @@ def template_body(
         ("template_kwargs", "chat_template_kwargs", dict(kwargs), f"model.template_kwargs={dict(kwargs)!r}"),
         (_CONTINUE, _CONTINUE, is_continued, f"data.{_CONTINUE}=true"),
     ):
-        if not value or key_of_all in given:
+        if not value or key_of_all in job_keys:
             continue
         if (key := DIALECTS[name][dialect].of(api)) is None:
             why = f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"

@@ -62,11 +62,11 @@ def is_greedy(values: Mapping[str, Any]) -> bool:
     return bool(values["temperature"] == 0 and values["xtc_probability"] == 0)
 
 
-def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Collection[str] = ()) -> dict[str, Any]:
+def sampling_body(values: Mapping[str, Any], dialect: str, api: str, job_keys: Collection[str] = ()) -> dict[str, Any]:
     """Return the keys of a body for checked sampling values, which are named as in SamplingSettings.
 
     Args:
-        given: settings to leave alone, since `model.extra_body` names them.
+        job_keys: settings to leave alone, since `model.extra_body` names them.
 
     Raises:
         Unsent: a value that has an effect cannot be sent.
@@ -74,7 +74,7 @@ def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Coll
     acting = _acting(values)
     body: dict[str, Any] = {}
     for name in DIALECTS:
-        if name not in acting or name in given:
+        if name not in acting or name in job_keys:
             continue
         value, key = acting[name], DIALECTS[name][dialect].of(api)
         is_off = name in OFF and value == OFF[name]
@@ -87,16 +87,16 @@ def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Coll
 
 def _acting(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that have an effect, and those that are off."""
-    made = dict(values)
-    made["order"] = list(STEP_ORDER if made["mirostat"] else made["order"])
+    acting = dict(values)
+    acting["order"] = list(STEP_ORDER if acting["mirostat"] else acting["order"])
     for key, step in _STEPS.items():  # Mirostat takes the place of all steps
-        if step is not None and (made["mirostat"] or step not in made["order"]):
-            made[key] = OFF[key]
+        if step is not None and (acting["mirostat"] or step not in acting["order"]):
+            acting[key] = OFF[key]
     if is_greedy(values):
-        made = {name: value for name, value in made.items() if name not in _CUTS}
-    beside = {name for name, keys in _BESIDE.items() if all(made.get(key, OFF[key]) == OFF[key] for key in keys)}
-    silent = {name for name in made.keys() - _BESIDE.keys() - _SENT if is_unset(name, made[name])}
-    return {name: value for name, value in made.items() if name not in {"tools", *beside, *silent}}
+        acting = {name: value for name, value in acting.items() if name not in _CUTS}
+    beside = {name for name, keys in _BESIDE.items() if all(acting.get(key, OFF[key]) == OFF[key] for key in keys)}
+    silent = {name for name in acting.keys() - _BESIDE.keys() - _SENT if is_unset(name, acting[name])}
+    return {name: value for name, value in acting.items() if name not in {"tools", *beside, *silent}}
 
 
 def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
@@ -107,8 +107,8 @@ def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
         return False
     on = {"temperature", *(step for key, step in _STEPS.items() if acting.get(key, OFF[key]) != OFF[key])}
     steps = [step for step in acting[name] if step in on]
-    known = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
-    return any(steps == [step for step in one if step in steps] for one in known)
+    orders = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
+    return any(steps == [step for step in order if step in steps] for order in orders)
 
 
 def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
@@ -116,9 +116,9 @@ def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
     if DIALECTS[name][dialect].chat is not None:
         where = f"{dialect} has a key for it in model.api=chat alone, not in {api}"
     if name == "penalty_last_n":
-        own = _LAST_N[dialect]
-        where += ", and looks back on " + ("the whole row" if own is None else f"{own} tokens")
-        remedy = f"write sampling.penalty_last_n={'null' if own is None else own}"
+        last_n = _LAST_N[dialect]
+        where += ", and looks back on " + ("the whole row" if last_n is None else f"{last_n} tokens")
+        remedy = f"write sampling.penalty_last_n={'null' if last_n is None else last_n}"
     shown = _WORDS[value] if value is None or isinstance(value, bool) else repr(value)
     return f"sampling.{name}={shown} cannot be sent: {where}; {remedy}"
 

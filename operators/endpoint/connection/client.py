@@ -219,8 +219,8 @@ class Endpoint:
             return
         if self._failure is None:
             self._failure = self._refusals.ending()
-        for each in self._refusals.take():
-            self._finish(each.request, each.error)
+        for given_up in self._refusals.take():
+            self._finish(given_up.request, given_up.error)
         self._send()
 
     def _try_again(self) -> None:
@@ -291,9 +291,9 @@ class Endpoint:
                     raise
                 wait_s = pause_s(number, failed, self._patience.left_s(request, failed, hidden))
             await asyncio.sleep(wait_s)
-        used, made = request.tokens_of(request.result)
-        self._pace.correct(request.tokens, used)
-        route.limit.answered(time.perf_counter() - request.sent_s, made)
+        tokens, completion_tokens = request.tokens_of(request.result)
+        self._pace.correct(request.tokens, tokens)
+        route.limit.answered(time.perf_counter() - request.sent_s, completion_tokens)
         self._patience.answered()
         if not request.optional:
             self._believe(self._refusals.answered())
