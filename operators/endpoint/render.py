@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import LLAMA_SERVER, SGLANG, VLLM
 from operators.endpoint.connection.request import Request
 from operators.endpoint.server import server_of

@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.api.answers import Answer, Unusable, from_json, read_answer, to_json
+from operators.endpoint.api.answers import Answer, from_json, read_answer, to_json
 from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.connection.request import Request
 from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, NoReturn
 
-from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import OPENAI, dialect_of
 from operators.endpoint.connection.client import Endpoint
 from operators.endpoint.connection.http import proxy_of

@@ -66,23 +66,20 @@ def body_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, 
 
 
 def _answer(row: Row, pieces: Pieces) -> Answer:
-    echoed = _prompt_text(row, pieces) if row.get("echo") else ""
+    prompt = ""
+    if row.get("echo"):
+        ids = row["given_ids"]
+        prompt = row["prompt"] if ids is None else b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
     # Where the model reasons, rows without reasoning have none of its tokens.
     reasoning_tokens = (row["reasoning_token_count"] or 0) if "reasoning_token_count" in row else None
     return Answer(
-        text=echoed + row["completion"],
+        text=prompt + row["completion"],
         finish_reason=row["finish_reason"],
         finish_detail=row["finish_reason"],
         reasoning=row.get("reasoning"),
         calls=tuple(AnsweredCall(**call) for call in row.get("tool_calls") or ()),
         reasoning_tokens=reasoning_tokens if row["url"] == CHAT else None,
     )
-
-
-def _prompt_text(row: Row, pieces: Pieces) -> str:
-    if row["given_ids"] is None:
-        return str(row["prompt"])
-    return b"".join(pieces[token] for token in row["given_ids"]).decode("utf-8", "replace")
 
 
 def _embedding(row: Row) -> np.ndarray:

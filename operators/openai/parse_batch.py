@@ -76,9 +76,9 @@ class ParseBatch(BaseOperator):
                 rows += self._rows(source, batch.chunk)
                 requests += 1
             except BadValue as bad:
-                yield batch.reject([i], Fault(Code.INVALID_VALUE, bad.quoting).reason)
+                yield batch.reject([i], str(Fault(Code.INVALID_VALUE, bad.quoting)))
             except Fault as fault:
-                yield batch.reject([i], fault.reason)
+                yield batch.reject([i], str(fault))
             if len(rows) >= _BATCH_ROWS or (rows and i == batch.num_rows - 1):
                 data = pa.RecordBatch.from_pylist(rows, schema=self._schema)
                 yield batch.with_data(data, expanded=len(rows) - requests)

@@ -18,8 +18,7 @@ from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 _PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo")
-_OF_VECTORS = ("encoding_format", "dimensions")
-_FIELDS = [*map(FIELDS.field, (*_PARSED, *_OF_VECTORS)), PROMPT_IDS, LINEAGE, ROW]
+_FIELDS = [*map(FIELDS.field, (*_PARSED, "encoding_format", "dimensions")), PROMPT_IDS, LINEAGE, ROW]
 _READ = {field.name: field.type for field in _FIELDS} | {
     "embedding": None,
     "completion": pa.string(),
@@ -93,7 +92,7 @@ class Respond(BaseOperator):
         for rows in self._open.pop(chunk, {}).values():
             for batch, i, row in rows:
                 why = f"{len(rows)} of the {row['choices']} choices of its request were made, and the others rejected"
-                yield batch.reject([i], Fault(Code.INCOMPLETE, why).reason, RejectKind.FILTERED)
+                yield batch.reject([i], str(Fault(Code.INCOMPLETE, why)), RejectKind.FILTERED)
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])

@@ -50,16 +50,10 @@ class Code(StrEnum):
 
 
 class Fault(Unusable):
-    """A request that cannot be answered. The message says what is wrong and, where there is one, the remedy."""
+    """A request that cannot be answered: the code, what is wrong and, where there is one, the remedy."""
 
     def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-    @property
-    def reason(self) -> str:
-        """The reason of a reject."""
-        return f"{self.code}: {self}"
+        super().__init__(f"{code}: {message}")
 
 
 def parse_reason(reason: str) -> tuple[Code, str]:

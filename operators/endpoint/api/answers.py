@@ -24,8 +24,6 @@ from operators.endpoint.api.dialects import CHAT
 from operators.endpoint.api.logprobs import Likely, read_logprobs
 from operators.endpoint.api.usage import read_usage
 
-__all__ = ["Answer", "AnsweredCall", "Likely", "Unusable", "from_json", "read_answer", "to_json"]
-
 STOP, STOP_STRING, LENGTH = "stop", "stop_string", "length"
 """The project's finish reasons."""
 _REASONS: Mapping[str, str] = {

@@ -27,14 +27,9 @@ _QUOTED = 60
 class Unusable(Exception):
     """A body that cannot be used, now or later. The message says why."""
 
-    is_of_row = False
-    """Whether the server has read the row and works, so that only this row is at fault."""
-
 
 class OfRow(Unusable):
-    """The answer to this row cannot be used; those to others can."""
-
-    is_of_row = True
+    """The answer to this row cannot be used; those to others can: the server has read the row, and works."""
 
 
 class Failed(Unusable):

@@ -23,15 +23,11 @@ class Key(NamedTuple):
     """The keys of the body under which a server takes a setting, by API; None: it has no such key."""
 
     chat: str | None
-    completions: str | None
+    completions: str | None = None
 
     def of(self, api: str) -> str | None:
         """Return the key of `api`."""
         return self.chat if api == CHAT else self.completions
-
-
-def _chat(name: str) -> Key:
-    return Key(name, None)
 
 
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
@@ -40,11 +36,11 @@ def _row(*keys: str | Key | None) -> Mapping[str, Key]:
     return dict(zip(NAMES, row * len(NAMES) if len(row) == 1 else row, strict=True))
 
 
-_FORMAT = _chat("response_format")
+_FORMAT = Key("response_format")
 _SCHEMA = Key("response_format", "json_schema")
 _MAX = Key("max_completion_tokens", "max_tokens")
-_KWARGS = _chat("chat_template_kwargs")
-_CONTINUE = _chat("continue_final_message")
+_KWARGS = Key("chat_template_kwargs")
+_CONTINUE = Key("continue_final_message")
 
 DIALECTS: Mapping[str, Mapping[str, Key]] = {
     # openai, vllm, sglang, llama_server, llama_cpp_python
@@ -80,8 +76,8 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "keep_stop": _row(None, "include_stop_str_in_output", "no_stop_trim", None, None),
     "ignore_eos": _row(None, "ignore_eos", "ignore_eos", "ignore_eos", None),
     "logprobs": _row(Key("top_logprobs", "logprobs")),
-    "tools": _row(_chat("tool_choice")),
-    "thinking_budget": _row(None, "thinking_token_budget", None, _chat("thinking_budget_tokens"), None),
+    "tools": _row(Key("tool_choice")),
+    "thinking_budget": _row(None, "thinking_token_budget", None, Key("thinking_budget_tokens"), None),
     "structured.json_schema": _row(_FORMAT, "response_format", "response_format", _SCHEMA, _FORMAT),
     "structured.regex": _row(None, "structured_outputs", "regex", None, None),
     "structured.choices": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),

@@ -22,8 +22,6 @@ _ESCAPES = str.maketrans(
     | {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 )
 _CONTINUE = "continue_final_message"
-NAME = "answer"
-"""The name of a schema, which the API asks for."""
 
 
 def constraint_of(settings: StructuredSettings) -> tuple[str, Any] | None:
@@ -83,7 +81,7 @@ def _schema(schema: Any, key: str, dialect: str) -> Any:
         return schema
     if dialect == LLAMA_CPP_PYTHON:
         return {"type": "json_object", "schema": schema}
-    return {"type": "json_schema", "json_schema": {"name": NAME, "schema": schema, "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 def gbnf_of(choices: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def usage_body(prompt: int, completion: int | None = None, reasoning: int | None
     return usage | ({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}})
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: Any) -> bool:
     """Return whether a value is a number of tokens, which int32 holds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value <= MAX_INT32 and value == int(value)

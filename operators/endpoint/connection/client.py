@@ -13,15 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 from logging import Logger
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from operators.endpoint.api.checks import Unusable
+from operators.endpoint.api.checks import OfRow, Unusable
 from operators.endpoint.connection.attempts import Attempts
-from operators.endpoint.connection.concurrency import RateLimit, limit_of
+from operators.endpoint.connection.concurrency import RateLimit
 from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
 from operators.endpoint.connection.request import Request, Routes
@@ -52,7 +51,7 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls, partial(limit_of, settings))
+        self._routes = Routes(settings)
         self._refusals = Refusals(settings)
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
@@ -94,7 +93,7 @@ class Endpoint:
         left = 0
         while requests or left:
             for request in requests:
-                request.then(ended.put)
+                request.ended = ended.put
             self.submit(requests.copy())
             left += len(requests)
             requests.clear()
@@ -238,6 +237,7 @@ class Endpoint:
         except Exception as failed:  # it must not be lost in a task that nobody looks at
             self._log.debug("an answer cannot be taken", exc_info=True)
             self.fail(failed)
+        request.ended(request)
 
     async def _serve(self, request: Request) -> None:
         """Send `request` until it is answered or given up."""
@@ -249,7 +249,7 @@ class Endpoint:
             await self._tried(request, hidden)
         except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
-            if refused.is_of_row:
+            if isinstance(refused, OfRow):
                 is_believed = True
                 self._believe(self._refusals.answered())
         except Again as failed:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from operators.endpoint.connection.concurrency import Adaptive, Fixed
+from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.system.redaction import shown_url
 
 _FIRST_S, _LONGEST_S = 0.5, 30.0
@@ -37,11 +38,11 @@ class Route:
     held_until: float = 0.0
     takes_none: bool = False
     is_shut: bool = False
-    name: str = field(init=False)
-    """Scheme, host and port."""
 
-    def __post_init__(self) -> None:
-        self.name = shown_url(self.url).removesuffix("/...")
+    @property
+    def name(self) -> str:
+        """Scheme, host and port."""
+        return shown_url(self.url).removesuffix("/...")
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +67,8 @@ class Request:
     body: bytes | None
     read: Callable[[Any], Any]
     done: Callable[[Request], None] = lambda request: None
+    ended: Callable[[Request], None] = lambda request: None
+    """Called after `done`, and whatever that raises."""
     tokens: int = 0
     secrets: Callable[[], list[str]] = list
     tokens_of: Callable[[Any], tuple[int, int]] = lambda result: (0, 0)
@@ -89,18 +92,6 @@ class Request:
     refused_by: set[Route] = field(default_factory=set)
     """URLs that failed on it, and those of them that have refused it for good."""
 
-    def then(self, call: Callable[[Request], None]) -> None:
-        """Have `call` called, too, after `done` and whatever that raises."""
-        done = self.done
-
-        def both(request: Request) -> None:
-            try:
-                done(request)
-            finally:
-                call(request)
-
-        self.done = both
-
     def may_be_taken(self, routes: Iterable[Route]) -> bool:
         """Return whether one of `routes` has not refused the request for good."""
         return any(route not in self.refused_by for route in routes)
@@ -110,12 +101,12 @@ class Routes:
     """Chooses among URLs. For one event loop.
 
     Args:
-        urls: of servers with the same model.
-        limit: makes the limit of each.
+        settings: URLs of servers with the same model, and how many requests each takes at a time.
     """
 
-    def __init__(self, urls: Sequence[str], limit: Callable[[], Adaptive | Fixed]) -> None:
-        self.all = [Route(url, limit()) for url in urls]
+    def __init__(self, settings: EndpointSettings) -> None:
+        many, longest_s = settings.concurrency, settings.timeout_s
+        self.all = [Route(url, Adaptive(longest_s=longest_s) if many == AUTO else Fixed(many)) for url in settings.urls]
         self._changed = asyncio.Event()
 
     @property
