@@ -149,9 +149,11 @@ def top_p(where: str, value: Any) -> float:
 
 
 def logit_bias(where: str, value: Any) -> list[dict[str, Any]]:
-    """Read an object of token ids to numbers."""
+    """Read an object of token ids, in digits, to numbers."""
+    if not isinstance(value, dict):
+        raise BadValue(where, value, f"an object of token ids, each with a number from -{MOST_BIAS:g} to {MOST_BIAS:g}")
     entries = []
-    for token, bias in an_object(where, value).items():
+    for token, bias in value.items():
         is_short = token.isascii() and token.isdigit() and len(token) <= len(str(MAX_INT32))
         if not (is_short and _is_token(int(token))):
             raise BadValue(f"a key of {where}", token, f"a token id, {MAX_INT32} at most, in digits")
@@ -167,7 +169,7 @@ def response_format(where: str, value: Any) -> str | None:
     if kind == "json_object":
         return '{"type": "object"}'
     if kind != "json_schema":
-        raise BadValue(where, value, '{"type": "text"}, "json_object" or "json_schema"')
+        raise BadValue(where, value, 'one of {"type": "text"}, "json_object" and "json_schema"')
     return json.dumps(_JSON_SCHEMA(f"{where}.json_schema", value.get("json_schema"))["schema"])
 
 
@@ -217,5 +219,5 @@ def tool_choice(where: str, value: Any) -> str:
         return str(value)
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadValue(where, value, '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
+        raise BadValue(where, value, 'one of none, auto, required, {"type": "function", "function": {"name": ...}}')
     return str(function["name"])
