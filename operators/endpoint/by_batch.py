@@ -30,7 +30,7 @@ from operators.settings.model import TEXT
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Runtime
-from pipeline.api.records import ROW, Batch
+from pipeline.api.records import ROW, Batch, require_column
 
 Question = tuple[Any, ...]
 """What a row asks, in a subclass's own shape."""
@@ -49,7 +49,6 @@ class AsksByBatch(AnswersRows):
         ConfigError: `model.api` is not `api`.
     """
 
-    twice = False  # an answer is paid for
     api: ClassVar[str]
     """The `model.api` that the operator needs."""
     together: ClassVar[int] = 1
@@ -65,6 +64,10 @@ class AsksByBatch(AnswersRows):
             require_path(self.title, model.dialect)
         super().__init__(columns, store, where)
         self._model = model
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name in self._columns:
+            require_column(schema, name, [pa.string()])
 
     @abstractmethod
     def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
@@ -85,23 +88,23 @@ class AsksByBatch(AnswersRows):
 
     def _told(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
         is_text = self._model.special_tokens_in_text == TEXT
-        found = set(rows_with_names(rows, self._columns, LIKE.has_name) if is_text else ())
+        matches = set(rows_with_names(rows, self._columns, LIKE.has_name) if is_text else ())
         for literals in (literals_of(rows, name) for name in self._columns):
-            found |= {i for i, places in enumerate(literals.to_pylist() if literals is not None else ()) if places}
-        return [(rows.column(ROW.name)[i].as_py(), LIKE_NAMES) for i in sorted(found)]
+            matches |= {i for i, places in enumerate(literals.to_pylist() if literals is not None else ()) if places}
+        return [(rows.column(ROW.name)[i].as_py(), LIKE_NAMES) for i in sorted(matches)]
 
     def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        def of_own(own: Sequence[Batch], part: Task) -> Forecast:
-            if not own:
+        def of_own(chosen: Sequence[Batch], part: Task) -> Forecast:
+            if not chosen:
                 return Forecast(part.rows)
             self._store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
             self.open(runtime)
-            return forecast_of(self.process, own, part, self._token_counts, None, self._model)
+            return forecast_of(self.process, chosen, part, self._token_counts, None, self._model)
 
         return self._where.forecast(batches, task, of_own, batches[0].data.schema.names, self._schema)
 
-    def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
-        rows = sum(batch.num_rows for batch in made)
+    def _token_counts(self, output: Sequence[Batch]) -> tuple[list[float], list[float]]:
+        rows = sum(batch.num_rows for batch in output)
         prompt, _, completion = self._paid.tokens
         return ([prompt / rows], [completion / rows]) if rows else ([], [])
 
@@ -114,24 +117,24 @@ class AsksByBatch(AnswersRows):
     def _read_new(self, texts: Mapping[bytes, Question]) -> dict[bytes, Answer | str]:
         items = list(texts.items())
         groups = [items[at : at + self.together] for at in range(0, len(items), self.together)]
-        asked = {self._request(group): group for group in groups}
-        requests = list(asked)
-        found: dict[bytes, Answer | str] = {}
+        groups_of = {self._request(group): group for group in groups}
+        requests = list(groups_of)
+        answers: dict[bytes, Answer | str] = {}
         try:
             for request in self._endpoint.each(requests, lambda: self._runtime.cancelled):
-                group = asked.pop(request)
+                group = groups_of.pop(request)
                 if request.error is None:
-                    found |= zip([key for key, _ in group], request.result[0], strict=True)
+                    answers |= zip([key for key, _ in group], request.result[0], strict=True)
                 elif len(group) > 1:  # one question may be at fault
                     alone = {self._request([each]): [each] for each in group}
-                    asked |= alone
+                    groups_of |= alone
                     requests += alone
                 else:
-                    found[group[0][0]] = request.error
+                    answers[group[0][0]] = request.error
         except BaseException:
             self._endpoint.leave(self)
             raise
-        return found
+        return answers
 
     def _whole_body(self, questions: Sequence[Question]) -> dict[str, Any]:
         extra = self._settings.extra_body or {}
@@ -166,4 +169,4 @@ class AsksByBatch(AnswersRows):
 
     def _result(self, body: Any, questions: Sequence[Question]) -> tuple[list[Answer], Mapping[str, int | None]]:
         answers = [tuple(np.asarray(row, self.kind) for row in rows) for rows in self._read(body, questions)]
-        return answers, read_usage(body if isinstance(body, dict) else {})
+        return answers, read_usage(body)

@@ -26,8 +26,8 @@ TOP_LOGPROBS = pa.field("top_logprobs", pa.list_(pa.list_(_ENTRY)))
 
 def answer_fields(sampling: SamplingSettings, *, reasons: bool, calls: bool) -> list[pa.Field]:
     """Return the columns of a server's completion: those of a local one, with tokens as texts."""
-    made = completion_fields(sampling, keep_ids=False, reasons=reasons, calls=calls)
-    return [TOP_LOGPROBS if field.name == TOP_LOGPROBS.name else field for field in made]
+    columns = completion_fields(sampling, keep_ids=False, reasons=reasons, calls=calls)
+    return [TOP_LOGPROBS if field.name == TOP_LOGPROBS.name else field for field in columns]
 
 
 class AnswerColumns(CompletionColumns[EndpointRow]):
@@ -96,8 +96,8 @@ class AnswerColumns(CompletionColumns[EndpointRow]):
     def _tool_error(self, row: EndpointRow, answer: Answer) -> str | None:
         """Return what is wrong with the calls: one that was to be forced is not there, or their arguments do not keep
         the tools' schemas."""
-        given = _value(row, CHOICE) if CHOICE in self._per_row else None
-        reason = unforced(given or self._choice, [call["name"] for call in answer.tool_calls])
+        choice = _value(row, CHOICE) if CHOICE in self._per_row else None
+        reason = unforced(choice or self._choice, [call["name"] for call in answer.tool_calls])
         if reason is not None or not answer.tool_calls:
             return reason
         tools = self._tools
@@ -127,4 +127,4 @@ def _value(row: EndpointRow, column: str) -> Any:
 def _top_logprobs(answer: Answer) -> list[list[tuple[str, float]]] | None:
     if answer.top_logprobs is None:
         return None
-    return [[(one.token, one.logprob) for one in place] for place in answer.top_logprobs]
+    return [[(token.token, token.logprob) for token in place] for place in answer.top_logprobs]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.forecast import Forecast, Range, Task
-from pipeline.api.protocols import Inbox, ListInbox
-from pipeline.api.records import Batch, ChunkEnd, Item, Output, Rejects
+from pipeline.api.protocols import ListInbox
+from pipeline.api.records import Batch, Item, Output, Rejects
 
 TRIED = 8
 """Rows that a dry run sends."""
@@ -24,24 +23,11 @@ Counts = Sequence[float]
 """Tokens of rows, each its own number, or a single one that is the mean of all."""
 
 
-class _Inbox(ListInbox):
-    """A list that waits for `wake`."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        super().__init__(items)
-        self._woken = threading.Event()
+class PolledInbox(ListInbox):
+    """A list whose operator looks a hundred times a second for what has come."""
 
     def wait(self, *, idle: bool = True, for_items: bool = True, timeout_s: float | None = None) -> None:
-        self._woken.wait(0.1)
-        self._woken.clear()
-
-    def wake(self) -> None:
-        self._woken.set()
-
-
-def run_stream(run: Callable[[Inbox], Iterator[Item]], few: Batch) -> Iterator[Item]:
-    """Run a StreamOperator on a batch that is a chunk of its own."""
-    return run(_Inbox([few, ChunkEnd(few.chunk, few.num_rows)]))
+        time.sleep(0.01)
 
 
 def forecast_of(
@@ -52,7 +38,7 @@ def forecast_of(
     samples: int | None,
     model: EndpointSettings,
 ) -> Forecast:
-    """Send TRIED rows of `batches`, and estimate tokens, time and money of all.
+    """Send TRIED rows of the largest of `batches`, and estimate tokens, time and money of all.
 
     Args:
         run: passes rows through the operator.
@@ -60,34 +46,29 @@ def forecast_of(
         samples: rows made of each; None: the rows say so.
         model: with the prices, and the number of requests in flight.
     """
-    few = _first(batches, max(1, TRIED // (samples or 1)))
+    largest = max(batches, key=lambda batch: batch.num_rows)
+    few = largest.with_data(largest.data.slice(0, max(1, TRIED // (samples or 1))))
     began = time.perf_counter()
     items = list(run(few))
     took = time.perf_counter() - began
     output = [item for item in items if isinstance(item, Batch)]
     rejects = [item for item in items if isinstance(item, Rejects)]
-    made = sum(batch.num_rows for batch in output)
-    rows = task.rows.times(made / max(few.num_rows, 1))
+    answered = sum(batch.num_rows for batch in output)
+    rows = task.rows.times(answered / max(few.num_rows, 1))
     tokens_in, tokens_out = (_times(rows, values) for values in counts(output))
     in_flight = model.concurrency if isinstance(model.concurrency, int) else _ASSUMED
-    likely = rows.likely * took / min(max(made, 1), in_flight) * min(1.0, TRIED / in_flight)
+    likely = rows.likely * took / min(max(answered, 1), in_flight) * min(1.0, TRIED / in_flight)
     notes = [
-        f"the server answered {made} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known, and"
-        f" {in_flight} requests in flight are taken for likely"
+        f"the server answered {answered} of {few.num_rows} rows in {took:.1f} s; how it does under load is not known,"
+        f" and {in_flight} requests in flight are taken for likely"
     ]
     if model.price_per_million is not None:
         low, mid, high = (
             model.cost(getattr(tokens_in, end), 0.0, getattr(tokens_out, end)) for end in ("low", "likely", "high")
         )
         notes.append(f"cost {mid:,.2f} ({low:,.2f} to {high:,.2f}), by model.price_per_million, no prompt cached")
-    seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(made, 1)))
+    seconds = Range(likely / 8, likely, max(likely, rows.high * took / max(answered, 1)))
     return Forecast(rows, output, rejects, tokens_in, tokens_out, seconds, notes=notes)
-
-
-def _first(batches: Sequence[Batch], count: int) -> Batch:
-    """Return the first `count` rows of the largest batch."""
-    largest = max(batches, key=lambda batch: batch.num_rows)
-    return largest.with_data(largest.data.slice(0, count))
 
 
 def _times(rows: Range, values: Counts) -> Range:

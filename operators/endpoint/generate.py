@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.completions import AnswerColumns, answer_fields
 from operators.endpoint.connection.client import Endpoint
 from operators.endpoint.connection.request import Request
-from operators.endpoint.estimate import forecast_of, run_stream
+from operators.endpoint.estimate import PolledInbox, forecast_of
 from operators.endpoint.metrics import AnswerMetrics, usage_lines
 from operators.endpoint.rows import AnswerLookup, EndpointRow, EndpointRowMaker
 from operators.endpoint.server import server_of
@@ -28,7 +28,7 @@ from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.protocols import Inbox, Runtime
-from pipeline.api.records import Batch, require_column
+from pipeline.api.records import Batch, ChunkEnd, Item, require_column
 
 APIS = ("chat", "completions")
 TAKEN_ROWS, TAKEN_S = 64, 0.05
@@ -48,12 +48,12 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
         if model.api not in APIS:
             raise ConfigError(f"model.api={model.api} makes no texts; Generate needs {' or '.join(APIS)}")
         is_raw = self.completion_text == "raw"
-        for key, given, remedy in (
+        for key, is_given, remedy in (
             ("output.completion_ids=true", self.completion_ids, "leave it out"),
             ("output.completion_text=raw", is_raw, "the server keeps reasoning and answer apart"),
             ("runtime.priority", self.runtime.priority is not None, "leave it out"),
         ):
-            if given:
+            if is_given:
                 raise ConfigError(f"{key} cannot be with a server; {remedy}")
 
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
@@ -95,12 +95,15 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
             return Forecast(task.rows)
         self.store = StoreSettings(enabled=False)  # a dry run writes nothing, and times what is answered
         self.open(runtime)
-        run = partial(run_stream, self.run)
+
+        def run(few: Batch) -> Iterator[Item]:
+            return self.run(PolledInbox([few, ChunkEnd(few.chunk, few.num_rows)]))
+
         return forecast_of(run, batches, task, self._token_counts, self._samples.each, self._model)
 
-    def _token_counts(self, made: Sequence[Batch]) -> tuple[list[float], list[float]]:
+    def _token_counts(self, output: Sequence[Batch]) -> tuple[list[float], list[float]]:
         def of(name: str) -> list[float]:
-            return [n or 0 for batch in made for n in batch.data.column(f"{self._prefix}{name}").to_pylist()]
+            return [n or 0 for batch in output for n in batch.data.column(f"{self._prefix}{name}").to_pylist()]
 
         return of("prompt_token_count"), of("completion_token_count")
 

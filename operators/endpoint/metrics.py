@@ -33,7 +33,7 @@ class Paid:
         for at, name in enumerate(PAID):
             what = name.removeprefix("paid_").replace("_", " ")
             number = Number(f"{what} that the server counted", "tokens", PAID_GROUP)
-            runtime.number(name, number, partial(self._count, at))
+            runtime.number(name, number, partial(lambda at: self.tokens[at], at))
         if settings.price_per_million is not None:
             for of_run in (False, True):
                 about = Number("what the paid tokens cost", "", PAID_GROUP)
@@ -41,11 +41,8 @@ class Paid:
 
     def add(self, *counts: int | None) -> None:
         """Add those of an answer; None: it does not say."""
-        self.tokens = [before + (count or 0) for before, count in zip(self.tokens, counts, strict=True)]
+        self.tokens = [total + (count or 0) for total, count in zip(self.tokens, counts, strict=True)]
         self._meter.cost = self._settings.cost(*self.tokens)
-
-    def _count(self, at: int) -> int:
-        return self.tokens[at]
 
 
 class AnswerMetrics(RowMetrics[EndpointRow]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import LLAMA_SERVER, SGLANG, VLLM
 from operators.endpoint.connection.request import Request
 from operators.endpoint.server import server_of
@@ -63,9 +63,9 @@ class EndpointRender(Rendering):
         planned = super().plan(schema)
         assert isinstance(self._model, EndpointSettings)
         self._chats = self._model.api == "chat"
-        for what, given, remedy in self._unfit():
-            if given:
-                raise ConfigError(f"{what} cannot be with model.api={self._model.api} of a server; {remedy}")
+        for setting, is_given, remedy in self._unfit():
+            if is_given:
+                raise ConfigError(f"{setting} cannot be with model.api={self._model.api} of a server; {remedy}")
         return planned
 
     def open(self, runtime: Runtime) -> None:
@@ -162,12 +162,12 @@ class EndpointTokenize(BaseOperator):
         literals = data.column(PROMPT_LITERALS.name).to_pylist() if self._has_literals else [None] * data.num_rows
         ids: list[list[int] | None] = [None] * data.num_rows
         failed: dict[int, str] = {}
-        told: list[tuple[int, str]] = []
+        notes: list[tuple[int, str]] = []
         for i, places in enumerate(literals):
             if places:
                 try:
                     ids[i] = self._ids(data.column(PROMPT_TEXT.name)[i].as_py(), places)
-                    told.append((data.column(ROW.name)[i].as_py(), LIKE_NAMES if ids[i] is None else HAS_NAMES))
+                    notes.append((data.column(ROW.name)[i].as_py(), LIKE_NAMES if ids[i] is None else HAS_NAMES))
                 except Unusable as error:
                     failed[i] = NOT_CUT.format(error)
         kept = [i for i in range(data.num_rows) if i not in failed]
@@ -175,19 +175,19 @@ class EndpointTokenize(BaseOperator):
             yield batch.reject(list(failed), list(failed.values()))
             data = data.take(pa.array(kept, pa.int64()))
         column = pa.array([ids[i] for i in kept], PROMPT_IDS.type)
-        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=notes)
 
     def _ids(self, text: str, places: Sequence[int]) -> list[int] | None:
         """Return the ids of a text that is cut behind each of `places`, by the server; None if it has no such API."""
         server = server_of(self._runtime, self._model)
         if server.settings.dialect not in TOKENIZES:
             return None
-        made: list[int] = []
+        ids: list[int] = []
         for start, end in itertools.pairwise([0, *(place + 1 for place in places), len(text)]):
-            body = json.dumps(TOKENIZES[server.settings.dialect](server.settings.name, text[start:end], not made))
+            body = json.dumps(TOKENIZES[server.settings.dialect](server.settings.name, text[start:end], not ids))
             request = Request(self, "/../tokenize", body.encode(), _tokens, secrets=lambda: [text], optional=True)
-            made += server.endpoint.ask(request, lambda: self._runtime.cancelled)
-        return made
+            ids += server.endpoint.ask(request, lambda: self._runtime.cancelled)
+        return ids
 
 
 def _tokens(body: Any) -> list[int]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.endpoint.api.answers import Answer, Unusable, from_json, read_answer, to_json
+from operators.endpoint.api.answers import Answer, from_json, read_answer, to_json
 from operators.endpoint.api.bodies import Bodies
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.connection.request import Request
 from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker
@@ -145,11 +146,11 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         if not prompt:
             return f"column '{PROMPT_TEXT.name}' is {'null' if prompt is None else 'empty'}"
         try:
-            given = self._arguments.of(values)
-            tools = given.pop("tools", None)
+            arguments = self._arguments.of(values)
+            tools = arguments.pop("tools", None)
             text = json.loads(prompt) if self._api == "chat" and isinstance(prompt, str) else prompt
             schema = None if self._schema_column is None else values[self._schema_column]
-            return self._bodies.of(text, values, seed=seed, tools=tools, schema=schema, kwargs=given)
+            return self._bodies.of(text, values, seed=seed, tools=tools, schema=schema, kwargs=arguments)
         except NoPrompt as error:
             return str(error)
         except (ValueError, RecursionError) as error:

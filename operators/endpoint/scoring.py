@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.echo import read_echo
-from operators.endpoint.api.json_shape import Unusable
 from operators.endpoint.api.usage import read_usage
 from operators.endpoint.api.vectors import read_scores, read_vectors
 from operators.endpoint.by_batch import AsksByBatch, Question
@@ -39,15 +39,12 @@ class EndpointEmbed(EmbedArguments, AsksByBatch):
 
     def __post_init__(self) -> None:
         AsksByBatch.__init__(self, self.model, [self.text_column], self.store, self.where)
-        for key, given in (("pooling", self.pooling is not None), ("truncate", self.truncate)):
-            if given:
+        for key, is_given in (("pooling", self.pooling is not None), ("truncate", self.truncate)):
+            if is_given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
         most = self.dimensions
         check(most is None or most >= 1, "dimensions", most, "1 or more, or null for all")
         self._fields = named([pa.field(EMBEDDING, pa.list_(pa.float32(), self.dimensions or -1))], self.as_)
-
-    def _check(self, schema: pa.Schema) -> None:
-        require_column(schema, self.text_column, [pa.string()])
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         return [
@@ -81,13 +78,13 @@ class EndpointRerank(RerankArguments, AsksByBatch):
     def __post_init__(self) -> None:
         super().__post_init__()
         AsksByBatch.__init__(self, self.model, (self.query_column, self.documents_column), self.store)
-        for key, given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
-            if given:
+        for key, is_given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
+            if is_given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
 
     def _check(self, schema: pa.Schema) -> None:
-        for name, type_ in zip(self._columns, (pa.string(), pa.list_(pa.string())), strict=True):
-            require_column(schema, name, [type_])
+        require_column(schema, self.query_column, [pa.string()])
+        require_column(schema, self.documents_column, [pa.list_(pa.string())])
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         rows = zip(*(data.column(name).to_pylist() for name in self._columns), strict=True)
@@ -100,7 +97,7 @@ class EndpointRerank(RerankArguments, AsksByBatch):
     def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
         ((_, documents),) = questions
         scores = read_scores(body, len(documents))
-        tokens = read_usage(body)["prompt_tokens"] if isinstance(body, dict) else None
+        tokens = read_usage(body)["prompt_tokens"]
         return [[scores, [] if tokens is None else [tokens]]]
 
     def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
@@ -130,10 +127,6 @@ class EndpointScore(ScoreArguments, AsksByBatch):
                 else "joint=true tokenizes a text together with what comes before it; add given_column"
             )
 
-    def _check(self, schema: pa.Schema) -> None:
-        for name in self._columns:
-            require_column(schema, name, [pa.string()])
-
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         texts = data.column(self.text_column).to_pylist()
         befores = [""] * len(texts) if self.given_column is None else data.column(self.given_column).to_pylist()
@@ -143,16 +136,16 @@ class EndpointScore(ScoreArguments, AsksByBatch):
         if before is None or not text:
             name = self.given_column if before is None else self.text_column
             return f"column '{name}' is {'null' if None in (before, text) else 'empty; there is nothing to score'}"
-        given = before.rstrip()
-        return given, before[len(given) :] + text
+        context = before.rstrip()
+        return context, before[len(context) :] + text
 
     def _body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
-        ((given, text),) = questions
-        return {"prompt": given + text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+        ((context, text),) = questions
+        return {"prompt": context + text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
 
     def _read(self, body: Any, questions: Sequence[Question]) -> list[list[list[float]]]:
-        ((given, text),) = questions
-        logprobs, is_greedy = read_echo(body, given, text)
+        ((context, text),) = questions
+        logprobs, is_greedy = read_echo(body, context, text)
         return [[logprobs, [is_greedy]]]
 
     def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, NoReturn
 
-from operators.endpoint.api.answers import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import OPENAI, dialect_of
 from operators.endpoint.connection.client import Endpoint
 from operators.endpoint.connection.http import proxy_of
@@ -68,13 +68,13 @@ class Server:
             return self.description
         model = f"server {self.settings.name} {self.settings.dialect}"
         place = hashlib.blake2b(model.encode(), digest_size=16).digest()
-        found = store.find([place]).get(place)
-        noted = [] if found is None else _noted(found.text)
-        unlike = [list(_unlike(json.loads(before)[2], json.loads(self.description)[2])) for before in noted]
+        stored_note = store.find([place]).get(place)
+        noted = [] if stored_note is None else _noted(stored_note.text)
+        unlike = [list(_unlike(json.loads(description)[2], json.loads(self.description)[2])) for description in noted]
         if [] in unlike:
             return noted[unlike.index([])]
         if stored := store.count(runtime.run_id):
-            changed = ", ".join(f"{key} {before}, now {now}" for key, before, now in unlike[-1]) if noted else None
+            changed = ", ".join(f"{key} {then}, now {now}" for key, then, now in unlike[-1]) if noted else None
             runtime.log.warning(
                 f"{stored:,} answers of this run do not count: the server describes its model otherwise ({changed})"
                 if changed
@@ -88,8 +88,8 @@ class Server:
 def _noted(text: str) -> list[str]:
     """Read the descriptions that a store has noted; none where a version wrote them otherwise."""
     try:
-        found = json.loads(text)
-        return [each for each in found if isinstance(json.loads(each)[2], dict)]
+        descriptions = json.loads(text)
+        return [description for description in descriptions if isinstance(json.loads(description)[2], dict)]
     except (ValueError, TypeError, IndexError, KeyError):
         return []
 
@@ -121,17 +121,17 @@ def _connected(runtime: Runtime, settings: EndpointSettings) -> Server:
     except BaseException:
         endpoint.close()
         raise
-    found = replace(settings, name=name)
+    named = replace(settings, name=name)
     card = next(iter(cards.values()), None)
-    known = card or {"data": [model for models in lists.values() for model in models]}
-    dialect = dialect_of(known) if settings.dialect == AUTO else settings.dialect
+    description_source = card or {"data": [model for models in lists.values() for model in models]}
+    dialect = dialect_of(description_source) if settings.dialect == AUTO else settings.dialect
     if dialect is None:
         dialect = OPENAI
         runtime.log.info("the server does not say what it is; model.dialect=%s is assumed", dialect)
     runtime.log.info("model %s at %s, dialect %s", name, ", ".join(map(clean_url, settings.urls)), dialect)
     endpoint.attempts.model = (settings.extra_body or {}).get("model", name)
     description = json.dumps([name, dialect, _kept(card or {})], sort_keys=True, default=str)
-    return Server(endpoint, replace(found, dialect=dialect), description)
+    return Server(endpoint, replace(named, dialect=dialect), description)
 
 
 def _lists(endpoint: Endpoint, settings: EndpointSettings, runtime: Runtime) -> dict[str, list[Card]]:
@@ -144,8 +144,8 @@ def _lists(endpoint: Endpoint, settings: EndpointSettings, runtime: Runtime) -> 
 
     def asked(endpoint: Endpoint) -> list[Card]:
         request = Request(settings, "/models", None, _models, optional=True)
-        found: list[Card] = endpoint.ask(request, lambda: runtime.cancelled)
-        return found
+        models: list[Card] = endpoint.ask(request, lambda: runtime.cancelled)
+        return models
 
     lists: dict[str, list[Card]] = {}
     silent: dict[str, Exception] = {}
@@ -219,15 +219,17 @@ def _check_alike(cards: Mapping[str, Card], settings: EndpointSettings, runtime:
     """Compare what the servers say of the model. Raises ConfigError if it is another one, or wants another dialect."""
     for url, card in cards.items():
         first = next(iter(cards))
-        for key, there, here in _unlike(_kept(cards[first]), _kept(card)):
-            told = f"{key} of {card['id']} is {there} at {clean_url(first)} and {here} at {clean_url(url)}"
+        for key, value, other in _unlike(_kept(cards[first]), _kept(card)):
+            change = f"{key} of {card['id']} is {value} at {clean_url(first)} and {other} at {clean_url(url)}"
             if key.startswith("meta."):
-                raise ConfigError(f"model.url has servers with different models: {told}; give those with the same one")
+                raise ConfigError(
+                    f"model.url has servers with different models: {change}; give those with the same one"
+                )
             if key == "owned_by" and settings.dialect == AUTO:
                 raise ConfigError(
-                    f"model.url has servers of different kinds: {told}; name model.dialect= if one fits all"
+                    f"model.url has servers of different kinds: {change}; name model.dialect= if one fits all"
                 )
-            runtime.log.warning("%s: the same model?", told)
+            runtime.log.warning("%s: the same model?", change)
 
 
 def _kept(card: Card) -> dict[str, Any]:

@@ -7,12 +7,16 @@ In log-probabilities a token is its bytes in UTF-8, with U+FFFD for half a chara
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from operators.endpoint.api.vectors import encoded
+from operators.endpoint.api.answers import Answer, AnsweredCall, choice_body
+from operators.endpoint.api.logprobs import Drawn, chat_logprobs, completion_logprobs
+from operators.endpoint.api.usage import usage_body
+from operators.endpoint.api.vectors import vector_entry
 from operators.openai.requests import CHAT, EMBEDDINGS
 
 Row = dict[str, Any]
@@ -20,7 +24,6 @@ Row = dict[str, Any]
 Pieces = Sequence[bytes]
 _ROUNDING = 1e-5
 """How far the length of a normalised vector may be from 1: float32 has 24 bits."""
-_REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
 
 def digest_of(row: int, custom_id: str | None) -> str:
@@ -40,114 +43,73 @@ def line_of(
 def body_of(rows: Sequence[Row], pieces: Pieces, fingerprint: str) -> dict[str, Any]:
     """Return the body of the response. `rows`: all of the request, in the order of their choices."""
     first = rows[0]
+    prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])  # once, however many choices it has
     if first["url"] == EMBEDDINGS:
-        data = [{"object": "embedding", "index": i, "embedding": _embedding(row)} for i, row in enumerate(rows)]
-        return {"object": "list", "data": data, "model": first["model"], "usage": _usage(rows)}
-    prefix, kind = ("chatcmpl", "chat.completion") if first["url"] == CHAT else ("cmpl", "text_completion")
+        data = [vector_entry(i, _embedding(row), row["encoding_format"]) for i, row in enumerate(rows)]
+        return {"object": "list", "data": data, "model": first["model"], "usage": usage_body(prompt)}
+    is_chat, digest = first["url"] == CHAT, digest_of(first["row"], first["custom_id"])
+    answers = [_answer(row, pieces) for row in rows]
+    completion = sum(row["completion_token_count"] for row in rows)
+    reasoning = [answer.reasoning_tokens for answer in answers if answer.reasoning_tokens is not None]
     return {
-        "id": f"{prefix}-{digest_of(first['row'], first['custom_id'])}",
-        "object": kind,
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{digest}",
+        "object": "chat.completion" if is_chat else "text_completion",
         "created": 0,
         "model": first["model"],
-        "choices": [_choice(row, i, pieces) for i, row in enumerate(rows)],
-        "usage": _usage(rows),
+        "choices": [
+            choice_body(answer, "chat" if is_chat else "completions", i, f"call_{digest}_{i}", _logprobs(row, pieces))
+            for i, (answer, row) in enumerate(zip(answers, rows, strict=True))
+        ],
+        "usage": usage_body(prompt, completion, sum(reasoning) if reasoning else None),
         "system_fingerprint": fingerprint,
     }
 
 
-def _usage(rows: Sequence[Row]) -> dict[str, Any]:
-    """Count tokens; those of a prompt once, however many choices it has."""
-    prompt = sum(len(row["prompt_ids"]) for row in rows if not row["sample"])
-    if rows[0]["completion"] is None:
-        return {"prompt_tokens": prompt, "total_tokens": prompt}
-    completion = sum(row["completion_token_count"] for row in rows)
-    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    if rows[0]["url"] != CHAT or "reasoning_token_count" not in rows[0]:
-        return found
-    reasoning = sum(row["reasoning_token_count"] or 0 for row in rows)
-    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+def _answer(row: Row, pieces: Pieces) -> Answer:
+    prompt = ""
+    if row.get("echo"):
+        ids = row["given_ids"]
+        prompt = row["prompt"] if ids is None else b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
+    # Where the model reasons, rows without reasoning have none of its tokens.
+    reasoning_tokens = (row["reasoning_token_count"] or 0) if "reasoning_token_count" in row else None
+    return Answer(
+        text=prompt + row["completion"],
+        finish_reason=row["finish_reason"],
+        finish_detail=row["finish_reason"],
+        reasoning=row.get("reasoning"),
+        calls=tuple(AnsweredCall(**call) for call in row.get("tool_calls") or ()),
+        reasoning_tokens=reasoning_tokens if row["url"] == CHAT else None,
+    )
 
 
-def _choice(row: Row, index: int, pieces: Pieces) -> dict[str, Any]:
-    is_chat = row["url"] == CHAT
-    ended, logprobs = _REASONS[row["finish_reason"]], None
-    if row["logprobs"] is not None:
-        logprobs = _chat_scores(row, pieces) if is_chat else _completion_scores(row, pieces)
-    if not is_chat:
-        echoed = _prompt_text(row, pieces) if row["echo"] else ""
-        return {"index": index, "text": echoed + row["completion"], "logprobs": logprobs, "finish_reason": ended}
-    message: Row = {"role": "assistant", "content": row["completion"], "refusal": None}
-    if row.get("reasoning") is not None:
-        message["reasoning_content"] = row["reasoning"]
-    if row.get("tool_calls"):
-        name = f"call_{digest_of(row['row'], row['custom_id'])}_{index}"
-        calls = [
-            {"id": f"{name}_{i}", "type": "function", "function": call} for i, call in enumerate(row["tool_calls"])
-        ]
-        message |= {"content": row["completion"] or None, "tool_calls": calls}
-        ended = "tool_calls" if ended == "stop" else ended
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": ended}
-
-
-def _prompt_text(row: Row, pieces: Pieces) -> str:
-    if row["given_ids"] is None:
-        return str(row["prompt"])
-    return b"".join(pieces[token] for token in row["given_ids"]).decode("utf-8", "replace")
-
-
-def _embedding(row: Row) -> list[float] | str:
+def _embedding(row: Row) -> np.ndarray:
     """Return the embedding of a row, or the first `dimensions` numbers of it: with length 1 where the whole has it."""
-    whole = np.array(row["embedding"], np.float64)
-    first = whole[: row["dimensions"]]
-    length = np.linalg.norm(first) if abs(np.linalg.norm(whole) - 1) < _ROUNDING else 1.0
-    vector = (first / length if first.size < whole.size and length > 0 else first).astype(np.float32)
-    return encoded(vector) if row["encoding_format"] == "base64" else vector.tolist()
+    vector = np.array(row["embedding"], np.float64)
+    first = vector[: row["dimensions"]]
+    length = np.linalg.norm(first) if abs(np.linalg.norm(vector) - 1) < _ROUNDING else 1.0
+    return (first / length if first.size < vector.size and length > 0 else first).astype(np.float32)
 
 
-def _chat_scores(row: Row, pieces: Pieces) -> dict[str, Any]:
-    """Return `logprobs` of a choice of /v1/chat/completions."""
-    content = [
-        {**_entry(token, logprob, pieces), "top_logprobs": [_entry(e["id"], e["logprob"], pieces) for e in top]}
-        for token, logprob, top in _tokens(row, pieces)
-    ]
-    return {"content": content, "refusal": None}
+def _logprobs(row: Row, pieces: Pieces) -> dict[str, Any] | None:
+    if row["logprobs"] is None:
+        return None
+    return (chat_logprobs if row["url"] == CHAT else completion_logprobs)(_tokens(row, pieces))
 
 
-def _completion_scores(row: Row, pieces: Pieces) -> dict[str, Any]:
-    """Return `logprobs` of a choice of /v1/completions. The drawn token is added if it is not among the likeliest."""
-    tokens, own, tops, offsets = [], [], [], []
-    before = b""
-    for token, logprob, top in _tokens(row, pieces):
-        tokens.append(_text(pieces[token]))
-        own.append(logprob)
-        tops.append({_text(pieces[token]): logprob} | {_text(pieces[e["id"]]): e["logprob"] for e in top})
-        offsets.append(len(before.decode("utf-8", "replace")))
-        before += pieces[token]
-    return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _tokens(row: Row, pieces: Pieces) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Yield id, log-probability and likeliest tokens of each token in the text, without those of a stop string."""
-    room = _end_of_text(row, pieces) if row["finish_reason"] == "stop_string" else None
-    taken = 0
-    for token, logprob, top in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):
-        if room is not None and taken >= room:
+def _tokens(row: Row, pieces: Pieces) -> Iterator[Drawn]:
+    """Yield each token in the text, without those of a stop string."""
+    end = _end_of_text(row, pieces) if row["finish_reason"] == "stop_string" else math.inf
+    length = 0
+    for token, logprob, likeliest in zip(row["completion_ids"], row["logprobs"], row["top_logprobs"], strict=True):
+        if length >= end:
             return
-        taken += len(pieces[token])
-        yield token, logprob, top
+        length += len(pieces[token])
+        yield Drawn(pieces[token], logprob, tuple(Drawn(pieces[e["id"]], e["logprob"]) for e in likeliest))
 
 
 def _end_of_text(row: Row, pieces: Pieces) -> int:
     """Return the number of bytes up to the stop string, those of the reasoning and its tags among them."""
     drawn = b"".join([pieces[token] for token in row["completion_ids"]])
-    thought, said = (row.get("reasoning") or "").encode(), row["completion"].encode()
-    behind = drawn.find(thought) + len(thought) if thought else 0
-    return drawn.find(said, behind) + len(said)
-
-
-def _entry(token: int, logprob: float, pieces: Pieces) -> dict[str, Any]:
-    return {"token": _text(pieces[token]), "logprob": logprob, "bytes": list(pieces[token])}
-
-
-def _text(piece: bytes) -> str:
-    return piece.decode("utf-8", "replace")
+    reasoning, text = (row.get("reasoning") or "").encode(), row["completion"].encode()
+    behind = drawn.find(reasoning) + len(reasoning) if reasoning else 0
+    return drawn.find(text, behind) + len(text)

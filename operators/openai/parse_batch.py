@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from operators.endpoint.api.checks import BadValue, whole
 from operators.engine.backend.loading import inspect_model, template_of
 from operators.formats.lines import LINE, TEXT
 from operators.generation.seeds import SEED_BITS
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
-from operators.openai.values import Code, Fault, unsupported, whole
+from operators.openai.values import Code, Fault, unsupported
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
@@ -74,8 +75,10 @@ class ParseBatch(BaseOperator):
             try:
                 rows += self._rows(source, batch.chunk)
                 requests += 1
+            except BadValue as bad:
+                yield batch.reject([i], str(Fault(Code.INVALID_VALUE, bad.quoting)))
             except Fault as fault:
-                yield batch.reject([i], fault.reason)
+                yield batch.reject([i], str(fault))
             if len(rows) >= _BATCH_ROWS or (rows and i == batch.num_rows - 1):
                 data = pa.RecordBatch.from_pylist(rows, schema=self._schema)
                 yield batch.with_data(data, expanded=len(rows) - requests)
@@ -99,12 +102,12 @@ class ParseBatch(BaseOperator):
         asked = self._asked(columns, texts)
         if "dimensions" in columns and self._n_embd is not None:
             whole(1, self._n_embd)("dimensions", columns["dimensions"])
-        given = columns.get("seed")
+        seed = columns.get("seed")
         columns |= {"choices": len(asked) * samples, LINE.name: source[LINE.name], ROW.name: source[ROW.name]}
         rows: list[dict[str, Any]] = []
         for about, sample in itertools.product(asked, range(samples)):
-            own = {"sample": sample, "seed": _seed(given, sample), LINEAGE.name: [len(rows)]}
-            rows.append({**columns, **about, **own})
+            of_row = {"sample": sample, "seed": _seed(seed, sample), LINEAGE.name: [len(rows)]}
+            rows.append({**columns, **about, **of_row})
         return rows
 
     def _check_tools(self, choice: str) -> None:
@@ -116,8 +119,8 @@ class ParseBatch(BaseOperator):
 
     def _asked(self, columns: Columns, texts: list[Any]) -> list[Columns]:
         """Return the columns of each text that a line asks about: a text, or its token ids."""
-        given = [("", text) if isinstance(text, list) else (text, None) for text in texts]
-        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in given]
+        prompts = [("", text) if isinstance(text, list) else (text, None) for text in texts]
+        return [{"prompt": prompt, "given_ids": ids} for prompt, ids in prompts]
 
     def _note(self, custom_id: str, chunk: int) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -127,9 +130,9 @@ class ParseBatch(BaseOperator):
         self._fresh.setdefault(chunk, []).append(digest)
 
 
-def _seed(given: int | None, sample: int) -> int | None:
+def _seed(seed: int | None, sample: int) -> int | None:
     """Return the given seed for the first sample of a text, and derived ones for the others."""
-    if given is None:
+    if seed is None:
         return None
-    own = given if not sample else hash_of(f"{given}|{sample}")
-    return own & _MAX_SEED
+    of_sample = seed if not sample else hash_of(f"{seed}|{sample}")
+    return of_sample & _MAX_SEED

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pyarrow as pa
 
+from operators.endpoint.api.checks import BadValue, flag, some_text, whole
+from operators.endpoint.api.usage import usage_body
+from operators.endpoint.api.vectors import result_entry, score_entry
 from operators.openai.bodies import digest_of
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import ALL, FLAG, INT, TEXT, Columns, Parameter, Parameters, fields_of
 from operators.openai.respond import Respond
-from operators.openai.values import Code, Fault, flag, invalid, some_text, whole
+from operators.openai.values import Code, Fault
 from pipeline.api.records import LINEAGE, ROW
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
@@ -18,10 +22,10 @@ RERANK, SCORE = "/v1/rerank", "/v1/score"
 
 def _documents(where: str, value: Any) -> list[str]:
     """Read texts, or objects with a `text`."""
-    of = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
-    texts = [text for text in of if isinstance(text, str) and text]
-    if not texts or len(texts) < len(of):
-        raise invalid(where, value, "a list of texts of at least one character, or of objects {text: ...}")
+    items = value if isinstance(value, list) else []
+    texts = [item.get("text") if isinstance(item, dict) else item for item in items]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise BadValue(where, value, "a list of texts of at least one character, or of objects {text: ...}")
     return texts
 
 
@@ -70,14 +74,12 @@ class RespondRanking(Respond):
 
     def _body(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         first, digest = rows[0], digest_of(rows[0][ROW.name], rows[0]["custom_id"])
-        total = sum(row["rerank_tokens"] for row in rows)
-        about = {"model": first["model"], "usage": {"prompt_tokens": total, "total_tokens": total}}
+        about = {"model": first["model"], "usage": usage_body(sum(row["rerank_tokens"] for row in rows))}
         ranked = [list(zip(row["rerank_order"], row["rerank_scores"], strict=True)) for row in rows]
         if first["url"] == RERANK:
-            results = [{"index": index, "relevance_score": score} for index, score in ranked[0][: first["top_n"]]]
-            if first["return_documents"] is not False:
-                results = [each | {"document": {"text": first["documents"][each["index"]]}} for each in results]
+            documents = first["documents"] if first["return_documents"] is not False else [None] * len(ranked[0])
+            results = [result_entry(index, score, documents[index]) for index, score in ranked[0][: first["top_n"]]]
             return {"id": f"rerank-{digest}", **about, "results": results}
         scores = [score for row in ranked for _, score in sorted(row)]
-        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        data = list(itertools.starmap(score_entry, enumerate(scores)))
         return {"id": f"score-{digest}", "object": "list", "created": 0, "model": first["model"], "data": data} | about

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from operators.endpoint.api.checks import Read, an_object, fitting, flag, number, some_text, text, whole
+from operators.endpoint.api.sampling_values import MOST_LOGPROBS
 from operators.openai import values
-from operators.openai.values import Code, Fault, Read, an_object, flag, ignored, kept, number, refused, text, whole
+from operators.openai.values import Code, Fault, ignored, refused
 from operators.rows.arrow_types import MAX_NESTING, depth
 from operators.rows.json_values import unique_keys
 
@@ -51,7 +53,7 @@ class Parameter(NamedTuple):
 Parameters = Mapping[str, Mapping[str, Parameter]]
 """By endpoint and name. A null is as if the parameter was not there."""
 _IGNORED = Parameter(ignored)
-ALL = {"model": Parameter(values.some_text, TEXT), "user": _IGNORED}
+ALL = {"model": Parameter(some_text, TEXT), "user": _IGNORED}
 _CONVERSATION = {
     "messages": Parameter(values.messages, TEXT),
     "tools": Parameter(values.tools, TEXT, "tool_list"),
@@ -70,7 +72,7 @@ _GENERATE = {
     "presence_penalty": Parameter(number(-2, 2), REAL),
     "logit_bias": Parameter(values.logit_bias, _BIAS),
     "stop": Parameter(values.stop, pa.list_(TEXT)),
-    "logprobs": Parameter(whole(0, 5), INT),
+    "logprobs": Parameter(whole(0, MOST_LOGPROBS["completions"]), INT),
     "seed": Parameter(whole(-(2**63), 2**63 - 1), INT),
     "n": Parameter(whole(1, MAX_CHOICES)),
     "stream": Parameter(refused(_LEAVE_OUT, False)),
@@ -83,7 +85,7 @@ PARAMETERS: Parameters = {
         **_GENERATE,
         "max_completion_tokens": Parameter(whole(1)),
         "logprobs": Parameter(flag, INT),
-        "top_logprobs": Parameter(whole(0, 20)),
+        "top_logprobs": Parameter(whole(0, MOST_LOGPROBS["chat"])),
         "response_format": Parameter(values.response_format, TEXT, "json_schema"),
         "parallel_tool_calls": Parameter(refused("leave it out, and take the first of a message's tool_calls", True)),
         "functions": Parameter(refused(_NEWER, [])),
@@ -108,7 +110,7 @@ PARAMETERS: Parameters = {
     EMBEDDINGS: {
         **ALL,
         "input": Parameter(values.said_or_ids, column="texts"),
-        "encoding_format": Parameter(kept(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
+        "encoding_format": Parameter(fitting(lambda value: value in ("float", "base64"), '"float" or "base64"'), TEXT),
         "dimensions": Parameter(whole(1), INT),
     },
 }
@@ -130,9 +132,9 @@ FIELDS = fields_of(ALL, _CONVERSATION, _OF_A_TEXT, *PARAMETERS.values())
 
 def read_line(line: str) -> Mapping[str, Any]:
     """Parse a line; raise Fault for one that is no JSON object, that cannot be written again, or without custom_id."""
-    found, why = None, "not a JSON object with custom_id, method, url and body"
+    request, why = None, "not a JSON object with custom_id, method, url and body"
     try:
-        found = _parsed(line)
+        request = _parsed(line)
     except json.JSONDecodeError as error:
         why = f"not JSON: {error.msg} at character {error.pos + 1}"
     except UnicodeEncodeError:
@@ -141,20 +143,20 @@ def read_line(line: str) -> Mapping[str, Any]:
         why = f"cannot be read: it has the key {error} twice in an object"
     except (ValueError, RecursionError) as error:
         why = f"cannot be read: {error}"
-    if not isinstance(found, dict):
+    if not isinstance(request, dict):
         raise Fault(Code.INVALID_LINE, why)
-    if not isinstance(found.get("custom_id"), str) or not found["custom_id"]:
+    if not isinstance(request.get("custom_id"), str) or not request["custom_id"]:
         raise Fault(Code.INVALID_CUSTOM_ID, "custom_id must be a string of at least one character")
-    return found
+    return request
 
 
 def _parsed(line: str) -> Any:
-    found = json.loads(line, object_pairs_hook=unique_keys, parse_constant=_no_number)
-    if line.count("[") + line.count("{") > MAX_NESTING and depth(found) > MAX_NESTING:
+    request = json.loads(line, object_pairs_hook=unique_keys, parse_constant=_no_number)
+    if line.count("[") + line.count("{") > MAX_NESTING and depth(request) > MAX_NESTING:
         raise ValueError(f"it is nested more than {MAX_NESTING} deep")
     if "\\ud" in line.lower():
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(request, ensure_ascii=False).encode()
+    return request
 
 
 def _no_number(name: str) -> float:
@@ -199,17 +201,17 @@ def request_of(
 
 
 def _read(body: Mapping[str, Any], url: str, parameters: Parameters) -> Columns:
-    known = parameters[url]
+    readers = parameters[url]
     columns: Columns = {}
     for name, value in body.items():
-        if name not in known:
+        if name not in readers:
             elsewhere = [other for other in parameters if name in parameters[other]]
             hint = f"; {' and '.join(elsewhere)} has it" if elsewhere else ""
             raise Fault(Code.UNKNOWN_PARAMETER, f"{url} has no parameter '{name}'{hint}")
-        if value is not None and (found := known[name].read(name, value)) is not None:
-            columns[known[name].column or name] = found
+        if value is not None and (kept := readers[name].read(name, value)) is not None:
+            columns[readers[name].column or name] = kept
     for name in REQUIRED:
-        if name in known and body.get(name) is None:
+        if name in readers and body.get(name) is None:
             raise Fault(Code.MISSING_PARAMETER, f"{name} is missing")
     return columns
 

@@ -18,8 +18,7 @@ from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
 
 _PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo")
-_OF_VECTORS = ("encoding_format", "dimensions")
-_FIELDS = [*map(FIELDS.field, (*_PARSED, *_OF_VECTORS)), PROMPT_IDS, LINEAGE, ROW]
+_FIELDS = [*map(FIELDS.field, (*_PARSED, "encoding_format", "dimensions")), PROMPT_IDS, LINEAGE, ROW]
 _READ = {field.name: field.type for field in _FIELDS} | {
     "embedding": None,
     "completion": pa.string(),
@@ -77,23 +76,23 @@ class Respond(BaseOperator):
 
     def process(self, batch: Batch) -> Iterable[Output]:
         waiting = self._open.setdefault(batch.chunk, {})
-        whole: list[dict[str, Any]] = []
+        complete: list[dict[str, Any]] = []
         merged = 0
         for i, row in enumerate(batch.data.select(self._columns).to_pylist()):
-            come = waiting.setdefault(row[ROW.name], [])
-            come.append((batch, i, row))
-            if len(come) == row["choices"]:
+            choices = waiting.setdefault(row[ROW.name], [])
+            choices.append((batch, i, row))
+            if len(choices) == row["choices"]:
                 del waiting[row[ROW.name]]
-                whole.append(self._answer([row for _, _, row in come]))
-                merged += len(come) - 1
-        if whole:
-            yield batch.with_data(pa.RecordBatch.from_pylist(whole, schema=SCHEMA), expanded=-merged)
+                complete.append(self._answer([row for _, _, row in choices]))
+                merged += len(choices) - 1
+        if complete:
+            yield batch.with_data(pa.RecordBatch.from_pylist(complete, schema=SCHEMA), expanded=-merged)
 
     def finish(self, chunk: int) -> Iterable[Output]:
-        for come in self._open.pop(chunk, {}).values():
-            for batch, i, row in come:
-                why = f"{len(come)} of the {row['choices']} choices of its request were made, and the others rejected"
-                yield batch.reject([i], Fault(Code.INCOMPLETE, why).reason, RejectKind.FILTERED)
+        for rows in self._open.pop(chunk, {}).values():
+            for batch, i, row in rows:
+                why = f"{len(rows)} of the {row['choices']} choices of its request were made, and the others rejected"
+                yield batch.reject([i], str(Fault(Code.INCOMPLETE, why)), RejectKind.FILTERED)
 
     def _answer(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows.sort(key=lambda row: row[LINEAGE.name][-1])

@@ -8,15 +8,26 @@ errors.jsonl say the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-Read = Callable[[str, Any], Any]
+from operators.endpoint.api.checks import (
+    MAX_INT32,
+    BadValue,
+    Read,
+    Unusable,
+    an_object,
+    fitting,
+    number,
+    one_or_more,
+    quoted,
+    some,
+    some_text,
+    text,
+)
+from operators.endpoint.api.sampling_values import MOST_BIAS, MOST_STOPS
 
-MAX_INT32 = 2**31 - 1
-SHOWN = 60
-"""Characters of a value to show in an error."""
 ROLES = {name: name for name in ("system", "developer", "user", "assistant", "tool")} | {"developer": "system"}
 """Roles of messages to their names in chat templates: `developer` is the newer name of `system`."""
 
@@ -38,17 +49,11 @@ class Code(StrEnum):
     FAILED = "request_failed"
 
 
-class Fault(Exception):
-    """A request that cannot be answered. The message says what is wrong and, where there is one, the remedy."""
+class Fault(Unusable):
+    """A request that cannot be answered: the code, what is wrong and, where there is one, the remedy."""
 
     def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-    @property
-    def reason(self) -> str:
-        """The reason of a reject."""
-        return f"{self.code}: {self}"
+        super().__init__(f"{code}: {message}")
 
 
 def parse_reason(reason: str) -> tuple[Code, str]:
@@ -57,11 +62,6 @@ def parse_reason(reason: str) -> tuple[Code, str]:
     if separator and code in list(Code):
         return Code(code), message
     return Code.FAILED, reason
-
-
-def invalid(where: str, value: object, allowed: str) -> Fault:
-    """Return the fault for a value out of range or of another type."""
-    return Fault(Code.INVALID_VALUE, f"{where} is {_shown(value)}; allowed: {allowed}")
 
 
 def unsupported(what: str, remedy: str) -> Fault:
@@ -75,62 +75,15 @@ def refuse_unknown(where: str, keys: Iterable[str], known: Iterable[str], code: 
         raise Fault(code, f"{where} has the unknown key '{unknown[0]}'")
 
 
-def kept(fits: Callable[[Any], bool], allowed: str) -> Read:
-    """Make a reader that returns a value for which `fits` holds as it is."""
-
-    def read(where: str, value: Any) -> Any:
-        if not fits(value):
-            raise invalid(where, value, allowed)
-        return value
-
-    return read
-
-
-def number(least: float, most: float) -> Read:
-    """Make a reader of a number in a range; booleans and NaN are refused."""
-    return kept(
-        lambda value: type(value) in (int, float) and least <= value <= most, f"a number from {least:g} to {most:g}"
-    )
-
-
-def whole(least: int, most: int = MAX_INT32) -> Read:
-    """Make a reader of a whole number in a range."""
-    return kept(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
-
-
 def shape(**reads: Read) -> Read:
     """Make a reader of an object, key by key: it has no others, and those that are missing are read as null."""
 
     def read(where: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise invalid(where, value, f"an object with {', '.join(reads)}")
+            raise BadValue(where, value, f"an object with {', '.join(reads)}")
         refuse_unknown(where, value, reads)
-        found = {key: read(f"{where}.{key}", value.get(key)) for key, read in reads.items()}
-        return {key: one for key, one in found.items() if one is not None}
-
-    return read
-
-
-def listed(allowed: str, read: Read) -> Read:
-    """Make a reader of a list of one item or more, each of which `read` reads."""
-
-    def read_all(where: str, value: Any) -> list[Any]:
-        if not isinstance(value, list) or not value:
-            raise invalid(where, value, allowed)
-        return [read(f"{where}[{i}]", one) for i, one in enumerate(value)]
-
-    return read_all
-
-
-def one_or_more(allowed: str, *fits: Callable[[Any], bool], most: int = MAX_INT32) -> Read:
-    """Make a reader of an item, or of a list of up to `most` items, for all of which one of `fits` holds: as a list."""
-
-    def read(where: str, value: Any) -> list[Any]:
-        items = [value] if any(holds(value) for holds in fits) else value
-        is_many = isinstance(items, list) and 0 < len(items) <= most
-        if not is_many or not any(all(map(holds, items)) for holds in fits):
-            raise invalid(where, value, allowed)
-        return list(items)
+        values = {key: read(f"{where}.{key}", value.get(key)) for key, read in reads.items()}
+        return {key: part for key, part in values.items() if part is not None}
 
     return read
 
@@ -140,8 +93,8 @@ def refused(remedy: str, *harmless: object) -> Read:
 
     def read(where: str, value: Any) -> None:
         # 0 equals False in Python, and `store: 0` is not `store: false`.
-        if not any(value == one and type(value) is type(one) for one in harmless):
-            raise unsupported(f"{where}={_shown(value)}", remedy)
+        if not any(value == allowed and type(value) is type(allowed) for allowed in harmless):
+            raise unsupported(f"{where}={quoted(value)}", remedy)
 
     return read
 
@@ -154,7 +107,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_said(value: object) -> bool:
+def _has_text(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
@@ -166,18 +119,15 @@ def _are_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_token, value))
 
 
-flag = kept(lambda value: type(value) is bool, "true or false")
-text = kept(_is_text, "a string")
-some_text = kept(_is_said, "a string of at least one character")
-an_object = kept(lambda value: isinstance(value, dict), "an object")
-stop = one_or_more("a string, or a list of one to four strings, none of them empty", _is_said, most=4)
-_MANY = "a string, or a list of strings, of token ids, or of lists of token ids, none empty"
+stop = one_or_more(f"a text, or a list of 1 to {MOST_STOPS} texts, none of them empty", _has_text, most=MOST_STOPS)
+_MANY = "a text, or a list of texts, of token ids, or of lists of token ids, none empty"
 texts_or_ids = one_or_more(_MANY, _is_text, _are_tokens)
-said_or_ids = one_or_more(_MANY, _is_said, _are_tokens)
-_function = kept(lambda value: value == "function", '"function"')
-_schema = kept(lambda value: isinstance(value or {}, dict), "a JSON schema, which is an object")
+said_or_ids = one_or_more(_MANY, _has_text, _are_tokens)
+_bias = number(-MOST_BIAS, MOST_BIAS)
+_function = fitting(lambda value: value == "function", '"function"')
+_schema = fitting(lambda value: isinstance(value or {}, dict), "a JSON schema, which is an object")
 _FUNCTION = shape(name=some_text, description=ignored, parameters=_schema, strict=ignored)
-_TOOLS = listed("a list of functions", shape(type=_function, function=_FUNCTION))
+_TOOLS = some("a list of functions", shape(type=_function, function=_FUNCTION))
 _CALL = shape(
     id=lambda where, value: None if value is None else text(where, value),
     type=lambda where, value: "function",
@@ -187,7 +137,7 @@ _CALL = shape(
 _TEXT_PART = shape(type=text, text=text)
 _JSON_SCHEMA = shape(name=ignored, description=ignored, schema=an_object, strict=ignored)
 _KEYS: Mapping[str, Mapping[str, Read]] = {
-    "assistant": {"tool_calls": listed("a list of one call or more", _CALL), "reasoning_content": text},
+    "assistant": {"tool_calls": some("a list of one call or more", _CALL), "reasoning_content": text},
     "tool": {"tool_call_id": text, "name": text},
 }
 """By role, the keys of a message besides role and content."""
@@ -199,17 +149,15 @@ def top_p(where: str, value: Any) -> float:
 
 
 def logit_bias(where: str, value: Any) -> list[dict[str, Any]]:
-    """Read a mapping of token ids to -100 ... 100."""
-    allowed = "an object of token ids (digits), each with a number from -100 to 100"
+    """Read an object of token ids, in digits, to numbers."""
     if not isinstance(value, dict):
-        raise invalid(where, value, allowed)
+        raise BadValue(where, value, f"an object of token ids, each with a number from -{MOST_BIAS:g} to {MOST_BIAS:g}")
     entries = []
-    for token, amount in value.items():
-        digits = token.isascii() and token.isdigit() and len(token) <= len(str(MAX_INT32))
-        place = f"{where}[{json.dumps(token)}]"
-        if not (digits and _is_token(int(token))):
-            raise invalid(place, amount, allowed)
-        entries.append({"token": int(token), "bias": number(-100, 100)(place, amount)})
+    for token, bias in value.items():
+        is_short = token.isascii() and token.isdigit() and len(token) <= len(str(MAX_INT32))
+        if not (is_short and _is_token(int(token))):
+            raise BadValue(f"a key of {where}", token, f"a token id, {MAX_INT32} at most, in digits")
+        entries.append({"token": int(token), "bias": _bias(f"{where}[{json.dumps(token)}]", bias)})
     return entries
 
 
@@ -221,7 +169,7 @@ def response_format(where: str, value: Any) -> str | None:
     if kind == "json_object":
         return '{"type": "object"}'
     if kind != "json_schema":
-        raise invalid(where, value, '{"type": "text"}, "json_object" or "json_schema"')
+        raise BadValue(where, value, 'one of {"type": "text"}, "json_object" and "json_schema"')
     return json.dumps(_JSON_SCHEMA(f"{where}.json_schema", value.get("json_schema"))["schema"])
 
 
@@ -234,35 +182,35 @@ def _part(where: str, part: Any) -> str:
 def _message(where: str, message: Any) -> dict[str, Any]:
     """Read a message of text; the parts of a content are joined by line breaks."""
     if not isinstance(message, dict):
-        raise invalid(where, message, "an object with role and content")
+        raise BadValue(where, message, "an object with role and content")
     role = message.get("role")
     if role == "function":
         raise unsupported(f"{where}.role={role!r}", "give it the role tool")
     if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{where}.role", role, ", ".join(ROLES))
-    given = {key: one for key, one in message.items() if one is not None and key != "role"}
-    content = given.pop("content", None)
-    reads = {key: read for key, read in _KEYS.get(role, {}).items() if key in given}
-    made = {"role": ROLES[role]} | {key: read(f"{where}.{key}", given.pop(key)) for key, read in reads.items()}
-    if given:
-        raise unsupported(f"{where}.{next(iter(given))}", f"a message of the role {role} does not have it")
+        raise BadValue(f"{where}.role", role, f"one of {', '.join(ROLES)}")
+    keys = {key: value for key, value in message.items() if value is not None and key != "role"}
+    content = keys.pop("content", None)
+    reads = {key: read for key, read in _KEYS.get(role, {}).items() if key in keys}
+    kept = {"role": ROLES[role]} | {key: read(f"{where}.{key}", keys.pop(key)) for key, read in reads.items()}
+    if keys:
+        raise unsupported(f"{where}.{next(iter(keys))}", f"a message of the role {role} does not have it")
     if isinstance(content, list) and content:
-        content = "\n".join(listed("", _part)(f"{where}.content", content))
-    if content is None and "tool_calls" in made:
-        return made
+        content = "\n".join(some("", _part)(f"{where}.content", content))
+    if content is None and "tool_calls" in kept:
+        return kept
     if not isinstance(content, str):
-        raise invalid(f"{where}.content", content, "a string, or a list of parts of the type text")
-    return {**made, "content": content}
+        raise BadValue(f"{where}.content", content, "a text, or a list of parts of the type text")
+    return {**kept, "content": content}
 
 
 def messages(where: str, value: Any) -> str:
     """Read a list of messages, as JSON."""
-    return _json(listed("a list of one message or more", _message)(where, value))
+    return json.dumps(some("a list of one message or more", _message)(where, value), ensure_ascii=False)
 
 
 def tools(where: str, value: Any) -> str | None:
     """Read a list of functions, as JSON; an empty one is none."""
-    return _json(value) if value != [] and _TOOLS(where, value) else None
+    return json.dumps(value, ensure_ascii=False) if value != [] and _TOOLS(where, value) else None
 
 
 def tool_choice(where: str, value: Any) -> str:
@@ -271,15 +219,5 @@ def tool_choice(where: str, value: Any) -> str:
         return str(value)
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid(where, value, '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
+        raise BadValue(where, value, 'one of none, auto, required, {"type": "function", "function": {"name": ...}}')
     return str(function["name"])
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _shown(value: object) -> str:
-    """Return `value` as JSON, shortened to fit into a line."""
-    text = _json(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

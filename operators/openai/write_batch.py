@@ -91,8 +91,8 @@ def _error_line(row: int, reject: Reject) -> dict[str, Any]:
     if reject["file"] is not None:  # only unreadable lines come with their file
         code = Code.INVALID_LINE
     record = _object(reject["record"])
-    given = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
-    custom_id = given if isinstance(given, str) and given else None
+    value = record.get("custom_id", _object(record.get(TEXT.name)).get("custom_id"))
+    custom_id = value if isinstance(value, str) and value else None
     number = reject["line"] if reject["line"] is not None else record.get(LINE.name)
     where = "" if number is None else f"line {number}: "
     return line_of(row, custom_id, error={"code": code.value, "message": where + message})
@@ -101,8 +101,8 @@ def _error_line(row: int, reject: Reject) -> dict[str, Any]:
 def _object(text: object) -> Mapping[str, Any]:
     """Return the JSON object in `text`; an empty one if there is none, or it has half a character."""
     try:
-        found = json.loads(text) if isinstance(text, str) else None
-        json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(text) if isinstance(text, str) else None
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

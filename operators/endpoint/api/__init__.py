@@ -1,1 +1,1 @@
-"""The API of servers: dialects, bodies of requests, readers of answers."""
+"""Bodies of OpenAI's API, read and written for servers and for batch files, and the dialects of servers."""

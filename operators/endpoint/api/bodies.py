@@ -82,16 +82,16 @@ class Bodies:
         """
         overrides = {name: values[name] for name in self.columns if values.get(name) is not None}
         try:
-            now, body = self._drawing(overrides)
-            body |= {} if is_greedy(now) else {"seed": seed % SEEDS}
-            body |= self._structured(schema, now, tools)
-            body |= tools_body(now["tools"], tools or (), self._dialect, self._api)
+            drawing, body = self._drawing(overrides)
+            body |= {} if is_greedy(drawing) else {"seed": seed % SEEDS}
+            body |= self._structured(schema, drawing, tools)
+            body |= tools_body(drawing["tools"], tools or (), self._dialect, self._api)
             body |= self._template(kwargs or {})
-            made = {"model": self._model.name, **self._prompt(prompt), **body, **self._extra}
+            keys = {"model": self._model.name, **self._prompt(prompt), **body, **self._extra}
         except (Unsent, ConfigError) as error:
             return str(error)
         removed = {key for key, value in self._extra.items() if value is None}
-        return {key: value for key, value in made.items() if key not in removed}
+        return {key: value for key, value in keys.items() if key not in removed}
 
     def _check(self, data: DataSettings | None) -> None:
         """Raise Unsent for what no row could be sent with."""
@@ -152,8 +152,8 @@ class Bodies:
         return structured_body(*constraint, self._dialect, self._api)
 
     def _template(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        given = {**self._kwargs, **kwargs}
-        return template_body(given, self._dialect, self._api, self._extra, is_continued=self._is_continued)
+        arguments = {**self._kwargs, **kwargs}
+        return template_body(arguments, self._dialect, self._api, self._extra, is_continued=self._is_continued)
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if self._api == CHAT:

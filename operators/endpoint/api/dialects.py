@@ -23,28 +23,24 @@ class Key(NamedTuple):
     """The keys of the body under which a server takes a setting, by API; None: it has no such key."""
 
     chat: str | None
-    completions: str | None
+    completions: str | None = None
 
     def of(self, api: str) -> str | None:
         """Return the key of `api`."""
         return self.chat if api == CHAT else self.completions
 
 
-def _chat(name: str) -> Key:
-    return Key(name, None)
-
-
 def _row(*keys: str | Key | None) -> Mapping[str, Key]:
     """Return the keys of a setting by dialect; one alone is that of all."""
-    made = [key if isinstance(key, Key) else Key(key, key) for key in keys]
-    return dict(zip(NAMES, made * len(NAMES) if len(made) == 1 else made, strict=True))
+    row = [key if isinstance(key, Key) else Key(key, key) for key in keys]
+    return dict(zip(NAMES, row * len(NAMES) if len(row) == 1 else row, strict=True))
 
 
-_FORMAT = _chat("response_format")
+_FORMAT = Key("response_format")
 _SCHEMA = Key("response_format", "json_schema")
 _MAX = Key("max_completion_tokens", "max_tokens")
-_KWARGS = _chat("chat_template_kwargs")
-_CONTINUE = _chat("continue_final_message")
+_KWARGS = Key("chat_template_kwargs")
+_CONTINUE = Key("continue_final_message")
 
 DIALECTS: Mapping[str, Mapping[str, Key]] = {
     # openai, vllm, sglang, llama_server, llama_cpp_python
@@ -80,8 +76,8 @@ DIALECTS: Mapping[str, Mapping[str, Key]] = {
     "keep_stop": _row(None, "include_stop_str_in_output", "no_stop_trim", None, None),
     "ignore_eos": _row(None, "ignore_eos", "ignore_eos", "ignore_eos", None),
     "logprobs": _row(Key("top_logprobs", "logprobs")),
-    "tools": _row(_chat("tool_choice")),
-    "thinking_budget": _row(None, "thinking_token_budget", None, _chat("thinking_budget_tokens"), None),
+    "tools": _row(Key("tool_choice")),
+    "thinking_budget": _row(None, "thinking_token_budget", None, Key("thinking_budget_tokens"), None),
     "structured.json_schema": _row(_FORMAT, "response_format", "response_format", _SCHEMA, _FORMAT),
     "structured.regex": _row(None, "structured_outputs", "regex", None, None),
     "structured.choices": _row(None, "structured_outputs", "ebnf", "grammar", "grammar"),
@@ -118,7 +114,7 @@ _OWNERS: Mapping[str, str] = {
 def require_path(operator: str, dialect: str) -> str:
     """Return the path that `operator`, one of NODES, asks. Raises ConfigError if such a server has nothing for it."""
     if (path := NODES[operator][dialect]) is None:
-        able = ", ".join(name for name, found in NODES[operator].items() if found is not None)
+        able = ", ".join(name for name, path_there in NODES[operator].items() if path_there is not None)
         raise ConfigError(
             f"model.dialect={dialect}: such a server has nothing for {operator}; those of {able} have. Use one of them,"
             " or a model of this process (model: {path: my.gguf})"
@@ -129,8 +125,7 @@ def require_path(operator: str, dialect: str) -> str:
 def dialect_of(card: object) -> str | None:
     """Return the dialect that an answer of GET /v1/models tells, or one model of it; None if it tells none."""
     models = card.get("data") if isinstance(card, Mapping) else None
-    owners = [
-        one.get("owned_by") for one in (models if isinstance(models, list) else [card]) if isinstance(one, Mapping)
-    ]
-    known = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
-    return known.pop() if len(known) == 1 else None
+    cards = models if isinstance(models, list) else [card]
+    owners = [model.get("owned_by") for model in cards if isinstance(model, Mapping)]
+    dialects = {_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS}
+    return dialects.pop() if len(dialects) == 1 else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from operators.endpoint.api.json_shape import OfRow, Unusable, answer_of, first_choice, listed, maybe_object, real, text
+from operators.endpoint.api.checks import OfRow, Unusable, a_list, answer_of, first_choice, maybe_object, real, text
 from operators.endpoint.api.usage import read_usage
 from pipeline.api.errors import ConfigError
 
 
-def read_echo(body: object, given: str, scored: str) -> tuple[list[float], bool]:
+def read_echo(body: object, before: str, scored: str) -> tuple[list[float], bool]:
     """Read the log-probabilities of the tokens of `scored`, which came after `given` in the prompt.
 
     A token that has the end of `given` and the beginning of `scored` counts. The first token of a prompt has no
@@ -23,43 +23,43 @@ def read_echo(body: object, given: str, scored: str) -> tuple[list[float], bool]
         Unusable: it is no such body, or its tokens are not those of the prompt.
         ConfigError: the server does not give what is asked for.
     """
-    whole = answer_of(body)
-    found = maybe_object(first_choice(whole).get("logprobs"), "logprobs")
-    if found.get("token_logprobs") is None:
+    answer = answer_of(body)
+    columns = maybe_object("logprobs", first_choice(answer).get("logprobs"))
+    if columns.get("token_logprobs") is None:
         raise ConfigError("the server gives no log-probabilities of a prompt (echo, logprobs), so it cannot score")
-    tokens = [text(token, "a token") for token in listed(found.get("tokens"), "tokens")]
-    logprobs, tops = (listed(found.get(name), name) for name in ("token_logprobs", "top_logprobs"))
+    tokens = [text("a token", token) for token in a_list("tokens", columns.get("tokens"))]
+    logprobs, tops = (a_list(name, columns.get(name)) for name in ("token_logprobs", "top_logprobs"))
     if not len(tokens) == len(logprobs) == len(tops):
         raise Unusable(
             f"logprobs has {len(tokens)} tokens, {len(logprobs)} numbers, {len(tops)} lists of likeliest ones"
         )
-    usage = read_usage(whole)
+    usage = read_usage(answer)
     of_prompt = len(tokens) - (usage["completion_tokens"] or 0)
     # Parts of a character have no text that could be compared; then the number of tokens has to do.
-    is_counted = of_prompt == usage["prompt_tokens"] and not (given + scored).isascii()
-    first = _first(tokens[:of_prompt], given, scored, is_counted=is_counted)
+    is_counted = of_prompt == usage["prompt_tokens"] and not (before + scored).isascii()
+    first = _first(tokens[:of_prompt], before, scored, is_counted=is_counted)
     if first is None:
-        _refuse(tokens, given + scored)
+        _refuse(tokens, before + scored)
     places = [i for i in range(first, of_prompt) if logprobs[i] is not None]
     if not places:
         raise OfRow("the text is a single token with nothing before it, so there is nothing to score")
-    own = [real(logprobs[i], "a log-probability") for i in places]
-    return own, all(_is_likeliest(logprob, tops[i]) for logprob, i in zip(own, places, strict=True))
+    scores = [real("a log-probability", logprobs[i]) for i in places]
+    return scores, all(_is_likeliest(logprob, tops[i]) for logprob, i in zip(scores, places, strict=True))
 
 
-def _first(tokens: list[str], given: str, scored: str, *, is_counted: bool) -> int | None:
+def _first(tokens: list[str], before: str, scored: str, *, is_counted: bool) -> int | None:
     """Return the place of the first token of `scored`; None if the tokens are not those of the prompt.
 
     Args:
         is_counted: they are taken for those of the prompt if either of its parts is found in them.
     """
-    whole = "".join(tokens)
+    echoed = "".join(tokens)
     special = len(tokens[0]) if tokens else 0  # a token for the beginning of a text, which the prompt does not have
     for lead in (0, special):
-        if whole[lead:] == given + scored or (is_counted and whole.startswith(given, lead) and given):
-            return _reaching(tokens, lead + len(given))
+        if echoed[lead:] == before + scored or (is_counted and echoed.startswith(before, lead) and before):
+            return _reaching(tokens, lead + len(before))
     if is_counted:
-        return _reaching(tokens, len(whole) - len(scored)) if whole.endswith(scored) else None if given else 0
+        return _reaching(tokens, len(echoed) - len(scored)) if echoed.endswith(scored) else None if before else 0
     return None
 
 
@@ -79,5 +79,6 @@ def _reaching(tokens: list[str], boundary: int) -> int:
 
 
 def _is_likeliest(logprob: float, top: Any) -> bool:
-    numbers = [real(one, "a log-probability") for one in maybe_object(top, "top_logprobs").values() if one is not None]
+    others = maybe_object("top_logprobs", top).values()
+    numbers = [real("a log-probability", other) for other in others if other is not None]
     return logprob >= max(numbers, default=logprob)

@@ -21,8 +21,7 @@ _ESCAPES = str.maketrans(
     {chr(code): f"\\x{code:02x}" for code in range(32)}
     | {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 )
-NAME = "answer"
-"""The name of a schema, which the API asks for."""
+_CONTINUE = "continue_final_message"
 
 
 def constraint_of(settings: StructuredSettings) -> tuple[str, Any] | None:
@@ -82,7 +81,7 @@ def _schema(schema: Any, key: str, dialect: str) -> Any:
         return schema
     if dialect == LLAMA_CPP_PYTHON:
         return {"type": "json_object", "schema": schema}
-    return {"type": "json_schema", "json_schema": {"name": NAME, "schema": schema, "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 def gbnf_of(choices: Sequence[str]) -> str:
@@ -117,23 +116,22 @@ def tools_body(choice: str | None, tools: Sequence[Mapping[str, Any]], dialect: 
 
 
 def template_body(
-    kwargs: Mapping[str, Any], dialect: str, api: str, given: Collection[str], *, is_continued: bool
+    kwargs: Mapping[str, Any], dialect: str, api: str, job_keys: Collection[str], *, is_continued: bool
 ) -> dict[str, Any]:
     """Return the keys of a body for the arguments of the chat template, and for continuing the last message.
 
     Raises:
         Unsent: the server has no key for them.
     """
-    wanted: dict[str, tuple[str, Any]] = {}
-    if kwargs and "chat_template_kwargs" not in given:
-        wanted["template_kwargs"] = (f"model.template_kwargs={dict(kwargs)!r}", dict(kwargs))
-    if is_continued and "continue_final_message" not in given:
-        wanted["continue_final_message"] = ("data.continue_final_message=true", True)
     body: dict[str, Any] = {}
-    for name, (shown, value) in wanted.items():
+    for name, key_of_all, value, shown in (
+        ("template_kwargs", "chat_template_kwargs", dict(kwargs), f"model.template_kwargs={dict(kwargs)!r}"),
+        (_CONTINUE, _CONTINUE, is_continued, f"data.{_CONTINUE}=true"),
+    ):
+        if not value or key_of_all in job_keys:
+            continue
         if (key := DIALECTS[name][dialect].of(api)) is None:
             why = f"{dialect} has no key for it in model.api={api}; leave it out, or name it in model.extra_body"
             raise Unsent(f"{shown} cannot be sent: {why}")
         body[key] = value
-    no_prompt = "continue_final_message" in wanted and dialect != SGLANG
-    return body | ({"add_generation_prompt": False} if no_prompt else {})
+    return body | ({"add_generation_prompt": False} if _CONTINUE in body and dialect != SGLANG else {})

@@ -46,9 +46,9 @@ _ORDERS: Mapping[str, Sequence[Sequence[str]]] = {LLAMA_CPP_PYTHON: (STEP_ORDER,
 _SAMPLERS: Mapping[str, str] = {"typical_p": "typ_p"}
 """Steps that have another name in llama-server."""
 _WORDS: Mapping[bool | None, str] = {None: "null", True: "true", False: "false"}
-_MOST_STOPS = 4
-_MOST_BIAS = 100.0
-_MOST_LOGPROBS = {CHAT: 20, "completions": 5}
+MOST_STOPS = 4
+MOST_BIAS = 100.0
+MOST_LOGPROBS = {CHAT: 20, "completions": 5}
 """Limits of OpenAI's API. vLLM cuts a larger bias down without a word."""
 REMEDY = "leave it out with sampling=plain, or name it in model.extra_body"
 
@@ -62,11 +62,11 @@ def is_greedy(values: Mapping[str, Any]) -> bool:
     return bool(values["temperature"] == 0 and values["xtc_probability"] == 0)
 
 
-def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Collection[str] = ()) -> dict[str, Any]:
+def sampling_body(values: Mapping[str, Any], dialect: str, api: str, job_keys: Collection[str] = ()) -> dict[str, Any]:
     """Return the keys of a body for checked sampling values, which are named as in SamplingSettings.
 
     Args:
-        given: settings to leave alone, since `model.extra_body` names them.
+        job_keys: settings to leave alone, since `model.extra_body` names them.
 
     Raises:
         Unsent: a value that has an effect cannot be sent.
@@ -74,7 +74,7 @@ def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Coll
     acting = _acting(values)
     body: dict[str, Any] = {}
     for name in DIALECTS:
-        if name not in acting or name in given:
+        if name not in acting or name in job_keys:
             continue
         value, key = acting[name], DIALECTS[name][dialect].of(api)
         is_off = name in OFF and value == OFF[name]
@@ -87,16 +87,16 @@ def sampling_body(values: Mapping[str, Any], dialect: str, api: str, given: Coll
 
 def _acting(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that have an effect, and those that are off."""
-    made = dict(values)
-    made["order"] = list(STEP_ORDER if made["mirostat"] else made["order"])
+    acting = dict(values)
+    acting["order"] = list(STEP_ORDER if acting["mirostat"] else acting["order"])
     for key, step in _STEPS.items():  # Mirostat takes the place of all steps
-        if step is not None and (made["mirostat"] or step not in made["order"]):
-            made[key] = OFF[key]
+        if step is not None and (acting["mirostat"] or step not in acting["order"]):
+            acting[key] = OFF[key]
     if is_greedy(values):
-        made = {name: value for name, value in made.items() if name not in _CUTS}
-    beside = {name for name, keys in _BESIDE.items() if all(made.get(key, OFF[key]) == OFF[key] for key in keys)}
-    silent = {name for name in made.keys() - _BESIDE.keys() - _SENT if is_unset(name, made[name])}
-    return {name: value for name, value in made.items() if name not in {"tools", *beside, *silent}}
+        acting = {name: value for name, value in acting.items() if name not in _CUTS}
+    beside = {name for name, keys in _BESIDE.items() if all(acting.get(key, OFF[key]) == OFF[key] for key in keys)}
+    silent = {name for name in acting.keys() - _BESIDE.keys() - _SENT if is_unset(name, acting[name])}
+    return {name: value for name, value in acting.items() if name not in {"tools", *beside, *silent}}
 
 
 def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
@@ -107,8 +107,8 @@ def _is_own(name: str, acting: Mapping[str, Any], dialect: str) -> bool:
         return False
     on = {"temperature", *(step for key, step in _STEPS.items() if acting.get(key, OFF[key]) != OFF[key])}
     steps = [step for step in acting[name] if step in on]
-    known = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
-    return any(steps == [step for step in one if step in steps] for one in known)
+    orders = _ORDERS.get(dialect, (STEP_ORDER, _BEHIND_TEMPERATURE))
+    return any(steps == [step for step in order if step in steps] for order in orders)
 
 
 def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
@@ -116,9 +116,9 @@ def _no_key(name: str, value: Any, dialect: str, api: str) -> str:
     if DIALECTS[name][dialect].chat is not None:
         where = f"{dialect} has a key for it in model.api=chat alone, not in {api}"
     if name == "penalty_last_n":
-        own = _LAST_N[dialect]
-        where += ", and looks back on " + ("the whole row" if own is None else f"{own} tokens")
-        remedy = f"write sampling.penalty_last_n={'null' if own is None else own}"
+        last_n = _LAST_N[dialect]
+        where += ", and looks back on " + ("the whole row" if last_n is None else f"{last_n} tokens")
+        remedy = f"write sampling.penalty_last_n={'null' if last_n is None else last_n}"
     shown = _WORDS[value] if value is None or isinstance(value, bool) else repr(value)
     return f"sampling.{name}={shown} cannot be sent: {where}; {remedy}"
 
@@ -132,12 +132,12 @@ def _written(name: str, value: Any, key: str, dialect: str, api: str) -> dict[st
             return {key: [_SAMPLERS.get(step, step) for step in value]}
         case "dry_sequence_breakers" if not value:
             raise Unsent(f"sampling.{name}=[] cannot be sent: {dialect} takes one at least")
-        case "stop" if dialect == OPENAI and len(value) > _MOST_STOPS:
-            raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {_MOST_STOPS} strings at most")
+        case "stop" if dialect == OPENAI and len(value) > MOST_STOPS:
+            raise Unsent(f"sampling.stop={list(value)!r} cannot be sent: {dialect} takes {MOST_STOPS} strings at most")
         case "bad_words" if odd := [word for word in value if not isinstance(word, str)]:
             raise Unsent(f"sampling.bad_words has {odd[0]!r} and cannot be sent: {dialect} takes strings alone")
         case "logprobs":
-            if dialect == OPENAI and value > (most := _MOST_LOGPROBS[api]):
+            if dialect == OPENAI and value > (most := MOST_LOGPROBS[api]):
                 raise Unsent(f"sampling.logprobs={value} cannot be sent: {dialect} gives {most} at most ({api})")
             count = (
                 max(value, 1) if dialect == LLAMA_SERVER else value
@@ -152,8 +152,8 @@ def _logit_bias(value: Mapping[int | str, float], key: str, dialect: str) -> dic
     if dialect == LLAMA_SERVER:  # in pairs a text of digits stays a text
         return {key: [[token, False if bias == -math.inf else bias] for token, bias in value.items()]}
     texts = [token for token in value if isinstance(token, str)]
-    bounded = {str(token): -_MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
-    beyond = [bias for bias in bounded.values() if abs(bias) > _MOST_BIAS and dialect in (OPENAI, VLLM)]
+    bounded = {str(token): -MOST_BIAS if bias == -math.inf else bias for token, bias in value.items()}
+    beyond = [bias for bias in bounded.values() if abs(bias) > MOST_BIAS and dialect in (OPENAI, VLLM)]
     refused = None
     if texts and dialect != LLAMA_CPP_PYTHON:
         refused = f"has the text {texts[0]!r} and cannot be sent: {dialect} takes token ids alone"

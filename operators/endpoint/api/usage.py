@@ -1,12 +1,11 @@
-"""The tokens that an answer says it used. They are bookkeeping: what is odd in them costs no answer."""
+"""Usage: the tokens that an answer says it used. They are bookkeeping: what is odd in them costs no answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from operators.endpoint.api.json_shape import shown
-from operators.rows.json_values import noun
+from operators.endpoint.api.checks import MAX_INT32, BadValue
 
 _OF_PROMPT, _OF_COMPLETION = "usage.prompt_tokens_details", "usage.completion_tokens_details"
 _PLACES: Mapping[str, Sequence[str]] = {
@@ -17,41 +16,45 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "reasoning_tokens": [f"{_OF_COMPLETION}.reasoning_tokens", "usage.reasoning_tokens"],
 }
 """By the names that Answer has for them, where answers say numbers of tokens."""
-MOST_TOKENS = 2**31 - 1
-"""Counts are kept in int32."""
 
 
-def read_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+def read_usage(body: object) -> dict[str, Any]:
     """Read the tokens that an answer says it used, by the names that Answer has for them; null where it does not say,
     or what it says is no number of tokens: an answer is good and paid for, whatever is counted."""
-    return {name: _count(value) for name, value in _given_counts(body)}
+    return {name: int(value) if _is_count(value) else None for name, value in _values(body)}
 
 
 def odd_usage(body: object) -> str | None:
     """Return what an answer says of its tokens that cannot be; None if nothing is wrong with it."""
-    if not isinstance(body, dict):
-        return None
-    if not isinstance(body.get("usage"), dict | None):
-        return f"that usage is {noun(body['usage'])}, not an object"
-    odd = ((name, value) for name, value in _given_counts(body) if value is not None and _count(value) is None)
-    return next((f"that {name} is {shown(value)}, no number of tokens" for name, value in odd), None)
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if not isinstance(usage, dict | None):
+        return str(BadValue("that usage", usage, "an object"))
+    odd = ((name, value) for name, value in _values(body) if value is not None and not _is_count(value))
+    return next((str(BadValue(f"that {name}", value, "a number of tokens")) for name, value in odd), None)
 
 
-def _count(found: object) -> int | None:
-    """Return a number of tokens; None for what is none."""
-    if type(found) not in (int, float) or not 0 <= found <= MOST_TOKENS or found != int(found):  # type: ignore[operator, call-overload]
-        return None
-    return int(found)  # type: ignore[call-overload,no-any-return]
+def usage_body(prompt: int, completion: int | None = None, reasoning: int | None = None) -> dict[str, Any]:
+    """Write the tokens of an answer; None: it has no completion, or none of its tokens are told as reasoning."""
+    if completion is None:
+        return {"prompt_tokens": prompt, "total_tokens": prompt}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return usage | ({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}})
 
 
-def _given_counts(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _is_count(value: Any) -> bool:
+    """Return whether a value is a number of tokens, which int32 holds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= MAX_INT32 and value == int(value)
+
+
+def _values(body: object) -> Iterator[tuple[str, Any]]:
     """Yield what an answer says of the tokens it used, null where it says nothing."""
     for name, places in _PLACES.items():
-        found = (_at(body, place.split(".")) for place in places)
-        yield name, next((value for value in found if value is not None), None)
+        values = (_at(body, place.split(".")) for place in places)
+        yield name, next((value for value in values if value is not None), None)
 
 
-def _at(found: object, keys: Sequence[str]) -> object:
+def _at(body: object, keys: Sequence[str]) -> object:
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        body = body.get(key) if isinstance(body, dict) else None
+    return body

@@ -1,4 +1,4 @@
-"""Readers of /v1/embeddings and /v1/rerank: vectors and scores, in the order of the inputs."""
+"""Bodies of /v1/embeddings, /v1/rerank and /v1/score: vectors and scores, in the order of the inputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from operators.endpoint.api.json_shape import Unusable, answer_of, listed, member, real
-
-__all__ = ["read_scores", "read_vectors"]
+from operators.endpoint.api.checks import Unusable, a_list, an_object, answer_of, real
 
 T = TypeVar("T")
 _SCORES = ("relevance_score", "score")
@@ -24,8 +22,8 @@ def read_vectors(body: object, n: int) -> list[list[float]]:
     Raises:
         Unusable: it is no such body, or the vectors are not n of one length.
     """
-    whole = answer_of(body)
-    vectors = _by_index(listed(whole.get("data"), "data"), n, "embeddings", lambda one: _vector(one.get("embedding")))
+    entries = a_list("data", answer_of(body).get("data"))
+    vectors = _by_index(entries, n, "embeddings", lambda entry: _vector(entry.get("embedding")))
     lengths = {len(vector) for vector in vectors}
     if len(lengths) > 1 or 0 in lengths:
         raise Unusable(f"the embeddings have {' and '.join(map(str, sorted(lengths)))} numbers")
@@ -40,40 +38,34 @@ def read_scores(body: object, n: int) -> list[float]:
     """
     if isinstance(body, list):  # text-embeddings-inference
         return _by_index(body, n, "scores", _score)
-    whole = answer_of(body)
-    key = "data" if whole.get("results") is None and "data" in whole else "results"
-    return _by_index(listed(whole.get(key), key), n, "scores", _score)
+    answer = answer_of(body)
+    key = "data" if answer.get("results") is None and "data" in answer else "results"
+    return _by_index(a_list(key, answer.get(key)), n, "scores", _score)
 
 
-def _by_index(entries: list[Any], n: int, what: str, read: Callable[[Any], T]) -> list[T]:
+def _by_index(entries: list[Any], n: int, what: str, read: Callable[[dict[str, Any]], T]) -> list[T]:
     """Read each entry, and return what was read in the order of their `index`; without one in the order they have."""
     if len(entries) != n:
         raise Unusable(f"the answer has {len(entries)} {what} for {n} inputs")
-    made: dict[int, T] = {}
+    values: dict[int, T] = {}
     for place, entry in enumerate(entries):
-        inner = member(entry, f"one of the {what}")
-        index = inner.get("index", place)
-        if type(index) is not int or not 0 <= index < n or index in made:
+        entry = an_object(f"one of the {what}", entry)
+        index = entry.get("index", place)
+        if type(index) is not int or not 0 <= index < n or index in values:
             raise Unusable(f"the {what} are not numbered from 0 to {n - 1}")
-        made[index] = read(inner)
-    return [made[index] for index in range(n)]
+        values[index] = read(entry)
+    return [values[index] for index in range(n)]
 
 
-def _score(entry: Any) -> float:
-    value = next((entry[key] for key in _SCORES if key in entry), None)
-    return real(value, "a score")
+def _score(entry: dict[str, Any]) -> float:
+    return real("a score", next((entry[key] for key in _SCORES if key in entry), None))
 
 
-def encoded(vector: np.ndarray) -> str:
-    """Return a vector as servers write one: base64 of little-endian float32."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-
-
-def _vector(given: object) -> list[float]:
-    if not isinstance(given, str):
-        return [real(number, "a number of an embedding") for number in listed(given, "an embedding")]
+def _vector(value: object) -> list[float]:
+    if not isinstance(value, str):
+        return [real("a number of an embedding", number) for number in a_list("an embedding", value)]
     try:
-        raw = base64.b64decode(given, validate=True)
+        raw = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Unusable("an embedding is a text, and no base64") from error
     if len(raw) % 4:
@@ -81,5 +73,22 @@ def _vector(given: object) -> list[float]:
     numbers = np.frombuffer(raw, "<f4").astype(np.float64)
     if not np.isfinite(numbers).all():
         raise Unusable("an embedding has a number that is not finite")
-    made: list[float] = numbers.tolist()
-    return made
+    vector: list[float] = numbers.tolist()
+    return vector
+
+
+def vector_entry(index: int, vector: np.ndarray, encoding: str | None) -> dict[str, Any]:
+    """Write an entry of `data` for a vector of float32: as a list, or with the `encoding` base64 as such a text."""
+    is_text = encoding == "base64"
+    numbers = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+    return {"object": "embedding", "index": index, "embedding": numbers}
+
+
+def result_entry(index: int, score: float, document: str | None) -> dict[str, Any]:
+    """Write an entry of `results` of /v1/rerank, with the document if there is one."""
+    return {"index": index, "relevance_score": score} | ({} if document is None else {"document": {"text": document}})
+
+
+def score_entry(index: int, score: float) -> dict[str, Any]:
+    """Write an entry of `data` of /v1/score."""
+    return {"index": index, "object": "score", "score": score}

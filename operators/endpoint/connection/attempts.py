@@ -7,11 +7,10 @@ import time
 from logging import Logger
 from typing import Any
 
-from operators.endpoint.api.json_shape import Failed, Unusable
+from operators.endpoint.api.checks import Failed, Unusable
 from operators.endpoint.api.usage import odd_usage
 from operators.endpoint.connection.http import Http, NoAnswer, Reply, Unreachable
-from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.routes import Route, Routes
+from operators.endpoint.connection.request import Request, Route, Routes
 from operators.endpoint.connection.verdict import Again, judge, quoted
 from operators.settings.endpoint import EndpointSettings
 
@@ -91,13 +90,13 @@ class Attempts:
 
     def _compare(self, body: Any) -> None:
         """Tell once if an answer is of another model than was asked for, and once if it counts tokens in an odd way."""
-        told, odd = body.get("model") if isinstance(body, dict) else None, odd_usage(body)
-        found = {}
-        if self.model is not None and told != self.model and isinstance(told, str) and told:
-            found["model"] = f"{self.model!r} was asked for, and the server says that {told!r} answers: an alias?"
+        model, odd = body.get("model") if isinstance(body, dict) else None, odd_usage(body)
+        oddities = {}
+        if self.model is not None and model != self.model and isinstance(model, str) and model:
+            oddities["model"] = f"{self.model!r} was asked for, and the server says that {model!r} answers: an alias?"
         if odd is not None:
-            found["usage"] = f"the server says {odd}; such counts are null in the results"
-        for kind, text in found.items():
+            oddities["usage"] = f"the server says {odd}; such counts are null in the results"
+        for kind, text in oddities.items():
             if kind not in self._told:
                 self._told.add(kind)
                 self._log.warning(text)

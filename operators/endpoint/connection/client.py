@@ -13,19 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 from logging import Logger
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.checks import OfRow, Unusable
 from operators.endpoint.connection.attempts import Attempts
-from operators.endpoint.connection.concurrency import RateLimit, limit_of
+from operators.endpoint.connection.concurrency import RateLimit
 from operators.endpoint.connection.http import Http, require_client
 from operators.endpoint.connection.patience import GivenUp, Patience, Refusals, pause_s
-from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.request import Request, Routes
 from operators.endpoint.connection.verdict import Again, EndpointError, clean, without
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import Cancelled, PipelineError
@@ -53,7 +51,7 @@ class Endpoint:
         settings.key()
         self._settings = settings
         self._log = log
-        self._routes = Routes(settings.urls, partial(limit_of, settings))
+        self._routes = Routes(settings)
         self._refusals = Refusals(settings)
         self._patience = Patience(settings, self._routes, self._refusals, log)
         self._pace = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
@@ -95,7 +93,7 @@ class Endpoint:
         left = 0
         while requests or left:
             for request in requests:
-                request.then(ended.put)
+                request.ended = ended.put
             self.submit(requests.copy())
             left += len(requests)
             requests.clear()
@@ -220,8 +218,8 @@ class Endpoint:
             return
         if self._failure is None:
             self._failure = self._refusals.ending()
-        for each in self._refusals.take():
-            self._finish(each.request, each.error)
+        for given_up in self._refusals.take():
+            self._finish(given_up.request, given_up.error)
         self._send()
 
     def _try_again(self) -> None:
@@ -239,6 +237,7 @@ class Endpoint:
         except Exception as failed:  # it must not be lost in a task that nobody looks at
             self._log.debug("an answer cannot be taken", exc_info=True)
             self.fail(failed)
+        request.ended(request)
 
     async def _serve(self, request: Request) -> None:
         """Send `request` until it is answered or given up."""
@@ -250,7 +249,7 @@ class Endpoint:
             await self._tried(request, hidden)
         except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
-            if refused.is_of_row:
+            if isinstance(refused, OfRow):
                 is_believed = True
                 self._believe(self._refusals.answered())
         except Again as failed:
@@ -292,9 +291,9 @@ class Endpoint:
                     raise
                 wait_s = pause_s(number, failed, self._patience.left_s(request, failed, hidden))
             await asyncio.sleep(wait_s)
-        used, made = request.tokens_of(request.result)
-        self._pace.correct(request.tokens, used)
-        route.limit.answered(time.perf_counter() - request.sent_s, made)
+        tokens, completion_tokens = request.tokens_of(request.result)
+        self._pace.correct(request.tokens, tokens)
+        route.limit.answered(time.perf_counter() - request.sent_s, completion_tokens)
         self._patience.answered()
         if not request.optional:
             self._believe(self._refusals.answered())

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from operators.settings.endpoint import AUTO, EndpointSettings
-
 Clock = Callable[[], float]
 """Seconds since any moment, which never go back."""
 FIRST = 4
@@ -181,9 +179,3 @@ class RateLimit:
         """Give back what was booked too much for a request, or book the rest."""
         if self._tokens:
             self._tokens.book(self._clock(), used - estimated)
-
-
-def limit_of(settings: EndpointSettings) -> Adaptive | Fixed:
-    """Return the limit of requests in flight to one URL."""
-    many = settings.concurrency
-    return Adaptive(longest_s=settings.timeout_s) if many == AUTO else Fixed(many)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from logging import Logger
 
-from operators.endpoint.connection.request import Request
-from operators.endpoint.connection.routes import Routes
+from operators.endpoint.connection.request import Request, Routes
 from operators.endpoint.connection.verdict import Again, EndpointError, without
 from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, PipelineError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urljoin
 
-from operators.endpoint.api.json_shape import OfRow, Unusable
+from operators.endpoint.api.checks import OfRow, Unusable
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.system.redaction import shown_url
 
@@ -102,12 +102,12 @@ def message_of(body: bytes) -> str:
     """Return the message of an error's body, of some 300 characters at most."""
     text = body[:65536].decode("utf-8", "replace")
     try:
-        found = json.loads(text)
+        message = json.loads(text)
         for key in ("error", "message", "detail"):
-            found = found.get(key, found) if isinstance(found, dict) else found
+            message = message.get(key, message) if isinstance(message, dict) else message
     except (ValueError, RecursionError):
-        found = text
-    text = " ".join((found if isinstance(found, str) else json.dumps(found)).split())
+        message = text
+    text = " ".join((message if isinstance(message, str) else json.dumps(message)).split())
     return f"{text[:_MOST_CHARACTERS]}..." if len(text) > _MOST_CHARACTERS else text or "nothing"
 
 
@@ -122,31 +122,31 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     `Retry-After` is a number, or a date, which is compared with the server's own clock (`Date`) where it tells that.
     OpenAI says it in milliseconds too, and when each limit that has nothing left is free again (`x-ratelimit-...`).
     """
-    given = headers.get("Retry-After", "").strip()
+    wait = headers.get("Retry-After", "").strip()
     if (exact := _number(headers.get("retry-after-ms", ""))) is not None:
         return exact / 1000
-    if not given:
+    if not wait:
         limits = [name for name in ("requests", "tokens") if headers.get(f"x-ratelimit-remaining-{name}") == "0"]
         resets = [_duration(headers.get(f"x-ratelimit-reset-{name}", "")) for name in limits]
         return max((seconds for seconds in resets if seconds is not None), default=None)
-    if (seconds := _number(given)) is not None:
+    if (seconds := _number(wait)) is not None:
         return seconds
-    then, now = _seconds(given), _seconds(headers.get("Date", ""))
+    then, now = _seconds(wait), _seconds(headers.get("Date", ""))
     return None if then is None else max(0.0, then - (time.time() if now is None else now))
 
 
-def _number(given: str) -> float | None:
+def _number(text: str) -> float | None:
     try:
-        return max(0.0, number) if math.isfinite(number := float(given)) else None
+        return max(0.0, number) if math.isfinite(number := float(text)) else None
     except ValueError:
         return None
 
 
-def _duration(given: str) -> float | None:
+def _duration(text: str) -> float | None:
     """Return the seconds of a duration as Go writes it: 6m0s, 1.5s, 20ms; a number alone is in seconds."""
-    parts = _PART.findall(given)
-    if not given or "".join(number + unit for number, unit in parts) != given:
-        return _number(given)
+    parts = _PART.findall(text)
+    if not text or "".join(number + unit for number, unit in parts) != text:
+        return _number(text)
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 

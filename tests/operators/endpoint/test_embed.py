@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.scoring import EndpointEmbed
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings

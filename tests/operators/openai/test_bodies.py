@@ -7,7 +7,8 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion
 
-from operators.endpoint.api.answers import Likely, read_answer
+from operators.endpoint.api.answers import read_answer
+from operators.endpoint.api.logprobs import Likely
 from operators.openai.bodies import body_of, line_of
 from operators.openai.requests import CHAT
 from tests.operators.openai.shapes import OUTPUT_LINES

@@ -14,7 +14,7 @@ import pytest
 from operators.formats.lines import LINE, TEXT
 from operators.openai.parse_batch import ParseBatch
 from operators.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, FIELDS, PARAMETERS, read_line, request_of
-from operators.openai.values import Code, Fault
+from operators.openai.values import Code
 from pipeline import PROJECT
 from pipeline.api.records import ROW, Batch, Rejects
 from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, TOOL, cases
@@ -219,9 +219,3 @@ def test_a_resumed_run_knows_the_custom_ids_of_the_chunks_before_and_of_no_other
 def test_models_are_looked_at_where_the_job_names_some():
     assert parse(line(REQUIRED[CHAT]), models=["m"])[0]
     assert fault(line(REQUIRED[CHAT]), models=["x"]) == "model_not_found: model is 'm'; this job answers for x"
-
-
-def test_a_fault_carries_what_it_is_about():
-    with pytest.raises(Fault) as raised:
-        request_of(read_line(line(REQUIRED[CHAT] | {"n": 0})), None)
-    assert raised.value.code is Code.INVALID_VALUE

@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from operators.endpoint.api.answers import (
-    LEAST_LOGPROB,
-    Answer,
-    AnsweredCall,
-    Likely,
-    from_json,
-    read_answer,
-    to_json,
-)
+from operators.endpoint.api.answers import Answer, AnsweredCall, from_json, read_answer, to_json
+from operators.endpoint.api.checks import Failed, Unusable
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
-from operators.endpoint.api.json_shape import Failed, Unusable
+from operators.endpoint.api.logprobs import LEAST_LOGPROB, Likely
 from operators.endpoint.api.usage import odd_usage
 from tests.operators.endpoint.api.answered import (
     BODIES,
@@ -139,9 +132,9 @@ def test_tokens_by_number():
         ({"choices": []}, "the answer has no choices"),
         ({"choices": [None]}, "choices[0] is null, not an object"),
         ({"choices": [{"finish_reason": "stop"}]}, "message is null, not an object"),
-        (chat({"content": 3}), "content is a number, not a list"),
+        (chat({"content": 3}), "content is 3, not a list"),
         (chat({"content": "", "reasoning": {}}), "reasoning is an object, not a text"),
-        (chat({"content": "", "tool_calls": [3]}), "a call is a number, not an object"),
+        (chat({"content": "", "tool_calls": [3]}), "a call is 3, not an object"),
         (chat({"tool_calls": [{"function": {"name": None}}]}), "the name of a call is null, not a text"),
         (
             chat({"tool_calls": [{"function": {"name": "f", "arguments": {"a": float("nan")}}}]}),
@@ -156,9 +149,9 @@ def test_tokens_by_number():
         ({"error": "too long"}, "the server says: too long"),
         ({"error": {"code": 3}}, "the server says: error"),
         ({"object": "error", "message": "bad", "code": 400}, "the server says: bad"),
-        (chat(logprobs={"content": [{}]}), "a log-probability is null, no number that float32 holds"),
-        (chat(logprobs={"content": [ENTRY | {"logprob": float("nan")}]}), "a log-probability is nan, no number"),
-        (chat(logprobs={"content": [ENTRY | {"logprob": 10**400}]}), "a log-probability is a number, no number"),
+        (chat(logprobs={"content": [{}]}), "a log-probability is null, not a number that float32 holds"),
+        (chat(logprobs={"content": [ENTRY | {"logprob": float("nan")}]}), "a log-probability is nan, not a number"),
+        (chat(logprobs={"content": [ENTRY | {"logprob": 10**400}]}), "a log-probability is a number, not a number"),
         (chat(logprobs={"token_logprobs": [1.0], "top_logprobs": []}), "logprobs has 1 tokens and 0 lists"),
     ],
     ids=lambda v: str(v)[:40],
@@ -172,15 +165,15 @@ def test_a_body_that_cannot_be_used(body, said):
     [
         ([], "that usage is a list, not an object"),
         ("12", "that usage is a text, not an object"),
-        ({"prompt_tokens": True}, "that prompt_tokens is true, no number of tokens"),
-        ({"prompt_tokens": -1}, "that prompt_tokens is -1, no number of tokens"),
-        ({"prompt_tokens": "9"}, "that prompt_tokens is a text, no number of tokens"),
-        ({"prompt_tokens": 1.5}, "that prompt_tokens is 1.5, no number of tokens"),
-        ({"prompt_tokens": 2**31}, "that prompt_tokens is 2147483648, no number of tokens"),
-        ({"completion_tokens": float("nan")}, "that completion_tokens is nan, no number of tokens"),
-        ({"completion_tokens": float("inf")}, "that completion_tokens is inf, no number of tokens"),
-        ({"completion_tokens": -35}, "that completion_tokens is -35, no number of tokens"),
-        ({"prompt_tokens_details": {"cached_tokens": -4}}, "that cached_tokens is -4, no number of tokens"),
+        ({"prompt_tokens": True}, "that prompt_tokens is true, not a number of tokens"),
+        ({"prompt_tokens": -1}, "that prompt_tokens is -1, not a number of tokens"),
+        ({"prompt_tokens": "9"}, "that prompt_tokens is a text, not a number of tokens"),
+        ({"prompt_tokens": 1.5}, "that prompt_tokens is 1.5, not a number of tokens"),
+        ({"prompt_tokens": 2**31}, "that prompt_tokens is 2147483648, not a number of tokens"),
+        ({"completion_tokens": float("nan")}, "that completion_tokens is nan, not a number of tokens"),
+        ({"completion_tokens": float("inf")}, "that completion_tokens is inf, not a number of tokens"),
+        ({"completion_tokens": -35}, "that completion_tokens is -35, not a number of tokens"),
+        ({"prompt_tokens_details": {"cached_tokens": -4}}, "that cached_tokens is -4, not a number of tokens"),
         ({"prompt_tokens_details": 3}, None),
         (None, None),
         ({}, None),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.endpoint.api.answers import from_json, read_answer, to_json
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import CHAT, COMPLETIONS
-from operators.endpoint.api.json_shape import Unusable
 from tests.operators.endpoint.api.answered import BODIES
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8)

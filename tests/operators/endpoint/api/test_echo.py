@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.echo import read_echo
-from operators.endpoint.api.json_shape import Unusable
 from pipeline.api.errors import ConfigError
 from tests.operators.endpoint.api.test_any_answer import ANY
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.endpoint.api.json_shape import Unusable
+from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.vectors import read_scores, read_vectors
 from tests.operators.endpoint.api.test_any_answer import ANY
 
@@ -76,7 +76,7 @@ def test_embeddings_that_cannot_be_used(body, said):
         ({}, "results is null, not a list"),
         ({"results": [{"index": 0}] * 2}, "a score is null"),
         ({"results": [{"index": 2, "relevance_score": 1}] * 2}, "the scores are not numbered from 0 to 1"),
-        ([3, 4], "one of the scores is a number"),
+        ([3, 4], "one of the scores is 3, not an object"),
     ],
     ids=lambda v: str(v)[:40],
 )
