@@ -17,6 +17,9 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import ROW, Batch, Output, python_values, require_column
 
+_written = json.JSONEncoder(default=repr).encode
+"""JSON tells 1 from "1" and null; values that it has no type for (bytes, times, decimals) are written by repr()."""
+
 
 class Dedup(BaseOperator):
     """Keeps the first of rows that are equal, or nearly so, over the whole run; the others become rejects of kind
@@ -142,6 +145,4 @@ class Dedup(BaseOperator):
 
 
 def _hash(values: Sequence[Any]) -> bytes:
-    # JSON tells 1 from "1" and null; values that it has no type for (bytes, times, decimals) are written by repr().
-    written = json.dumps(values, default=repr).encode()
-    return hashlib.blake2b(written, digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(_written(values).encode(), digest_size=HASH_BYTES).digest()

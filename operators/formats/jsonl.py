@@ -9,17 +9,19 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 
 from operators.formats.format import NO_COMPRESSION, Format, unknown_type
-from operators.formats.input_file import BOM
+from operators.formats.input_file import BOM, BUFFER_BYTES
 from operators.formats.lines import LinesReader, not_utf8
-from operators.formats.reader import NoRowFitsError
+from operators.formats.reader import NoRowFitsError, RowBlock
 from operators.formats.text_file import Row, Unread
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
@@ -32,6 +34,10 @@ SCALARS = {
     **{pa.string().id: str, pa.bool_().id: bool, pa.float64().id: float},
 }
 """The Python type of the values of a column. Arrow converts others silently: true to 1.0, "ab" to a list."""
+_EXACT = {pa.int32(), pa.int64(), pa.string(), pa.bool_(), pa.float64()}
+"""Types of which Arrow reads the same values from JSON as Python; it rounds twice less than Python for a float."""
+_WHOLE = float(1 << 53)
+"""From here on a double is not every whole number."""
 _Held: TypeAlias = "tuple[frozenset[str], list[tuple[str, _Held]]]"
 """The keys that the fields of a schema or a struct hold, and those of the structs inside of them."""
 
@@ -59,6 +65,37 @@ class JsonlReader(LinesReader):
         types = {field.name: field.type for field in (*schema, *given)}
         return pa.schema(list(types.items()))
 
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
+        """Yield all rows. Arrow reads a block whose lines are all rows of `schema` beyond doubt; of another one each
+        line is read by itself."""
+        unread, exact, lines = self.unread(schema), all(_is_exact(field.type) for field in schema), 0
+        for text in self._texts():
+            rows, block = count_objects(text) if len(text) <= self.max_row_bytes else 0, None
+            if rows and first + rows > start and exact and (data := read_objects(text, rows, schema)) is not None:
+                block = RowBlock(first, rows, data)
+            elif not rows or first + rows > start:
+                raws = list(self.rows(io.BytesIO(text), lines))
+                rows = len(raws)
+                block = None if first + rows <= start else self._block(first, raws, schema, unread)
+            if rows:
+                yield block or RowBlock(first, rows)
+            first += rows
+            lines += text.count(b"\n")
+
+    def _texts(self) -> Iterator[bytes]:
+        """Yield lines of the file, about `block_bytes` at a time, and only the beginning of one that is too long."""
+        self.bytes_read = 0
+        with self.file.unpacked() as (content, raw):
+            while text := content.read(self.block_bytes):
+                room = self.max_row_bytes + 1 - (len(text) - text.rfind(b"\n") - 1)
+                if not text.endswith(b"\n"):
+                    text += (rest := content.readline(max(room, 1)))
+                    while rest and not rest.endswith(b"\n"):
+                        rest = content.readline(BUFFER_BYTES)
+                    text += b"" if text.endswith(b"\n") else rest[-1:]
+                self.bytes_read = raw.tell()
+                yield text
+
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
         found = too_long or parse_object(text)
@@ -77,6 +114,55 @@ class JsonlReader(LinesReader):
 
     def unread(self, schema: pa.Schema) -> Unread | None:
         return None if self.only else partial(_unheld, held=_held(schema))
+
+
+def count_objects(text: bytes) -> int:
+    """Return the number of lines of `text`; 0 if one of them is not enclosed in braces, or Arrow may read it otherwise
+    than Python.
+
+    A brace before and behind each line break ends an object there, since JSON has a comma or a colon between braces
+    inside of one. So if Arrow finds as many objects as there are lines, each line is one.
+    """
+    text = text.rstrip(b"\r\n")
+    if not (text.startswith(b"{") and text.endswith(b"}")) or b"\0" in text or b"\\ud" in text or b"\\uD" in text:
+        return 0
+    breaks = text.count(b"\n")
+    return breaks + 1 if text.count(b"}\n{") + text.count(b"}\r\n{") == breaks else 0
+
+
+def read_objects(text: bytes, objects: int, schema: pa.Schema) -> pa.RecordBatch | None:
+    """Read so many lines with Arrow; None if a value of one may be another than `parse_object` gives."""
+    try:
+        table = pj.read_json(
+            pa.BufferReader(text),
+            pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
+        )
+        table.validate(full=True)  # texts that are not UTF-8
+    except pa.ArrowException:
+        return None
+    if table.num_rows != objects or table.schema != schema or not all(map(_is_sure, table.columns)):
+        return None
+    (data,) = table.combine_chunks().to_batches()
+    return data
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    nested = pa.types.is_list(kind) or pa.types.is_struct(kind)
+    return all(_is_exact(kind.field(i).type) for i in range(kind.num_fields)) if nested else kind in _EXACT
+
+
+def _is_sure(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return False if a double may be a whole number that it does not hold, `-0`, NaN or infinite; and if a struct is
+    null, below which Arrow's bytes are others."""
+    if pa.types.is_struct(column.type):
+        return not column.null_count and all(map(_is_sure, column.flatten()))
+    if pa.types.is_list(column.type):
+        return _is_sure(pc.list_flatten(column))
+    if not pa.types.is_floating(column.type):
+        return True
+    sure = pc.and_(pc.less(pc.abs(column), _WHOLE), pc.not_equal(pc.divide(1.0, column), -math.inf))
+    return pc.all(sure, min_count=0).as_py() is True
 
 
 def parse_object(line: bytes) -> dict[str, Any] | str:

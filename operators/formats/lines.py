@@ -36,9 +36,10 @@ class LinesReader(TextReader):
         with self.file.open() as file:
             return sum(1 for _ in self.rows(file))
 
-    def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Yield the lines that are not blank; only the beginning of one that is too long."""
-        number, most = 0, self.max_row_bytes
+    def rows(self, file: IO[Any], before: int = 0) -> Iterator[Row]:
+        """Yield the lines that are not blank; only the beginning of one that is too long. `before`: lines of the file
+        that come before."""
+        number, most = before, self.max_row_bytes
         while line := file.readline(most + 1):
             number += 1
             if len(line) > most and not line.endswith(b"\n"):

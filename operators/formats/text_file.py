@@ -28,7 +28,7 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed."""
 
-    block_bytes = 1 << 17
+    block_bytes = 1 << 19
     """Text of a block."""
     max_row_bytes = 64 << 20
     """A longer row is a bad row."""

@@ -71,6 +71,8 @@ class Template:
             self.reserved = frozenset(spelt for value in constants for spelt in (str(value), str(value).lower()))
             self.reserved |= self.named & {"self"}
             self._template = environment.from_string(tree)
+            # Jinja copies them for each text, and its own mapping of two layers takes longer than the rest.
+            self._template.globals = dict(self._template.globals)
         except jinja2.TemplateSyntaxError as error:
             hint = f"; {OF_ANY_NAME}" if strict and _OF_SUCH_A_NAME.search(error.message or "") else ""
             raise ConfigError(f"{name}, line {error.lineno}: {error.message}{hint}") from error

@@ -8,6 +8,8 @@ took 50 us a row with it and 35 without (batches of 1024 prompts of 220 characte
 from __future__ import annotations
 
 import datetime
+import fcntl
+import io
 import json
 import pickle
 import resource
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # the process has no need of Arrow
 
 CPU_S = 10.0
 MEMORY_MIB = 1024
+PIPE_BYTES = 1 << 20
+"""Room in a pipe: for each read and write the caller waits its turn among the threads of a run, some milliseconds."""
 NO_MEMORY = 3
 """Exit code of the process."""
 
@@ -104,8 +108,12 @@ class TemplateProcess:
             cwd=PACKAGES,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=PIPE_BYTES,
             start_new_session=True,  # Ctrl-C is for this process
         )
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError, AttributeError):  # the system gives no more, or has but one size
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]  # both are pipes
         self._end = weakref.finalize(self, _end, self._process)
         return self._ask(self._first)
 
@@ -154,8 +162,9 @@ def _read(answer: Any) -> str | Exception:
     return TypeError(reason) if is_type_error else jinja2.TemplateError(reason)
 
 
-def _answers() -> Iterator[Any]:
-    """Yield what the template has and needs, then for each row that comes from stdin its text or error."""
+def _answers(out: io.BufferedWriter) -> Iterator[Any]:
+    """Yield what the template has and needs, then for each row that comes from stdin its text or error; flush `out`
+    where all rows have theirs."""
     source, name, date, proof, cpu_s, memory_mib = pickle.load(sys.stdin.buffer)
     with suppress(ValueError, OSError):  # some systems have no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_mib << 20, memory_mib << 20))
@@ -171,7 +180,7 @@ def _answers() -> Iterator[Any]:
     with suppress(EOFError):
         while True:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            sys.stdout.buffer.flush()
+            out.flush()
             for values in pickle.load(sys.stdin.buffer):
                 signal.setitimer(signal.ITIMER_PROF, cpu_s)
                 yield _made(template, values)
@@ -189,10 +198,11 @@ def _made(template: Template, values: dict[str, Any]) -> str | tuple[bool, str]:
 def main() -> None:
     """Read pickles from stdin until it is closed, and write answers to stdout, a line of JSON each."""
     encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one for each row
+    out = io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb", closefd=False), PIPE_BYTES)
     try:
-        for answer in _answers():
+        for answer in _answers(out):
             line = encode(answer)
-            sys.stdout.buffer.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            out.write(line.encode("utf-8", "surrogatepass") + b"\n")
     except MemoryError:
         sys.exit(NO_MEMORY)
 

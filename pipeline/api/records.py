@@ -243,11 +243,14 @@ def _as_text(value: pa.Scalar) -> str:
 
 def record_json(record: dict[str, Any]) -> str:
     """Return a row as JSON for the rejects file; values without a JSON type become strings."""
-    return json.dumps(record, ensure_ascii=False, default=_jsonable)
+    return _to_json(record)
 
 
 def _jsonable(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode  # json.dumps would make one for each row
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:

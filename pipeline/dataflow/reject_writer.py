@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.api.protocols import BaseOperator, Inbox
-from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, Reject, RejectKind, Rejects, Shard
+from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 from pipeline.system.known_secrets import hidden
 
@@ -54,12 +54,12 @@ class RejectTally:
         self.errors += errors
         self.filtered += rejects.num_rows - errors
         found: Counter[tuple[str, str, str]] = Counter()
-        for reject in rejects.rows:
-            key = (rejects.node, reject.kind.value, _counted_as(reject))
+        for (kind, reason), rows in Counter((reject.kind, reject.reason) for reject in rejects.rows).items():
+            key = (rejects.node, kind.value, _counted_as(kind, reason))
             if key not in self.by_reason and len(self.by_reason) >= MAX_REASONS:
-                key = (rejects.node, reject.kind.value, "(other reasons)")
-            self.by_reason[key] += 1
-            found[key] += 1
+                key = (rejects.node, kind.value, "(other reasons)")
+            self.by_reason[key] += rows
+            found[key] += rows
         return found
 
 
@@ -68,10 +68,10 @@ def without_other_rows(reason: str) -> str:
     return _replaced(reason, OTHER_ROWS)
 
 
-def _counted_as(reject: Reject) -> str:
-    """Return the reason with placeholders for its values; that of a filter, which the user wrote, keeps its own."""
-    reason = without_other_rows(reject.reason)
-    return _replaced(reason, VALUES_OF_A_ROW) if reject.kind is RejectKind.ERROR else reason
+def _counted_as(kind: RejectKind, reason: str) -> str:
+    """Return a reason with placeholders for its values; that of a filter, which the user wrote, keeps its own."""
+    reason = without_other_rows(reason)
+    return _replaced(reason, VALUES_OF_A_ROW) if kind is RejectKind.ERROR else reason
 
 
 def _replaced(text: str, patterns: Sequence[tuple[str, str]]) -> str:
@@ -95,7 +95,8 @@ class RejectWriter(BaseOperator):
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         for item in inbox:
             if isinstance(item, Rejects):
-                item = replace(item, rows=tuple(replace(r, reason=hidden(r.reason)) for r in item.rows))
+                if any(hidden(reason) != reason for reason in {reject.reason for reject in item.rows}):
+                    item = replace(item, rows=tuple(replace(r, reason=hidden(r.reason)) for r in item.rows))
                 self._counts.setdefault(item.chunk, Counter()).update(self._tally.add(item))
                 self._batches.setdefault(item.chunk, []).append(item.to_arrow())
             elif isinstance(item, ChunkEnd):

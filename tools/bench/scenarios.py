@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.bench.contenders import BatchedBench, Contender, Function, JobContender, LlamaBench, Program
+from tools.bench.rows import Rows
 from tools.bench.scale import Workers
 from tools.bench.workload import Recipe
 
@@ -196,6 +197,16 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         slots=(8,),
         rows_per_slot=18,
+    ),
+    "rows": Scenario(
+        "rows that no model completes: read, filter, map, render, dedup, sample, limit, select, write",
+        (
+            Rows("jsonl to parquet"),
+            Rows("csv to jsonl", ("output=jsonl",), read="csv"),
+            Rows("parquet to parquet", read="parquet"),
+        ),
+        slots=(1,),
+        rows=1000,
     ),
     "one_worker": Scenario(
         "a worker as a process of its own, against none",
