@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
+from pipeline.api.groups import OutputFields
 from pipeline.publish.destination import Destination, Stopped
 from pipeline.run_dir.manifest import as_text, digest, empty_manifest, manifest
 from pipeline.run_dir.names import CARD, MANIFEST, is_part
@@ -40,9 +41,10 @@ def destination_of(settings: JobSettings) -> Destination | None:
     Raises:
         ConfigError: the URL or its options are invalid.
     """
-    output = settings.output
-    url = getattr(output, "publish", None)
-    return None if url is None else Destination(url, output.storage_options, output.retries)
+    output: OutputFields | None = settings.output
+    if output is None or output.publish is None:
+        return None
+    return Destination(output.publish, output.storage_options, output.retries)
 
 
 class Publisher:
