@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
-from pipeline.api.protocols import BaseOperator, Inbox, Scope
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, require_column
+from pipeline.api import ROW, Batch, ChunkEnd, Inbox, Item, Operator, Scope, require_column
 
 MIN_BATCH_ROWS = 64
 
 
-class BatchByLength(BaseOperator):
+class BatchByLength(Operator):
     """Sorts rows by prompt length inside a window of `lookahead_rows`, longest first, and hands them on in batches.
 
     A window is sent off when it is full, when no more rows are waiting (nothing downstream waits for a fuller one) and

@@ -13,16 +13,16 @@ import pyarrow as pa
 
 from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
-from pipeline.api.by_batch import OnError, name_row, why_rejected
+from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, RejectKind, Scope, name_row, require_column
+from pipeline.api.by_batch import OnError, why_rejected
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.machine_errors import of_machine
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, python_rows, python_values, require_column
+from pipeline.api.records import python_rows, python_values
 
 Row = dict[str, Any]
 
 
-class Call(BaseOperator):
+class Call(Operator):
     """Calls a Python function for each row, with the row as a dict. What it returns decides what becomes of the row:
 
     - a dict: the row with these values. What is not in it stays as it was.

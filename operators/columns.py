@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from operators.rows.lineage import IDENTITY, refuse_identity
-from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, require_column
+from pipeline.api import Batch, ConfigError, Operator, Output, SchemaError, Scope, require_column
 
 
-class Select(BaseOperator):
+class Select(Operator):
     """Keeps some columns, in the order in which they are named, or all but some. `row` and `lineage` always stay.
 
     Args:
@@ -52,7 +50,7 @@ class Select(BaseOperator):
         yield batch.with_data(batch.data.select(self._schema.names))
 
 
-class Rename(BaseOperator):
+class Rename(Operator):
     """Gives columns other names, so that what one node writes is what another one reads. Two may change places.
 
     Args:

@@ -13,15 +13,14 @@ import pyarrow as pa
 from operators.rows.batches import HeldRows, split
 from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, KeptRows, Near, NearTexts, SeenHashes, Signature
 from operators.rows.lineage import identities
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import ROW, Batch, Output, python_values, require_column
+from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Stateful, require_column
+from pipeline.api.records import python_values
 
 _written = json.JSONEncoder(default=repr).encode
 """JSON tells 1 from "1" and null; values that it has no type for (bytes, times, decimals) are written by repr()."""
 
 
-class Dedup(BaseOperator):
+class Dedup(Operator, Stateful):
     """Keeps the first of rows that are equal, or nearly so, over the whole run; the others become rejects of kind
     `filtered`. The first is the one with the smallest (row, lineage), not the one that arrives first: rows are held
     back until their chunk ends. A row is compared with rows that are kept, and with no others. The reason names the

@@ -10,12 +10,11 @@ import pyarrow.compute as pc
 
 from operators.rows.lineage import append_to_lineage, refuse_identity, repeated, with_lineage
 from operators.settings.checks import check_one_of
+from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, RejectKind, Scope, add_columns, require_column
 from pipeline.api.errors import SchemaError
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, add_columns, require_column
 
 
-class Explode(BaseOperator):
+class Explode(Operator):
     """Makes a row of each element of a list. The other columns are repeated, and the position of the element, from 0,
     is appended to `lineage`, which comes after `row`.
 

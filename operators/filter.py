@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from operators.rows.row_condition import Where
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, RejectKind
+from pipeline.api import Batch, Operator, Output, RejectKind, Scope
 
 
-class Filter(BaseOperator):
+class Filter(Operator):
     """Keeps rows for which `where` is true; those for which it is false or null become rejects of kind `filtered`.
 
     Args:

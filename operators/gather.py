@@ -14,9 +14,9 @@ from operators.prompts.messages import NoPrompt, conversation, holds_messages
 from operators.rows.batches import WholeChunks
 from operators.rows.lineage import refuse_identity, require_samples, samples
 from operators.settings.checks import check, check_one_of
+from pipeline.api import LINEAGE, Batch, Operator, Output, RejectKind, add_columns, require_column
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, Batch, Output, RejectKind, add_columns, python_values, require_column
+from pipeline.api.records import python_values
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 LAST_ROLES = ("user", "assistant", "tool")
@@ -118,7 +118,7 @@ def _differ(column: pa.Array, i: int, j: int) -> bool:
     return repr(python_values(a)) != repr(python_values(b))
 
 
-class Pairs(BaseOperator):
+class Pairs(Operator):
     """Makes preference pairs for training (DPO) of texts and their scores: the text with the highest score is chosen,
     the one with the lowest is rejected.
 

@@ -48,10 +48,7 @@ from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import Tuning
-from pipeline.api.forecast import Forecast, Task
-from pipeline.api.identity import Identity
-from pipeline.api.protocols import Inbox, MemoryNeed, Runtime, Scope
-from pipeline.api.records import Batch, require_column
+from pipeline.api import Batch, Forecast, Identity, Inbox, MemoryNeed, Runtime, Scope, Task, UsesModel, require_column
 
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
@@ -59,7 +56,7 @@ UNREAD_CALLS = (
 )
 
 
-class Generate(GenerateNode[Row], ModelOrServer):
+class Generate(GenerateNode[Row], ModelOrServer, UsesModel):
     """Completes the prompts of its input.
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,

@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from operators.rows.batches import HeldRows, split
 from operators.settings.checks import check
-from pipeline.api.protocols import BaseOperator, Inbox
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, Shard, require_column
+from pipeline.api import ROW, Batch, ChunkEnd, Inbox, Item, Operator, Output, Shard, Stateful, require_column
 
 
-class Limit(BaseOperator):
+class Limit(Operator, Stateful):
     """Keeps the first `rows` rows of the run, in the order of (row, lineage) and not of arrival.
 
     It decides when a chunk ends. The other rows of the chunk with the last one that fits become rejects of kind

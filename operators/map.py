@@ -16,15 +16,14 @@ from operators.rows.arrow_types import plain_type
 from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
 from operators.settings.checks import check
-from pipeline.api.errors import ConfigError
+from pipeline.api import Batch, ConfigError, Operator, Output, Scope
 from pipeline.api.machine_errors import of_machine
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, python_rows
+from pipeline.api.records import python_rows
 
 _NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?")
 
 
-class Map(BaseOperator):
+class Map(Operator):
     """Adds columns, or replaces those of the same name in their place. Each is made of the columns of its row as they
     come in: an expression does not see what the others make.
 

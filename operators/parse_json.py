@@ -14,14 +14,12 @@ from operators.rows.json_schema import Validate, validator
 from operators.rows.json_values import Misfit, declared_fields, schema_fields
 from operators.settings.checks import check_one_of
 from operators.settings.structured import read_schema
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api import Batch, ConfigError, Operator, Output, RejectKind, Scope, add_columns, require_column
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.S)
 
 
-class ParseJson(BaseOperator):
+class ParseJson(Operator):
     """Parses a column of texts as JSON objects and adds their keys as columns. A text that does not parse, or is not
     what is asked for, makes its row a reject with the reason and the place. Keys that are not asked for are left out.
 

@@ -11,12 +11,10 @@ import pyarrow as pa
 from operators.rows.batches import HeldRows, split
 from operators.rows.lineage import hash_of, row_hashes
 from operators.settings.checks import check
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import ROW, Batch, Output, require_column
+from pipeline.api import ROW, Batch, ConfigError, Operator, Output, require_column
 
 
-class Sample(BaseOperator):
+class Sample(Operator):
     """Keeps a share of the rows, or some of each chunk; the others become rejects of kind `filtered`.
 
     Every row has a number that follows from `seed`, `row` and `lineage` alone. The rows with the smallest numbers are

@@ -17,11 +17,11 @@ from operators.prompts.messages import NoPrompt, conversation, read_messages, re
 from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
-from pipeline.api.by_batch import OnError, name_row, why_rejected
-from pipeline.api.errors import HALF_A_CHARACTER, ConfigError, SchemaError
+from pipeline.api import Batch, ConfigError, Operator, Output, SchemaError, Scope, name_row, require_column
+from pipeline.api.by_batch import OnError, why_rejected
+from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.machine_errors import of_machine
-from pipeline.api.protocols import BaseOperator, Scope
-from pipeline.api.records import Batch, Output, python_rows, python_values, require_column
+from pipeline.api.records import python_rows, python_values
 
 ASSISTANT, TOOL = "assistant", "tool"
 NEEDS = {SYSTEM: "content", USER: "content", ASSISTANT: "answer", TOOL: "function"}
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 ToolFunction = Callable[[str, dict[str, Any], dict[str, Any]], Any]
 
 
-class Say(BaseOperator):
+class Say(Operator):
     """Appends a turn to a column of conversations. A graph of such nodes with a model between them is a conversation of
     several turns. The column becomes JSON text, as `data.messages_column` and the `messages` of a step read it; the
     messages that are there stay as they are. Where it is missing, null or empty, the conversation begins.

@@ -21,8 +21,7 @@ from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from pipeline.api.protocols import BaseOperator, Runtime, Scope
-from pipeline.api.records import Batch, Output, add_columns, require_column
+from pipeline.api import Batch, MakesPrompts, Operator, Output, Runtime, Scope, add_columns, require_column
 
 PROMPT_TEXT = "prompt_text"
 WIDTH = 120
@@ -35,7 +34,7 @@ PLACES = (
 """What ends a piece of a text, the best first. No match begins where another failed, so that searching is linear."""
 
 
-class Tokenize(ModelOrServer):
+class Tokenize(ModelOrServer, MakesPrompts):
     """Tokenizes `prompt_text` with the model's tokenizer; a BOS is put first where the model wants one. Tokenizing runs
     beside decoding. With `model=endpoint` the server has the tokenizer, and `prompt_ids` is null.
 
@@ -122,7 +121,7 @@ class Tokenize(ModelOrServer):
         return found
 
 
-class Split(BaseOperator):
+class Split(Operator):
     """Cuts texts into pieces of at most `max_tokens` tokens: gives a list of strings, which joined are the text, to the
     character.
 

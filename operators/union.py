@@ -8,12 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from operators.rows.lineage import append_to_lineage, with_lineage
-from pipeline.api.errors import SchemaError
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output
+from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, SchemaError
 
 
-class Union(BaseOperator):
+class Union(Operator):
     """Passes on the rows of all its inputs, which must have the same columns (in any order; lineage aside).
 
     Rows that branches made of one source row have the same `row`; `lineage`, which comes after it, tells them apart.

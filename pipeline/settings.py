@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.by_batch import OnError
+from pipeline.api.groups import EngineFields
 from pipeline.api.keys import above_0, at_least, check, check_values, in_data, key, not_in_data, one_of, read_by
 from pipeline.system.deadlines import ENDING_S, LEAST_S
 
@@ -220,11 +221,12 @@ class JobSettings:
         return Path(self.output_dir) if self.output_dir is not None else Path(OUTPUTS) / self.name
 
     @property
-    def stall_timeout_s(self) -> float | None:
-        """Seconds after which a run in which nothing moves is ended; None for never."""
-        return getattr(self.runtime, "stall_timeout_s", None)
+    def engine(self) -> EngineFields:
+        """What the engine reads of `runtime`."""
+        engine: EngineFields = EngineFields() if self.runtime is None else self.runtime
+        return engine
 
     @property
     def ending_s(self) -> float:
         """Seconds that a step of the ending of a run may take."""
-        return max(self.stall_timeout_s or ENDING_S, LEAST_S)
+        return max(self.engine.stall_timeout_s or ENDING_S, LEAST_S)

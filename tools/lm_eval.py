@@ -27,11 +27,9 @@ from operators.prompts.template_process import shared_process
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError, InputError
+from pipeline.api import Batch, ChunkEnd, ConfigError, InputError, ListInbox, Operator, Rejects, Runtime
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import BaseOperator, ListInbox
-from pipeline.api.records import Batch, ChunkEnd, Rejects
-from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.api.runtime import Resources, RunContext
 
 BATCH = 1024
 """Requests that are computed together; what they begin with in common is computed once."""
@@ -197,7 +195,7 @@ class LlamaBatch(TemplateLM):
             **{key: values.get(key) for key in PER_ROW},
         }
 
-    def _computed(self, op: BaseOperator, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
+    def _computed(self, op: Operator, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
         """Run `op` on `rows`; return its rows in their order. Raises InputError if it rejects one."""
         numbered = pa.schema([pa.field("row", pa.int64(), nullable=False), *schema])
         data = pa.RecordBatch.from_pylist([{"row": i, **row} for i, row in enumerate(rows)], schema=numbered)

@@ -9,15 +9,14 @@ import polars as pl
 import pyarrow as pa
 
 from models.tiny.tasks import FAMILIES, check
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, RejectKind, add_columns, require_column
+from pipeline.api import Batch, Concludes, Operator, Output, RejectKind, add_columns, require_column
 from pipeline.system.result_files import scan_folder
 
 _COLUMNS = ("family", "prompt", "completion", "meta")
 CORRECT = pa.field("correct", pa.bool_(), nullable=False)
 
 
-class CheckAnswers(BaseOperator):
+class CheckAnswers(Operator, Concludes):
     """Adds `correct`: whether the completion is a right answer, by the program that knows it.
 
     Reads `family`, `prompt`, `completion` and `meta` (strings). A row of a family that there is no checker for is

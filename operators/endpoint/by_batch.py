@@ -27,10 +27,7 @@ from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from operators.settings.model import TEXT
-from pipeline.api.errors import ConfigError
-from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import Runtime
-from pipeline.api.records import ROW, Batch, require_column
+from pipeline.api import ROW, Batch, Concludes, ConfigError, Forecast, Forecasts, Runtime, Task, require_column
 
 Question = tuple[Any, ...]
 """What a row asks, in a subclass's own shape."""
@@ -38,7 +35,7 @@ Group = Sequence[tuple[bytes, Question]]
 """Questions of a request, and their keys."""
 
 
-class AsksByBatch(AnswersRows):
+class AsksByBatch(AnswersRows, Forecasts, Concludes):
     """Base of operators that ask a server about the rows of a batch.
 
     Args:

@@ -22,9 +22,7 @@ from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import ROW, Batch, Output, add_columns, require_column
+from pipeline.api import ROW, Batch, ConfigError, MakesPrompts, Operator, Output, Runtime, add_columns, require_column
 
 LIKE_NAMES = (
     "the text has what looks like the name of a control token; whether it is read as that token, the server decides"
@@ -54,7 +52,7 @@ TOKENIZES: Mapping[str, Callable[[str | None, str, bool], dict[str, Any]]] = {
 paths: vLLM's and SGLang's `/tokenize`, and llama.cpp's tools/server."""
 
 
-class EndpointRender(Rendering):
+class EndpointRender(Rendering, MakesPrompts):
     """Makes the prompt of each row for a server: the messages as JSON, or with `model.api=completions` a text."""
 
     title = "Render"
@@ -133,7 +131,7 @@ def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
     return sent
 
 
-class EndpointTokenize(BaseOperator):
+class EndpointTokenize(Operator):
     """Adds `prompt_ids` without any, since the server has the tokenizer: the graph is that of a local model.
 
     A text for `model.api=completions` in which a row has what looks like the name of a control token is cut within it,

@@ -18,8 +18,7 @@ from operators.endpoint.connection.verdict import EndpointError
 from operators.generation.journal import Journal, StoredCompletion
 from operators.settings import ModelSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api import ConfigError, Operator, Runtime
 from pipeline.system.redaction import clean_url, shown_url
 
 _BEYOND_S = 60.0
@@ -35,11 +34,11 @@ Card = Mapping[str, Any]
 """What a server says of a model."""
 
 
-class ModelOrServer(BaseOperator):
+class ModelOrServer(Operator):
     """Base of operators that compute with a model of this process. Where it is a server, the constructor makes an
     `at_server` of the same arguments instead, which need not be one of them."""
 
-    at_server: ClassVar[Callable[..., BaseOperator]]
+    at_server: ClassVar[Callable[..., Operator]]
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(model, EndpointSettings):

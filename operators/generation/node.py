@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,7 @@ from operators.settings import DataSettings, DecodeSettings, ModelSettings, Samp
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import LookAhead
-from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item
+from pipeline.api import Batch, ChunkEnd, Concludes, Forecast, Forecasts, Inbox, Item, Operator, Runtime, Task
 
 
 class RowBackend(Protocol[R]):
@@ -47,7 +45,7 @@ class RowBackend(Protocol[R]):
 
 
 @dataclass(eq=False, repr=False)
-class GenerateNode(BaseOperator, ABC, Generic[R]):
+class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
     """Takes rows, finds those that are stored or that equal others in flight, has a backend make the texts of the rest,
     and passes all on. operators.generate.Generate says what the arguments mean.
 

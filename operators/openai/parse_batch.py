@@ -19,8 +19,7 @@ from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
 from operators.settings.checks import check
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, require_column
+from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, Stateful, require_column
 
 _DIGEST_BYTES = 16
 _MAX_SEED: int = 2**SEED_BITS - 1
@@ -28,7 +27,7 @@ _BATCH_ROWS = 1024
 """A line may ask for 2048 texts, so the rows of one batch of lines are sent in several batches."""
 
 
-class ParseBatch(BaseOperator):
+class ParseBatch(Operator, Stateful):
     """Reads a request from each line, and makes a row of each text and sample that it asks for.
 
     The last number of a row's `lineage` is the index of its choice (or embedding). A line that is no request, that asks

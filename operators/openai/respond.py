@@ -14,8 +14,7 @@ from operators.openai.requests import FIELDS
 from operators.openai.values import Code, Fault
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import LINEAGE, ROW, Batch, Output, RejectKind, require_column
+from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, RejectKind, Runtime, require_column
 
 _PARSED = ("custom_id", "url", "choices", "sample", "model", "prompt", "given_ids", "echo")
 _FIELDS = [*map(FIELDS.field, (*_PARSED, "encoding_format", "dimensions")), PROMPT_IDS, LINEAGE, ROW]
@@ -38,7 +37,7 @@ SCHEMA = pa.schema(
 """`output`: the line of output.jsonl."""
 
 
-class Respond(BaseOperator):
+class Respond(Operator):
     """Makes the response of each request of ParseBatch, once all its choices have come.
 
     The rows of a request become one. If one of them was rejected on the way, there is no response, and the others are

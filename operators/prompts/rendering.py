@@ -24,9 +24,9 @@ from operators.prompts.template import Template, reason_of
 from operators.rows.token_lists import PROMPT_LITERALS
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
-from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import ROW, Batch, Output, add_columns, python_values, require_column
+from pipeline.api import ROW, Batch, ConfigError, Operator, Output, SchemaError, add_columns, require_column
+from pipeline.api.errors import did_you_mean
+from pipeline.api.records import python_values
 
 PROMPT_TEXT = pa.field("prompt_text", pa.string())
 ASSISTANT = "assistant"
@@ -42,7 +42,7 @@ class Prompt(NamedTuple):
     told: str = ""
 
 
-class Rendering(BaseOperator):
+class Rendering(Operator):
     """Adds `prompt_text` and `prompt_literals` to each row; a row without a prompt is a reject. Subclasses make the
     texts in `_texts`.
 

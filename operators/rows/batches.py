@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, RejectKind, Rejects
+from pipeline.api import Batch, Operator, Output, RejectKind, Rejects
 from pipeline.system.atomic_files import sorted_by_identity
 
 
@@ -33,7 +32,7 @@ class HeldRows:
         return Batch(chunk, data)
 
 
-class WholeChunks(BaseOperator):
+class WholeChunks(Operator):
     """Base of operators that decide about the rows of a chunk together, when it ends."""
 
     def __init__(self) -> None:

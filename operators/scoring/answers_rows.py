@@ -12,11 +12,10 @@ import pyarrow as pa
 from operators.rows.row_condition import Where
 from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.settings import StoreSettings
-from pipeline.api.protocols import BaseOperator
-from pipeline.api.records import Batch, Output, add_columns
+from pipeline.api import Batch, Operator, Output, add_columns
 
 
-class AnswersRows(BaseOperator):
+class AnswersRows(Operator):
     """Base of operators that compute columns from texts. Equal texts of a batch are read once, and what is found for
     them is kept in the completion store.
 

@@ -35,11 +35,8 @@ from operators.scoring.text_batches import DecoderReader, Part, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
+from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runtime, Scope, Task, UsesModel
 from pipeline.api.errors import Cancelled
-from pipeline.api.forecast import Forecast, Task
-from pipeline.api.identity import Identity
-from pipeline.api.numbers import Number
-from pipeline.api.protocols import MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, require_column
 
 Found = TypeVar("Found")
@@ -47,7 +44,7 @@ TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
 
 
-class ReadsTexts(AnswersRows):
+class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
     joined into one."""
 

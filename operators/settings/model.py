@@ -114,6 +114,11 @@ class DecodeSettings:
 
     strategy: str = "operators.engine.strategies.autoregressive:Autoregressive"
 
+    @property
+    def draft_model(self) -> ModelSettings | None:
+        """The model that makes drafts; None for none."""
+        return None
+
     def identity(self, *, exact: bool) -> dict[str, Any]:
         """Return everything in it that can change a text, for content keys. `exact`: bits of a row's logits do not
         depend on what else a call computes."""

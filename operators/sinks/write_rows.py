@@ -16,9 +16,7 @@ from operators.formats.registry import WRITTEN
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import ROW, Batch, Output, require_column
+from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, Sink, require_column
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_files import scan_folder, shown_rows
 
@@ -26,7 +24,7 @@ PREVIEW_WIDTH = 300
 """Characters of a value to show in a preview."""
 
 
-class WriteRows(BaseOperator):
+class WriteRows(Sink, Concludes):
     """Writes data/part-NNNNN.parquet (or .jsonl, .arrow ...), an empty chunk too. Equal rows give equal bytes, in
     whatever order and batches they come.
 

@@ -17,16 +17,14 @@ from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
-from pipeline.api.errors import InputError
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Rejects
+from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
 """Keys without a column that are told by name, and the name of the others."""
 
 
-class ReadPrompts(BaseOperator):
+class ReadPrompts(Source):
     """Reads Parquet, JSONL, CSV, Arrow IPC or lines of text from disks, URLs or a dataset of the Hub (`find_files`).
 
     Output: the columns of the input, renamed by `data.rename`, and `row` int64, the position in the source over all

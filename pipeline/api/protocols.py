@@ -1,11 +1,11 @@
-"""The contract of operators: `BaseOperator` has every hook; `Inbox` and `Runtime` are what the engine passes to them.
-
-Operators are built from the job file by `_target_`, so the engine imports none.
+"""The contract of operators: `Operator`, and roles for what not every operator does. `Inbox` and `Runtime` are what the
+engine passes to them. Operators are built from the job file by `_target_`, so the engine imports none.
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,10 +15,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
-from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.identity import Identity
-from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, Item, Output, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
@@ -106,16 +104,17 @@ class MemoryNeed:
     shared: bool = False
 
 
-class BaseOperator:
-    """An operator, with all hooks that the engine may call. `plan` is required, and either `process` or `run`.
+class Operator:
+    """What the engine runs. An author writes `plan`, and `process` or `run`; all else has a default.
 
     `process` is called for each batch and `finish` at the end of each chunk. An operator that does more than map batch
-    to batches overrides `run`. A source is an operator whose `plan` takes no input; a sink is one whose `plan` returns
-    None. `state` with `restore`, and `forecast`, are called only on operators that override them (`overrides`).
+    to batches overrides `run` instead. A sink is one whose `plan` returns None; a source that cannot be resumed is one
+    whose `plan` takes no input. Whatever else the engine can ask for is a role, a class below: it asks only operators
+    that inherit the role, and refuses one that has a hook without it (`hook_without_role`).
 
     `run`, and so `process` and `finish`, and `state` are called in the node's own thread; `close`, `conclude` and
     `report` in a thread of their own, which is left behind if they do not return; the others in the main thread,
-    `total_rows` and `fraction_read` of a source also while it runs.
+    `total_rows` and `fraction_read` also while a source runs.
     """
 
     plan: Callable[..., pa.Schema | None]
@@ -125,25 +124,12 @@ class BaseOperator:
     scope = Scope.RUN
     """Set it to Scope.ROW in an operator of your own whose rows do not depend on each other."""
 
-    meters: Sequence[StageMeter] = ()
-    """Meters of the nodes that this operator stands for: a segment of a cluster. Their row counts are committed with
-    its own."""
-
-    parts: Sequence[str] = ()
-    """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
-
     on_error = OnError.FAIL
     """The effect of an exception in `process`; set by the job (`nodes.NODE.on_error`)."""
 
     twice = True
     """False where to `process` a row again costs money or does something in the world: then a batch that fails is not
     searched for the row at fault. An operator that goes row by row says which it is with `by_batch.name_row`."""
-
-    append = False
-    """True if `state` returns only what a chunk adds; the additions of all chunks are kept."""
-
-    concluded: Sequence[str] = ()
-    """Names of the files that `conclude` writes into the output directory. They exist only when the run is done."""
 
     @property
     def title(self) -> str:
@@ -154,10 +140,6 @@ class BaseOperator:
         """Return what the output depends on besides the arguments, for example hashes of files, as flat keys and plain
         values. Called after `plan` and before `open`."""
         return {}
-
-    def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
-        return ()
 
     def open(self, runtime: Runtime) -> None:
         """Get ready: open files, load models. Called once, before the first row."""
@@ -179,25 +161,99 @@ class BaseOperator:
     def close(self) -> None:
         """Release what `open` acquired. Called once, however the run ends."""
 
+
+BaseOperator = Operator
+"""What Operator was called when it had all hooks; operators of a job's own may inherit it by this name."""
+
+
+class Source(Operator, ABC):
+    """A source that a run can resume, a target read again and a dry run read in places: `plan` takes no input, and
+    `run` yields all batches and ends of chunks."""
+
+    @abstractmethod
+    def seek(self, chunk: int) -> None:
+        """Start at `chunk`, as if all earlier ones had been sent. Called before `run` on a resume. A target calls
+        `seek(0)` and `run` again for every round."""
+
+    def total_rows(self) -> int | None:
+        """Return the number of rows, unreadable ones included; None while it is unknown."""
+        return None
+
+    def fraction_read(self) -> float | None:
+        """Return the share of its input that was read, 0 to 1, by rows if their number is known, else by bytes."""
+        return None
+
+
+class Sink(Operator):
+    """A sink whose files a dry run can forecast: `plan` returns None, and `process` or `finish` yields shards."""
+
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
+        """Return the bytes that these rows take in files; None if it is unknown. Called without `open`; writes
+        nothing."""
+        return None
+
+
+class Stateful(ABC):
+    """Role of an operator whose output depends on rows of earlier chunks. Its state is committed with each chunk in one
+    transaction."""
+
+    append = False
+    """True if `state` returns only what a chunk adds; the additions of all chunks are kept."""
+
+    @abstractmethod
+    def state(self, chunk: int) -> bytes:
+        """Return the state after `chunk`; with `append`, only what `chunk` adds to it.
+
+        Called once for each ChunkEnd, just before it is sent. At the end of chunk k the operator may have seen rows of
+        k+1, which must not be part of `state(k)`. Batches of a chunk arrive in any order: an operator that decides by
+        the order of rows does so in `finish`.
+        """
+
+    @abstractmethod
+    def restore(self, states: Iterable[bytes]) -> None:
+        """Continue from the state of the last committed chunk; with `append`, from those of all chunks in order. Called
+        before `open`, and only on a resume."""
+
+
+class UsesModel:
+    """Role of an operator that loads a model, or something as large."""
+
+    parts: Sequence[str] = ()
+    """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
+
+    def memory_needs(self) -> Iterable[MemoryNeed]:
+        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
+        return ()
+
     def identity(self) -> Identity | None:
         """Return what must be the same on every machine for equal rows to get equal bytes; None where nothing must.
         Called after `open`, before `run`."""
         return None
 
-    def state(self, chunk: int) -> bytes:
-        """Return the operator's state after `chunk`; with `append`, only what `chunk` adds to it.
 
-        For an operator whose output depends on rows of earlier chunks. The state is committed with the chunk in one
-        transaction and passed to `restore` on a resume. Called once for each ChunkEnd, just before it is sent. At the
-        end of chunk k the operator may have seen rows of k+1, which must not be part of `state(k)`. Batches of a chunk
-        arrive in any order: an operator that decides by the order of rows does so in `finish`.
-        """
-        raise NotImplementedError
+class Forecasts(ABC):
+    """Role of an operator that a dry run does not run on the sample, as the others: one with a model needs it."""
 
-    def restore(self, states: Iterable[bytes]) -> None:
-        """Continue from the state of the last committed chunk; with `append`, from those of all chunks in order. Called
-        before `open`, and only on a resume."""
-        raise NotImplementedError
+    @abstractmethod
+    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+        """Return a forecast of `task` for a dry run, measured on the sample `batches`. Called instead of `open` and all
+        other hooks."""
+
+
+class MakesPrompts(ABC):
+    """Role of an operator that makes the tokens of prompts."""
+
+    @abstractmethod
+    def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
+        """Return lines that show the prompt of one row, which `process` has passed on, for `python -m pipeline
+        prompt`."""
+
+
+class Concludes:
+    """Role of an operator that adds files or lines at the end of a run."""
+
+    concluded: Sequence[str] = ()
+    """Names of the files that `conclude` writes into the output directory. They exist only when the run is done."""
 
     def conclude(self, directory: Path) -> None:
         """Write the files named in `concluded` from data/ and rejects/ in `directory`.
@@ -211,42 +267,29 @@ class BaseOperator:
         its own name. Called in the driver, where it was not opened if it ran in workers."""
         return ()
 
-    def seek(self, chunk: int) -> None:
-        """Start a source at `chunk`, as if it had sent all earlier ones. Called before `run` on a resume; a source that
-        does not override this refuses it. A target calls `seek(0)` and `run` again for every round."""
-        raise ConfigError(f"{type(self).__name__} has no seek(chunk), so the run cannot be resumed: overwrite=true")
 
-    def total_rows(self) -> int | None:
-        """Return the number of rows of a source, unreadable ones included; None while it is unknown."""
-        return None
-
-    def fraction_read(self) -> float | None:
-        """Return the share of its input that a source has read, 0 to 1, by rows if their number is known, else by
-        bytes."""
-        return None
-
-    def forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
-        """Return a forecast of `task` for a dry run, measured on the sample `batches`. Called instead of `open` and all
-        other hooks. An operator without a forecast is run on the sample instead; one with a model needs it."""
-        raise NotImplementedError
-
-    def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
-        """Return the bytes that these rows take in the files of a sink; None if it is unknown. Called without `open`;
-        writes nothing."""
-        return None
-
-    def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
-        """Return lines that show the prompt of one row, which `process` has passed on, for `python -m pipeline prompt`.
-        An operator that makes the tokens of prompts overrides it."""
-        return ()
+ROLES: tuple[type, ...] = (Source, Sink, Stateful, UsesModel, Forecasts, MakesPrompts, Concludes)
 
 
-def overrides(operator: BaseOperator, hook: str) -> bool:
-    """Return True if `operator` overrides `hook`, for example `seek`, `state` or `forecast`."""
-    return getattr(type(operator), hook) is not getattr(BaseOperator, hook)
+def hooks_of(role: type) -> list[str]:
+    """Return the names that a role adds to those of Operator."""
+    return [name for name in vars(role) if not name.startswith("_") and not hasattr(Operator, name)]
 
 
-def inputs_fit(operator: BaseOperator, inputs: Sequence[pa.Schema]) -> bool:
+def hook_without_role(operator: Operator) -> str | None:
+    """Return what is wrong with an operator that has a hook and not its role: the engine would never call it."""
+    for role in ROLES:
+        for hook in [] if isinstance(operator, role) else hooks_of(role):
+            if inspect.getattr_static(operator, hook, None) is not None:
+                how = "in place of Operator" if issubclass(role, Operator) else "beside Operator"
+                return (
+                    f"{type(operator).__name__} has {hook}: inherit pipeline.api.{role.__name__}, {how}, for the engine"
+                    " to use it, or give it another name"
+                )
+    return None
+
+
+def inputs_fit(operator: Operator, inputs: Sequence[pa.Schema]) -> bool:
     """Return True if `operator.plan` accepts as many inputs as there are schemas."""
     try:
         inspect.signature(operator.plan).bind(*inputs)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pipeline import PACKAGES
 from pipeline.api.errors import ConfigError
+from pipeline.api.protocols import UsesModel
 from pipeline.config.fingerprint import content_of
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.node_failure import running
@@ -34,12 +35,12 @@ class WorkerIdentity(NamedTuple):
     nodes: Mapping[str, str]
 
 
-def identities_of(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
+def identities_of(graph: Graph) -> dict[str, str]:
     """Return the identities of open operators, by what it is and of which node: in this form a run keeps them."""
     found: dict[str, str] = {}
-    for name in nodes:
+    for name, op in graph.with_role(UsesModel).items():
         with running(name, Path()):
-            own = graph.nodes[name].op.identity()
+            own = op.identity()
             found |= {f"{what} of node '{name}'": text for what, text in (own.in_words() if own else {}).items()}
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.protocols import Inbox, Operator, Runtime
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 from pipeline.cluster.dispatcher import Dispatcher
 from pipeline.cluster.meters import RemoteMeter
@@ -15,7 +15,7 @@ from pipeline.cluster.pieces import Cutter, WorkItem, WorkResult, from_ipc
 from pipeline.cluster.segments import ClusterSize, Segment
 
 
-class RemoteSegment(BaseOperator):
+class RemoteSegment(Operator):
     """Sends rows to the workers, and what they make of them downstream. Rows leave in the order in which pieces are
     answered; a chunk ends when all its pieces are.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
-from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
+from pipeline.api.protocols import Inbox, Operator, Runtime
+from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
 from pipeline.api.runtime import RunContext
 from pipeline.api.user_code import spelt
 from pipeline.cluster.identity import contents_of, identities_of
@@ -72,7 +72,7 @@ class SegmentRunner:
         self.context, self.tables = context, tables
         self._names = tuple(plan.nodes)
         self._source = _Pieces(pa.ipc.read_schema(pa.py_buffer(plan.schema)))
-        self._rows, self._rejects = _Rows(), _RejectRows()
+        self._rows, self._rejects = _Collected(), _Collected()
         nodes = {PIECES: Node(self._source)}
         before = PIECES
         for name, settings in plan.nodes.items():
@@ -99,7 +99,7 @@ class SegmentRunner:
 
     def identities(self) -> dict[str, str]:
         """Return what must be the same in all workers, by node."""
-        return identities_of(self._graph, self._names)
+        return identities_of(self._graph)
 
     def content(self) -> dict[str, str]:
         """Return the code and the model files of its nodes, as the driver's; before anything is loaded."""
@@ -129,14 +129,16 @@ class SegmentRunner:
 
     def commit(self, record: ChunkRecord) -> None:
         """Answer the piece that is complete, in the order of pieces."""
-        rows = sorted_by_identity(self._rows.take(record.chunk))
+        batches = [item.data for item in self._rows.take(record.chunk) if isinstance(item, Batch)]
+        rows = sorted_by_identity(pa.Table.from_batches(batches, self._graph.schemas[self._names[-1]]))
+        rejects = [(item.node, item.rows) for item in self._rejects.take(record.chunk) if isinstance(item, Rejects)]
         counts = {name: record.counts[name] for name in self._names}
         tables = self.tables.take(record.chunk, self._source.task(record.chunk).chunk)
-        answer = WorkResult(to_ipc(one_batch(rows)), self._rejects.take(record.chunk), counts, tables)
+        answer = WorkResult(to_ipc(one_batch(rows)), rejects, counts, tables)
         self._source.answered(record.chunk, answer)
 
 
-class _Pieces(BaseOperator):
+class _Pieces(Operator):
     """The source of a segment's graph in a worker: each piece is a chunk."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -206,43 +208,22 @@ class _Pieces(BaseOperator):
             chunk += 1
 
 
-class _Rows(BaseOperator):
-    """The sink of a segment's graph in a worker: collects the rows of each piece."""
+class _Collected(Operator):
+    """Collects the batches, or as the reject writer the rejects, of each piece."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, list[pa.RecordBatch]] = {}
+        self._items: dict[int, list[Item]] = {}
 
-    def plan(self, schema: pa.Schema) -> None:
-        self._schema = schema
-
-    def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-        for item in inbox:
-            if isinstance(item, Batch):
-                self._batches.setdefault(item.chunk, []).append(item.data)
-            else:
-                yield item
-
-    def take(self, chunk: int) -> pa.Table:
-        """Return the rows of a piece that has ended."""
-        return pa.Table.from_batches(self._batches.pop(chunk, []), self._schema)
-
-
-class _RejectRows(BaseOperator):
-    """Collects the rejects of each piece, in place of the reject writer."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, list[tuple[str, Sequence[Reject]]]] = {}
-
-    def plan(self) -> None:
+    def plan(self, *schemas: pa.Schema) -> None:
         pass
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
         for item in inbox:
-            if isinstance(item, Rejects):
-                self._rows.setdefault(item.chunk, []).append((item.node, item.rows))
-            else:
+            if isinstance(item, ChunkEnd):
                 yield item
+            else:
+                self._items.setdefault(item.chunk, []).append(item)
 
-    def take(self, chunk: int) -> list[tuple[str, Sequence[Reject]]]:
-        """Return the rejects of a piece that has ended, by node."""
-        return self._rows.pop(chunk, [])
+    def take(self, chunk: int) -> list[Item]:
+        """Return what was collected of a piece that has ended."""
+        return self._items.pop(chunk, [])

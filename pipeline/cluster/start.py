@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from pipeline.api.errors import ConfigError, install
+from pipeline.api.groups import ModelFields
+from pipeline.api.protocols import UsesModel
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.dispatcher import Dispatcher
@@ -51,7 +53,7 @@ def driver_graph(
     pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
     size = _size(settings, pool)
     began_with = partial(keep_or_compare, state) if settings.other_bits == REFUSE else lambda nodes: None
-    stall_s = settings.stall_timeout_s and STALL_SHARE * settings.stall_timeout_s
+    stall_s = settings.engine.stall_timeout_s and STALL_SHARE * settings.engine.stall_timeout_s
 
     def start_dispatcher() -> Dispatcher:
         meters = {meter.name: meter for remote in remotes for meter in remote.meters}
@@ -69,7 +71,7 @@ def driver_graph(
 def _size(settings: JobSettings, pool: Pool) -> ClusterSize:
     """Return the size of a job's cluster, with the values that follow from other settings and from the machines."""
     cluster: ClusterSettings = settings.cluster
-    slots = getattr(settings.runtime, "slots", 0)
+    slots = settings.engine.slots
     rows = cluster.piece_rows or (max(LEAST_PIECE_ROWS, 2 * slots) if slots else USUAL_PIECE_ROWS)
     return ClusterSize(cluster.workers or pool.fits, rows, cluster.in_flight)
 
@@ -88,7 +90,7 @@ def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, No
     for name, node in graph.nodes.items():
         inputs = tuple(ends.get(source, source) for source in node.inputs)
         if (remote := begins.get(name)) is not None:
-            nodes[remote.segment.name] = replace(node, op=remote, inputs=inputs)
+            nodes[remote.segment.name] = replace(node, op=remote, inputs=inputs, meters=remote.meters)
         elif name not in inside:
             nodes[name] = replace(node, inputs=inputs)
     return nodes
@@ -96,7 +98,9 @@ def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, No
 
 def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:
     """Return the bytes that a worker needs for itself: contexts, not the model file, whose pages a machine has once."""
-    needs = [need for segment in segments for name in segment.nodes for need in graph.nodes[name].op.memory_needs()]
+    inside = {name for segment in segments for name in segment.nodes}
+    models = graph.with_role(UsesModel).items()
+    needs = [need for name, op in models if name in inside for need in op.memory_needs()]
     return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
 
 
@@ -107,8 +111,9 @@ def calls_at_a_time(cluster: ClusterSettings) -> int:
 
 def _processes(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     cluster: ClusterSettings = settings.cluster
-    on_cpu = not getattr(settings.model, "gpu_layers", 0)
-    return ProcessPool(cluster, plan, calls_at_a_time(cluster), _threads(settings), on_cpu=on_cpu)
+    model: ModelFields | None = settings.model
+    on_cpu = model is None or not model.gpu_layers
+    return ProcessPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, on_cpu=on_cpu)
 
 
 def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
@@ -117,11 +122,7 @@ def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     from pipeline.cluster.ray_pool import RayPool
 
     cluster: ClusterSettings = settings.cluster
-    return RayPool(cluster, plan, calls_at_a_time(cluster), _threads(settings), cluster.memory or own_memory)
-
-
-def _threads(settings: JobSettings) -> int | None:
-    return getattr(settings.runtime, "threads", None)
+    return RayPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, cluster.memory or own_memory)
 
 
 POOLS: dict[str, Callable[[JobSettings, WorkerPlan, int], Pool]] = {"processes": _processes, "ray": _ray}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
-from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.protocols import Operator
 from pipeline.api.removed import removed
 from pipeline.api.user_code import spelt, user_code
 from pipeline.config.annotations import allowed, hints_of, unquoted
@@ -47,9 +47,9 @@ def build_graph(settings: JobSettings) -> Graph:
         nodes = {name: build_node(name, node) for name, node in settings.nodes.items()}
         graph = Graph(nodes)  # before a target: errors are to speak of the graph as the user wrote it
     except ConfigError as error:
-        step = getattr(settings.nodes.get(error.node or ""), "step", None)
-        if step is not None:
-            error.args = (f"step '{step}', {error}",)
+        node = settings.nodes.get(error.node or "")
+        if isinstance(node, NodeSettings) and node.step is not None:
+            error.args = (f"step '{node.step}', {error}",)
         raise
     if settings.target.accepted_rows is None:
         return graph
@@ -103,9 +103,11 @@ def convert(key: str, value: object, hint: object) -> Any:
 
 def kind_of(settings: type[Any], values: Mapping[str, Any]) -> type[Any]:
     """Return the class of settings for these keys: `settings`, or the one that its `kind_of` chooses."""
-    choose: Callable[[Mapping[str, Any]], type[Any]] = getattr(settings, "kind_of", lambda values: settings)
+    if not hasattr(settings, "kind_of"):
+        return settings
     with user_code(lambda error: ConfigError(f"{settings.__name__}.kind_of: {spelt(error)}"), ConfigError):
-        return choose(values)
+        kind: type[Any] = settings.kind_of(values)
+        return kind
 
 
 def build_node(name: str, settings: object) -> Node:
@@ -121,7 +123,7 @@ def build_node(name: str, settings: object) -> Node:
     return Node(operator, tuple(settings.inputs), settings.capacity_rows, code, settings.step)
 
 
-def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
+def _operator(op: object) -> tuple[Operator, tuple[str, ...]]:
     """Return the operator, and the names of its class and of the functions among its arguments."""
     if not isinstance(op, Mapping):
         raise ConfigError(f"op is {op!r}, and must be a mapping with {TARGET}")
@@ -135,12 +137,15 @@ def _operator(op: object) -> tuple[BaseOperator, tuple[str, ...]]:
     _check_names(target, factory, arguments)
     hints = hints_of(factory)
     converted = {key: convert(key, value, hints.get(key, Any)) for key, value in arguments.items()}
+    if missing := getattr(factory, "__abstractmethods__", None):
+        raise ConfigError(f"'{target}' has no {' and no '.join(sorted(missing))}, which a class that it inherits needs")
     operator = _call(target, factory, converted)
-    has_work = isinstance(operator, BaseOperator) and (overrides(operator, "process") or overrides(operator, "run"))
-    if not isinstance(operator, BaseOperator) or not has_work or not hasattr(operator, "plan"):
+    has_work = isinstance(operator, Operator) and (
+        type(operator).process is not Operator.process or type(operator).run is not Operator.run
+    )
+    if not isinstance(operator, Operator) or not has_work or not hasattr(operator, "plan"):
         raise ConfigError(
-            f"'{target}' is no operator: it must inherit pipeline.api.protocols.BaseOperator and have plan, and"
-            " process or run"
+            f"'{target}' is no operator: it must inherit pipeline.api.Operator and have plan, and process or run"
         )
     functions = [v for k, v in arguments.items() if isinstance(v, str) and allowed(hints.get(k)).is_function]
     return operator, (target, *functions)

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
+from pipeline.api.groups import FIELDS, check_fields
 from pipeline.api.removed import removed_variable
 from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
@@ -214,6 +215,8 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
         raise ConfigError(f"a value has a type or a size that cannot work: {error}") from error
     if not isinstance(settings, JobSettings):
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
+    for group in FIELDS:
+        check_fields(group, getattr(settings, group))
     return _in_sweep(settings)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator, Source, Stateful
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
@@ -77,7 +77,7 @@ class Executor:
         first_chunk: int = 0,
         last_chunk: int | None = None,
         states: Mapping[str, Iterable[bytes]] | None = None,
-        rejects: BaseOperator | None = None,
+        rejects: Operator | None = None,
         ending_s: float = ENDING_S,
     ) -> None:
         self._graph = graph
@@ -109,7 +109,7 @@ class Executor:
     def meters(self) -> list[StageMeter]:
         """Meters of all nodes in topological order, then of the parts that operators have declared."""
         stages = [stage for name, stage in self._stages.items() if name != REJECT_WRITER]
-        return [m for stage in stages for m in (stage.meter, *stage.node.op.meters)] + self._context.parts
+        return [m for stage in stages for m in (stage.meter, *stage.node.meters)] + self._context.parts
 
     @property
     def source_ended(self) -> bool:
@@ -184,7 +184,7 @@ class Executor:
         for name, node in nodes.items():
             rejects = None if name == REJECT_WRITER else inboxes[REJECT_WRITER].connect(REJECT_CAPACITY_ROWS)
             window = self._window if name == self._graph.source else None
-            outbox = Outbox(name, node.op, meters[name], readers[name], rejects, self._committer, window)
+            outbox = Outbox(name, node, meters[name], readers[name], rejects, self._committer, window)
             stages[name] = Stage(name, node, meters[name], inboxes[name], outbox)
         return stages
 
@@ -205,8 +205,9 @@ class Executor:
         op = stage.node.op
         with contextlib.suppress(Cancelled), running(stage.name, self._context.output_dir):  # the failure says why
             if stage.name == self._graph.source and self._first_chunk:
+                assert isinstance(op, Source)  # or the run is not resumed
                 op.seek(self._first_chunk)
-            if stage.name in self._states:
+            if isinstance(op, Stateful) and stage.name in self._states:
                 op.restore(self._states[stage.name])
             op.open(Runtime(self._context, stage.name, depth, stage.meter))
         if self._stopper.failure is not None:

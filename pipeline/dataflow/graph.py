@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeVar
 
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import BaseOperator, inputs_fit
+from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import Operator, Sink, Source, UsesModel, hook_without_role, inputs_fit
 from pipeline.api.user_code import planning
 from pipeline.dataflow.target_progress import TargetProgress
 
 REJECT_WRITER = "rejects"
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,15 @@ class Node:
         capacity_rows: rows that may wait on each input.
         code: the operator's class and the functions among its arguments, as `module.name`.
         step: the step of the job that it was made for, if any.
+        meters: of the nodes that it stands for (a segment of a cluster); their row counts are committed with its own.
     """
 
-    op: BaseOperator
+    op: Operator
     inputs: tuple[str, ...] = ()
     capacity_rows: int = 1024
     code: tuple[str, ...] = ()
     step: str | None = None
+    meters: Sequence[StageMeter] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,10 @@ class Graph:
         """Names of the nodes without an output."""
         return tuple(n for n in self.order if self.schemas[n] is None)
 
+    def with_role(self, role: type[R]) -> dict[str, R]:
+        """Return the operators that have a role, by node, in topological order."""
+        return {name: op for name in self.order if isinstance(op := self.nodes[name].op, role)}
+
     @property
     def steps(self) -> dict[str, str]:
         """Name of the step that each node was made for, without nodes of the job's own."""
@@ -89,9 +98,8 @@ class Graph:
         for box, names in boxes.items():
             left, right = ("([", "])") if names[0] in (self.source, *self.sinks) else ("[", "]")
             titles = ", ".join(self.nodes[name].op.title for name in names)
-            parts = "".join(
-                f"<br/><small>{name}/{part}</small>" for name in names for part in self.nodes[name].op.parts
-            )
+            using = [(name, op) for name in names if isinstance(op := self.nodes[name].op, UsesModel)]
+            parts = "".join(f"<br/><small>{name}/{part}</small>" for name, op in using for part in op.parts)
             where = dict.fromkeys(places[name] for name in names) if places else {}
             told = "".join(f"<br/><i>{place}</i>" for place in where)
             lines.append(f'    {box}{left}"<b>{box}</b><br/>{titles}{parts}{told}"{right}')
@@ -114,6 +122,8 @@ def _check_names(nodes: Mapping[str, Node]) -> None:
                 raise GraphError(name, f"unknown input '{source}'; the nodes are {', '.join(nodes)}")
         if node.capacity_rows < 1:
             raise GraphError(name, f"capacity_rows is {node.capacity_rows}; it must be 1 or more")
+        if wrong := hook_without_role(node.op):
+            raise GraphError(name, wrong)
 
 
 def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
@@ -151,6 +161,11 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
 
 def _check_ends(graph: Graph) -> None:
     for name in graph.order:
+        op, kind = graph.nodes[name].op, type(graph.nodes[name].op).__name__
+        if isinstance(op, Source) and name != graph.source:
+            raise GraphError(name, f"{kind} is a pipeline.api.Source, and has inputs; inherit Operator")
+        if isinstance(op, Sink) and name not in graph.sinks:
+            raise GraphError(name, f"{kind} is a pipeline.api.Sink, and its plan returns columns; inherit Operator")
         if graph.schemas[name] is not None and not graph.readers(name):
             sink = next(iter(graph.sinks), "write")
             raise GraphError(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.api.errors import PipelineError, Released
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import BaseOperator, overrides
+from pipeline.api.protocols import Stateful
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
 from pipeline.dataflow.commit import ChunkWindow, Committer
+from pipeline.dataflow.graph import Node
 from pipeline.dataflow.inbox import Edge
 from pipeline.run_dir.chunk_record import OperatorState
 from pipeline.system.known_secrets import hidden
@@ -23,15 +24,16 @@ class Outbox:
     """The output of a node.
 
     Args:
-        operator: its state is taken at the end of each chunk.
+        name: of the node.
+        node: its operator's state is taken at the end of each chunk.
         readers: the edge to each reader; all get the same objects, nothing is copied.
         rejects: the edge to the reject writer; None for the reject writer itself.
         committer: gets the node's part of each chunk.
         window: for a source, which waits there before it begins a chunk; else None.
     """
 
-    node: str
-    operator: BaseOperator
+    name: str
+    node: Node
     meter: StageMeter
     readers: list[Edge]
     rejects: Edge | None
@@ -57,7 +59,7 @@ class Outbox:
                 self._to_readers(item)
             case Rejects():
                 self.meter.count(item.chunk, rejected=item.num_rows)
-                self._to_reject_writer(item if item.node else replace(item, node=self.node))
+                self._to_reject_writer(item if item.node else replace(item, node=self.name))
             case Shard():
                 self.meter.count(item.chunk, rows_out=item.rows)
                 self._shards.append(item)
@@ -83,20 +85,21 @@ class Outbox:
             self.meter.count(end.chunk, rows_in=end.rows)
         # The committer first: once the reject writer and the sinks have the end, the chunk may be committed.
         shards, self._shards = self._shards, []
-        for meter in self.operator.meters:
+        for meter in self.node.meters:
             self.committer.add(meter.name, end, meter.take(end.chunk))
-        self.committer.add(self.node, end, self.meter.take(end.chunk), shards, self._state(end.chunk))
+        self.committer.add(self.name, end, self.meter.take(end.chunk), shards, self._state(end.chunk))
         # Then the reject writer: `_to_readers` raises Released if the last reader leaves at this end.
         self._to_reject_writer(end)
         self._to_readers(end)
 
     def _state(self, chunk: int) -> OperatorState | None:
-        if not overrides(self.operator, "state"):
+        op = self.node.op
+        if not isinstance(op, Stateful):
             return None
-        state = self.operator.state(chunk)
+        state = op.state(chunk)
         if not isinstance(state, bytes):
             raise TypeError(f"state({chunk}) gave {type(state).__name__}; it must give bytes")
-        return OperatorState(state, self.operator.append)
+        return OperatorState(state, op.append)
 
     def _to_readers(self, item: Batch | ChunkEnd) -> None:
         taken = not self.readers

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.protocols import Inbox, Operator
 from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 from pipeline.system.known_secrets import hidden
@@ -80,7 +80,7 @@ def _replaced(text: str, patterns: Sequence[tuple[str, str]]) -> str:
     return text
 
 
-class RejectWriter(BaseOperator):
+class RejectWriter(Operator):
     """Writes rejects/part-NNNNN.parquet under REJECT_SCHEMA, sorted by (row, lineage)."""
 
     def __init__(self, directory: Path, tally: RejectTally) -> None:

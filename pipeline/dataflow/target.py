@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime, overrides
+from pipeline.api.protocols import Concludes, Inbox, Operator, Runtime, Source, Stateful
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, RejectKind, Rejects, Shard, require_column
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.target_progress import TargetProgress
@@ -42,7 +42,7 @@ class Position:
     source_row: int = 0
 
 
-class Rounds(BaseOperator):
+class Rounds(Source, Stateful, Concludes):
     """Sends the rows of `source` round after round, until the target is reached or a budget is spent.
 
     Row i of round r has the number r * N + i, where N is the source's number of rows; so its seed differs from round to
@@ -50,7 +50,7 @@ class Rounds(BaseOperator):
     chunk of the source is buffered until it has ended.
     """
 
-    def __init__(self, source: BaseOperator, target: TargetProgress, chunk_rows: int) -> None:
+    def __init__(self, source: Source, target: TargetProgress, chunk_rows: int) -> None:
         self._source = source
         self._target = target
         self._chunk_rows = chunk_rows
@@ -58,6 +58,7 @@ class Rounds(BaseOperator):
         self._chunk = 0
         self._used = 0
         """Rows of the current chunk that were sent."""
+        self.concluded = source.concluded if isinstance(source, Concludes) else ()
 
     @property
     def title(self) -> str:
@@ -78,7 +79,11 @@ class Rounds(BaseOperator):
         self._source.close()
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
-        return self._source.report(directory, node)
+        return self._source.report(directory, node) if isinstance(self._source, Concludes) else ()
+
+    def conclude(self, directory: Path) -> None:
+        if isinstance(self._source, Concludes):
+            self._source.conclude(directory)
 
     def seek(self, chunk: int) -> None:
         """Number the next chunk `chunk`; `restore` sets the position in the source."""
@@ -142,7 +147,7 @@ class Rounds(BaseOperator):
         return end
 
 
-class Target(BaseOperator):
+class Target(Operator, Stateful):
     """Passes the first `accepted_rows` rows, in the order of (row, lineage), and filters out all others.
 
     It decides at each chunk's end. The run ends with the chunk in which the target is reached, or after which the time
@@ -212,7 +217,7 @@ def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows:
     if len(nodes[sink].inputs) != 1:
         raise GraphError(sink, "has several inputs, and a target needs a sink with one; put a Union before it")
     op = nodes[source].op
-    if not overrides(op, "seek"):
+    if not isinstance(op, Source):
         raise GraphError(source, f"{type(op).__name__} has no seek(chunk), so it cannot be read round after round")
     found = dict(nodes)
     found[source] = replace(nodes[source], op=Rounds(op, progress, chunk_rows))

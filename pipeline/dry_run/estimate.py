@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Forecast, Range
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.groups import OutputFields
+from pipeline.api.protocols import Operator
 from pipeline.api.records import RejectKind
 from pipeline.api.runtime import Resources
 from pipeline.cluster.segments import places
@@ -75,7 +76,7 @@ def dry_run_lines(
         begins = 0, 0
     samples: list[InputSample] = []
 
-    def read(source: BaseOperator) -> InputSample:
+    def read(source: Operator) -> InputSample:
         samples.append(sample_of(source, *begins, settings.chunk_rows))
         return samples[0]
 
@@ -201,8 +202,9 @@ def plan_lines(settings: JobSettings, graph: Graph) -> list[str]:
         there = f" ({runs[name]})" if runs else ""
         lines.append(f"  {name:{width}}  {node.op.title}{source}: {_columns(first, schema)}{there}")
     lines += [] if graph.target is None else [_target_line(settings.target)]
-    url = getattr(settings.output, "publish", None)
-    where = f"results would go to {settings.directory}" + (f" and {url}" if url else "")
+    output: OutputFields | None = settings.output
+    url = "" if output is None or output.publish is None else f" and {output.publish}"
+    where = f"results would go to {settings.directory}{url}"
     return [*lines, *MemoryNeeds(settings, graph).plan_lines(), where]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, InputError, NodeFailed, PipelineError
-from pipeline.api.protocols import BaseOperator, ListInbox, overrides
+from pipeline.api.protocols import Forecasts, ListInbox, MakesPrompts, Operator, Source
 from pipeline.api.records import ROW, Batch, ChunkEnd, Rejects
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import user_code
@@ -37,22 +37,23 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
     graph = build_graph(replace(settings, target=TargetSettings()))
     wanted = _node(graph, name)
     path = _before(graph, wanted)
-    if made := next((n for n in path if overrides(graph.nodes[n].op, "forecast")), None):
+    if made := next((n for n in path if isinstance(graph.nodes[n].op, Forecasts)), None):
         raise ConfigError(
             f"the prompt of '{wanted}' needs what '{made}' generates; run the job with output.prompt_text=true, which"
             " keeps every prompt"
         )
     # A node with `run` or `finish` may look at a whole chunk.
-    alone = not any(overrides(graph.nodes[n].op, "run") or overrides(graph.nodes[n].op, "finish") for n in path[1:])
+    kinds = [type(graph.nodes[n].op) for n in path[1:]]
+    alone = all((kind.run, kind.finish) == (Operator.run, Operator.finish) for kind in kinds)
     read = partial(_sample, row=row, chunk_rows=settings.chunk_rows, alone=alone)
     tried = SampleRun(graph, process, read, settings.directory, node_s=math.inf)
     with closing(tried.run(path)) as ran:
         for node in ran:
-            if node == wanted:
-                yield from _prompt_lines(graph.nodes[wanted].op, wanted, row, tried.nodes)
+            if node == wanted and isinstance(maker := graph.nodes[wanted].op, MakesPrompts):
+                yield from _prompt_lines(maker, wanted, row, tried.nodes)
 
 
-def _prompt_lines(op: BaseOperator, name: str, row: int, nodes: Mapping[str, NodeResult]) -> Iterator[str]:
+def _prompt_lines(op: MakesPrompts, name: str, row: int, nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     batches = (batch.data for batch in nodes[name].output)
     rows = [data.filter(pa.array(np.asarray(data.column(ROW.name)) == row)) for data in batches]
     if not any(data.num_rows for data in rows):
@@ -68,7 +69,7 @@ def _prompt_lines(op: BaseOperator, name: str, row: int, nodes: Mapping[str, Nod
 
 def _node(graph: Graph, name: str | None) -> str:
     """Return the node `name`, or the first of the step `name`, that makes prompts."""
-    made = [node for node in graph.order if overrides(graph.nodes[node].op, "prompt_lines")]
+    made = [node for node in graph.order if isinstance(graph.nodes[node].op, MakesPrompts)]
     if not made:
         raise ConfigError("no node of this job makes the tokens of a prompt (operators.tokens.Tokenize)")
     asked = [node for node in made if name in (None, node, graph.nodes[node].step)]
@@ -85,9 +86,9 @@ def _before(graph: Graph, name: str) -> list[str]:
     return [node for node in graph.order if node in needed]
 
 
-def _sample(source: BaseOperator, row: int, chunk_rows: int, *, alone: bool) -> InputSample:
+def _sample(source: Operator, row: int, chunk_rows: int, *, alone: bool) -> InputSample:
     """Return the chunk of the input that has the row, or the row alone."""
-    if row >= chunk_rows and overrides(source, "seek"):
+    if row >= chunk_rows and isinstance(source, Source):
         source.seek(row // chunk_rows)
     sample, last = InputSample(math.inf), -1
     for item in source.run(ListInbox()):

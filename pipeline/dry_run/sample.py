@@ -8,9 +8,10 @@ import time
 import numpy as np
 import pyarrow as pa
 
+from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import NOTHING, Range
 from pipeline.api.meter import Clock
-from pipeline.api.protocols import BaseOperator, ListInbox, overrides
+from pipeline.api.protocols import ListInbox, Operator, Source
 from pipeline.api.records import ROW, Batch, Item, Rejects, Shard
 
 ROWS = 1000
@@ -68,13 +69,16 @@ class InputSample:
 
 
 def sample_of(
-    source: BaseOperator, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic
+    source: Operator, first_chunk: int, first_row: int, chunk_rows: int, clock: Clock = time.monotonic
 ) -> InputSample:
     """Return a sample of about ROWS rows from `first_row` on, or of all rows if there are fewer. A `source` that can
     seek, opened by now, is read at several positions."""
-    sample, total, until = InputSample(), source.total_rows(), clock() + PATIENCE_S
-    if total is None or total - first_row <= FEW_ROWS or not overrides(source, "seek"):
-        if first_chunk:
+    sample, until = InputSample(), clock() + PATIENCE_S
+    total = source.total_rows() if isinstance(source, Source) else None
+    if first_chunk and not isinstance(source, Source):
+        raise ConfigError(f"{type(source).__name__} has no seek(chunk), so the run cannot be resumed: overwrite=true")
+    if not isinstance(source, Source) or total is None or total - first_row <= FEW_ROWS:
+        if isinstance(source, Source) and first_chunk:
             source.seek(first_chunk)
         sample.rows, sample.how = _read_on(source, sample, total, first_row, until, clock)
         return sample
@@ -97,16 +101,17 @@ def sample_of(
 
 
 def _read_on(
-    source: BaseOperator, sample: InputSample, total: int | None, first_row: int, until: float, clock: Clock
+    source: Operator, sample: InputSample, total: int | None, first_row: int, until: float, clock: Clock
 ) -> tuple[Range, str]:
     """Take rows from the current position on until the time `until`; return how many there are, and how they were
     taken."""
     # A source updates its share when it continues after an item, so a new share is that of the rows before this item.
-    now = source.fraction_read()
+    share = source.fraction_read if isinstance(source, Source) else lambda: None
+    now = share()
     rows = 0
     fraction: float | None = None
     for item in source.run(ListInbox()):
-        before, now = now, source.fraction_read()
+        before, now = now, share()
         if now != before:
             rows, fraction = sample.seen, now
         if clock() > until and sample.seen >= ROWS and (total is not None or now is None or fraction):

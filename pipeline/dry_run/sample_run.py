@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Task, share
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import BaseOperator, ListInbox, overrides
+from pipeline.api.protocols import Forecasts, ListInbox, Operator, Sink
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.api.user_code import or_else, user_code
@@ -69,7 +69,7 @@ class SampleRun:
 
     graph: Graph
     process: Resources
-    read: Callable[[BaseOperator], InputSample]
+    read: Callable[[Operator], InputSample]
     directory: Path
     forecasts_s: float = 0.0
     node_s: float = OPERATOR_S
@@ -103,7 +103,7 @@ class SampleRun:
         found = NodeResult(rows, sum(batch.num_rows for batch in batches))
         if name in graph.sinks:
             found.sink_bytes = _bytes(node.op, batches, found)
-        elif overrides(node.op, "forecast"):
+        elif isinstance(node.op, Forecasts):
             self._forecast(node.op, runtime, batches, found)
         else:
             stack.callback(_close, name, node.op)  # first: one that opens half way is closed, too
@@ -111,7 +111,7 @@ class SampleRun:
             self._operate(node.op, batches, found)
         return found
 
-    def _read_sample(self, source: BaseOperator, runtime: Runtime) -> NodeResult:
+    def _read_sample(self, source: Operator, runtime: Runtime) -> NodeResult:
         try:
             source.open(runtime)
             sample = self.read(source)
@@ -122,9 +122,9 @@ class SampleRun:
         found.add(*sample.batches, *sample.rejects)
         return found
 
-    def _forecast(self, op: BaseOperator, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
+    def _forecast(self, op: Forecasts, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
         """Get a forecast from `op`, within an equal share of the time left for the remaining forecasts."""
-        left = sum(overrides(node.op, "forecast") for name, node in self.graph.nodes.items() if name not in self.nodes)
+        left = sum(isinstance(node.op, Forecasts) for name, node in self.graph.nodes.items() if name not in self.nodes)
         whole = found.rows.is_exact and found.rows.likely <= found.given
         began = time.perf_counter()
         task = Task(found.rows, whole, self.forecasts_s / left, self.directory)
@@ -133,7 +133,7 @@ class SampleRun:
         found.rows_out = forecast.rows_out
         found.add(*forecast.output, *forecast.rejects)
 
-    def _operate(self, op: BaseOperator, batches: list[Batch], found: NodeResult) -> None:
+    def _operate(self, op: Operator, batches: list[Batch], found: NodeResult) -> None:
         began = time.perf_counter()
         found.add(*op.run(ListInbox(self._in_time(batches, found))))
         found.row_s = (time.perf_counter() - began) / max(found.given, 1)
@@ -154,18 +154,18 @@ class SampleRun:
         yield ChunkEnd(0, found.given)
 
 
-def _close(node: str, op: BaseOperator) -> None:
+def _close(node: str, op: Operator) -> None:
     or_else(f"node '{node}' cannot be closed", op.close, None)
 
 
-def _bytes(op: BaseOperator, batches: list[Batch], found: NodeResult) -> Range:
+def _bytes(op: Operator, batches: list[Batch], found: NodeResult) -> Range:
     """Estimate the file size of all rows of a sink."""
     rows = found.rows
     if not found.given:
         return Range(0.0, 0.0, 0.0 if not rows.likely else float("inf"))
     # Larger files compress better, and longer rows than those of the sample may come.
     size, factors = sum(batch.data.get_total_buffer_size() for batch in batches), (0.1, 0.5, 1.5)
-    if (encoded := op.encoded_bytes(batches)) is not None:
+    if isinstance(op, Sink) and (encoded := op.encoded_bytes(batches)) is not None:
         size, factors = encoded, (0.6, 1.0, 1.3)
     low, likely, high = (size / found.given * factor for factor in factors)
     return Range(rows.low * low, rows.likely * likely, rows.high * high)

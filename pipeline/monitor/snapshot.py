@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.api.meter import CLOCKS, RowCounts, StageMeter
+from pipeline.api.protocols import Source
 from pipeline.api.user_code import or_else
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph
@@ -230,14 +231,15 @@ class Observer:
 
     def _rows_total(self, source: StageMeter) -> tuple[int | None, bool]:
         """Return the number of source rows, and True if it is exact."""
-        operator = self._graph.nodes[self._graph.source].op
-        total = or_else("the number of rows is not known", operator.total_rows, None)
+        op = self._graph.nodes[self._graph.source].op
+        total = or_else("the number of rows is not known", op.total_rows, None) if isinstance(op, Source) else None
         if total is not None:
             return total, True
         read = self._rows_before + source.rows_out + source.rejected
         if self._executor.source_ended:
             return read, True
-        fraction = or_else("the share that was read is not known", operator.fraction_read, None)
+        unknown = "the share that was read is not known"
+        fraction = or_else(unknown, op.fraction_read, None) if isinstance(op, Source) else None
         return (max(read, round(read / fraction)) if fraction and read else None), False
 
     def _rate(self, count: Callable[[_Mark], int]) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode, NodeFailed
+from pipeline.api.protocols import Concludes
 from pipeline.api.records import RejectKind
 from pipeline.api.user_code import spelt
 from pipeline.dataflow.graph import Graph
@@ -106,8 +107,8 @@ def report_lines(graph: Graph, directory: Path, limit_s: float = ENDING_S) -> li
     """Return the reports of the operators of a finished run, in the order of the graph, then an empty line. A report
     that fails, or is not there after `limit_s` seconds, does not change that the run is done."""
     lines: list[str] = []
-    for name in graph.order:
-        report = partial(_listed, graph.nodes[name].op.report, directory, name)
+    for name, op in graph.with_role(Concludes).items():
+        report = partial(_listed, op.report, directory, name)
         try:
             with running(name, directory):
                 lines += within(limit_s, f"report of node '{name}'", report)

@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from pipeline.api.groups import DataFields, DecodeFields, ModelFields
 from pipeline.config.fingerprint import flat
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import CARD, DATA
@@ -158,19 +159,20 @@ def _front(job: str, license: str | None, generated: bool, rows: int, folders: S
 def _facts(settings: JobSettings, generated: bool) -> Iterator[tuple[str, str]]:
     """Yield names and values for the table of main settings: model, prompts, sampling, seed; those of a step
     are named by it where steps differ from the job."""
-    model = settings.model
-    repo, path = getattr(model, "repo", None), getattr(model, "path", None)
-    converted = f", its weights as `{kind}`" if (kind := getattr(model, "converts_to", None)) else ""
-    if repo:
-        yield "model", f"`{repo} ({model.file}, {model.revision})`{converted}"
-    elif path:
-        yield "model", f"`{PurePath(path).name}`{converted}"
-    if draft := getattr(settings.decode, "draft_model", None):
-        yield "draft model", f"`{PurePath(draft.path).name}`, which changes no text"
+    model: ModelFields | None = settings.model
+    decode: DecodeFields | None = settings.decode
+    if model is not None:
+        converted = f", its weights as `{model.converts_to}`" if model.converts_to else ""
+        if model.repo:
+            yield "model", f"`{model.repo} ({model.file}, {model.revision})`{converted}"
+        elif model.path:
+            yield "model", f"`{PurePath(model.path).name}`{converted}"
+    if decode is not None and decode.draft_model is not None and decode.draft_model.path:
+        yield "draft model", f"`{PurePath(decode.draft_model.path).name}`, which changes no text"
     if generated and model is not None:
         named = {node.step or name: node.op for name, node in settings.nodes.items() if _has_prompt(node.op)}
         for name, op in named.items():
-            yield f"prompt of {name}" if len(named) > 1 else "prompt", _prompt(op)
+            yield f"prompt of {name}" if len(named) > 1 else "prompt", _prompt(op, settings.data)
         used = {n.step or name: n.op["sampling"] for name, n in settings.nodes.items() if n.op.get("sampling")}
         differ = any(sampling != settings.sampling for sampling in used.values())
         for name, sampling in used.items() if differ else [("", settings.sampling)]:
@@ -185,9 +187,9 @@ def _has_prompt(op: Mapping[str, Any]) -> bool:
     return bool("template" in op or "messages" in op)
 
 
-def _prompt(op: Mapping[str, Any]) -> str:
-    """Return what a node makes its prompts of."""
-    text = op.get("template") or getattr(op.get("data"), "prompt_template", None)
+def _prompt(op: Mapping[str, Any], data: DataFields | None) -> str:
+    """Return what a node makes its prompts of. `data`: of the job, which the node has too or not."""
+    text = op.get("template") or (data.prompt_template if data is not None and op.get("data") == data else None)
     if messages := op.get("messages"):
         each = [messages] if isinstance(messages, str) else [f"{m['role']}: {m['content']}" for m in messages]
         text = each[0].removeprefix("user: ") if len(each) == 1 else "; ".join(each)

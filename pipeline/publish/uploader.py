@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
+from pipeline.api.groups import OutputFields
 from pipeline.publish.destination import Destination, Stopped
 from pipeline.run_dir.manifest import as_text, digest, empty_manifest, manifest
 from pipeline.run_dir.names import CARD, MANIFEST, is_part
@@ -35,11 +36,15 @@ log = logging.getLogger(__name__)
 
 
 def destination_of(settings: JobSettings) -> Destination | None:
-    """Return the destination of `output.publish`; None if it is not set. Raises ConfigError if the URL or its options
-    are invalid."""
-    output = settings.output
-    url = getattr(output, "publish", None)
-    return None if url is None else Destination(url, output.storage_options, output.retries)
+    """Return the destination of `output.publish`; None if it is not set.
+
+    Raises:
+        ConfigError: the URL or its options are invalid.
+    """
+    output: OutputFields | None = settings.output
+    if output is None or output.publish is None:
+        return None
+    return Destination(output.publish, output.storage_options, output.retries)
 
 
 class Publisher:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.groups import DataFields
 from pipeline.config.compose import composed
 from pipeline.config.jobs import find_job
 from pipeline.python.job import Job, options_and_values, plain_value
@@ -59,6 +60,7 @@ def with_rows(
     path = folder / INPUT
     named = [name for node in settings.nodes.values() for name in node.op.get("json_columns", ())]
     keep = not settings.overwrite and (folder / STATE_FILE).is_file()
-    write_rows(rows, path, results, keep=keep, as_json={*named, *getattr(settings.data, "free_form", ())})
+    data: DataFields | None = settings.data
+    write_rows(rows, path, results, keep=keep, as_json={*named, *(data.free_form if data is not None else ())})
     of_input = {"data.path": path, "data.format": "parquet", "data.dataset": None}
     return settings_from(job, given, str, output_dir=settings.output_dir, **of_input)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError
+from pipeline.api.protocols import Concludes
 from pipeline.config.build import CheckedJob
 from pipeline.config.expand import typed_key
 from pipeline.config.fingerprint import differences
@@ -60,7 +61,7 @@ def admitted(job: CheckedJob, results: Replacing) -> Iterator[tuple[RunState, Ad
         if admission in (Admission.BEGIN, Admission.REPLACE):
             if admission is Admission.REPLACE or results.keeps or parts(job.directory):
                 state.close()
-                results.set_aside(name for node in job.graph.nodes.values() for name in node.op.concluded)
+                results.set_aside(name for op in job.graph.with_role(Concludes).values() for name in op.concluded)
                 state = RunState(path)
             results.undo = True  # what is made from now on
             state.begin(job.fingerprint, job.settings.name)

@@ -1,6 +1,6 @@
 """The end of an attempt: final files, what is recorded, also on a full disk, and what is printed.
 
-Final files are made by operators from all results when a run is done (`BaseOperator.concluded`).
+Final files are made by operators from all results when a run is done (`Concludes`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, PipelineError, StorageError
+from pipeline.api.protocols import Concludes
 from pipeline.api.user_code import or_else, user_code
 from pipeline.config.build import CheckedJob
 from pipeline.dataflow.executor import AccountingError
@@ -54,12 +55,12 @@ committed; `tokens_per_s`: completion tokens; versions, machine and totals are J
 log = logging.getLogger(__name__)
 
 
-def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
-    """Have the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted if a signal has
-    cut it off."""
+def conclude(name: str, op: Concludes, directory: Path, limit_s: float) -> None:
+    """Have the operator of the node `name` write its final files, in `limit_s` seconds. Raises NodeFailed; Interrupted
+    if a signal has cut it off."""
     try:
         with user_code(partial(node_failed, name, directory=directory), StorageError):
-            within(limit_s, f"conclude of node '{name}'", partial(graph.nodes[name].op.conclude, directory))
+            within(limit_s, f"conclude of node '{name}'", partial(op.conclude, directory))
     except NodeFailed as error:
         if isinstance(error.__cause__, Overran) and stopping():
             raise Interrupted(f"interrupted: {error.__cause__}; the same command goes on") from error
@@ -68,7 +69,7 @@ def conclude(graph: Graph, name: str, directory: Path, limit_s: float) -> None:
 
 def remove_concluded(graph: Graph, directory: Path) -> None:
     """Remove the final files of an earlier attempt: they would not fit the results of this one."""
-    for path in (directory / name for node in graph.nodes.values() for name in node.op.concluded):
+    for path in (directory / name for op in graph.with_role(Concludes).values() for name in op.concluded):
         with writing(path):
             path.unlink(missing_ok=True)
 
@@ -114,9 +115,9 @@ def say_finished(job: CheckedJob, state: RunState) -> ExitCode:
     """Print that the run is finished, and make final files that are gone again. Returns the exit code under the present
     max_error_rate."""
     lost: list[str] = []
-    for name, node in job.graph.nodes.items():
-        if gone := [file for file in node.op.concluded if not (job.directory / file).exists()]:
-            conclude(job.graph, name, job.directory, job.settings.ending_s)
+    for name, op in job.graph.with_role(Concludes).items():
+        if gone := [file for file in op.concluded if not (job.directory / file).exists()]:
+            conclude(name, op, job.directory, job.settings.ending_s)
             lost += gone
     if lost:
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import MemoryNeed
+from pipeline.api.protocols import MemoryNeed, UsesModel
 from pipeline.api.user_code import planning
 from pipeline.cluster.pool import USUAL_WORKERS
 from pipeline.cluster.segments import segments_of
@@ -25,16 +25,15 @@ class MemoryNeeds:
     its own, and all have the pages of the model file once. The sum is a lower bound."""
 
     def __init__(self, settings: JobSettings, graph: Graph) -> None:
-        # The class of `runtime` belongs to the operators and need not have this property.
-        self._limit: int | None = getattr(settings.runtime, "memory_limit_bytes", None)
+        self._limit = settings.engine.memory_limit_bytes
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
         self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
         in_workers = {name for segment in segments_of(graph) for name in segment.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}
-        for name in graph.order:
+        for name, op in graph.with_role(UsesModel).items():
             with planning(name, "memory_needs"):
-                needs = tuple(graph.nodes[name].op.memory_needs())
+                needs = tuple(op.memory_needs())
             for need in needs:
                 times = self._workers if name in in_workers and not need.shared else 1
                 found.setdefault(need.key, (need, times))

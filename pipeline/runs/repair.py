@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode, PipelineError
-from pipeline.api.protocols import overrides
+from pipeline.api.protocols import Source, Stateful
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
@@ -139,8 +139,8 @@ def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Re
     If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
     are computed, and only the files of `chunks` are kept.
     """
-    whole = any(overrides(node.op, "state") for node in job.graph.nodes.values())
-    whole = whole or not overrides(job.graph.nodes[job.graph.source].op, "seek")
+    whole = any(isinstance(node.op, Stateful) for node in job.graph.nodes.values())
+    whole = whole or not isinstance(job.graph.nodes[job.graph.source].op, Source)
     wanted: dict[int, dict[str, ShardRecord]] = {chunk: {} for chunk in chunks}
     for shard in state.shards():
         if shard.chunk in wanted:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from pipeline.api.errors import ExitCode, Interrupted, PipelineError, PublishError
+from pipeline.api.protocols import Concludes
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import told
 from pipeline.cluster.identity import identities_of, keep_or_compare
@@ -126,7 +127,7 @@ def _execute(attempt: Attempt, begin: Callable[[], None]) -> tuple[RunStatus, Ba
     Returns how that ended, and the error."""
     job, state, executor, context = attempt.job, attempt.state, attempt.executor, attempt.context
     failed = partial(state.end_attempt, context.attempt, RunStatus.FAILED)
-    watchdog = Watchdog(job.settings.stall_timeout_s, executor, failed, context.clock)
+    watchdog = Watchdog(job.settings.engine.stall_timeout_s, executor, failed, context.clock)
     try:
         with _quick_switches(), stopped_by_signals(executor.interrupt):
             _clear_away(attempt)
@@ -136,8 +137,8 @@ def _execute(attempt: Attempt, begin: Callable[[], None]) -> tuple[RunStatus, Ba
             # Rejects may have been written for chunks that no sink ended, if a node left early.
             _remove_uncommitted(job, state, temporary_only=ended is not RunStatus.DONE or not state.salvaged)
             if ended is RunStatus.DONE:
-                for name in job.graph.nodes:
-                    conclude(job.graph, name, job.directory, job.settings.ending_s)
+                for name, op in job.graph.with_role(Concludes).items():
+                    conclude(name, op, job.directory, job.settings.ending_s)
         return ended, executor.left_in_close
     except Interrupted as error:
         return RunStatus.INTERRUPTED, error
@@ -188,8 +189,8 @@ def _begin(job: CheckedJob, state: RunState, publisher: Publisher | None, result
     """Check, now that all operators are open, that this machine gives the bytes of those that began the run, as the
     cluster does for workers. Then nothing can be refused any more, and results are replaced."""
     settings = job.settings
-    if settings.cluster is None and getattr(settings.runtime, "deterministic", True) and settings.other_bits == REFUSE:
-        keep_or_compare(state, identities_of(job.graph, job.graph.order))
+    if settings.cluster is None and settings.engine.deterministic and settings.other_bits == REFUSE:
+        keep_or_compare(state, identities_of(job.graph))
     if results.keeps:
         if publisher is not None:
             publisher.begin(overwrite=settings.overwrite)

@@ -7,28 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.protocols import Inbox, Operator, Runtime, Source
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 from tests.pipeline.ops import NUMBERS
 
 
-@dataclass
-class Watched:
-    """What the engine reads of the config group `runtime`."""
-
-    stall_timeout_s: float
-
-
-class Numbers(BaseOperator):
-    """Rows x = row; can begin at any chunk. `content` stands for what the input file holds."""
+class CannotSeek(Operator):
+    """Rows x = row, from the first one on. `content` stands for what the input file holds."""
 
     def __init__(
         self, rows: int, chunk_rows: int = 10, batch_rows: int = 3, content: str = "a", path: str = ""
@@ -42,12 +34,6 @@ class Numbers(BaseOperator):
     def fingerprint(self) -> dict[str, str]:
         return {"content": self.content}
 
-    def seek(self, chunk: int) -> None:
-        self.first = chunk
-
-    def total_rows(self) -> int | None:
-        return self.rows
-
     def run(self, inbox: Inbox) -> Iterator[Item]:
         for chunk in range(self.first, -(-self.rows // self.chunk_rows)):
             first = chunk * self.chunk_rows
@@ -58,13 +44,17 @@ class Numbers(BaseOperator):
             yield ChunkEnd(chunk, last - first)
 
 
-class CannotSeek(Numbers):
-    """Numbers that can only be read from the first one on."""
+class Numbers(CannotSeek, Source):
+    """The same, from any chunk on."""
 
-    seek = BaseOperator.seek
+    def seek(self, chunk: int) -> None:
+        self.first = chunk
+
+    def total_rows(self) -> int | None:
+        return self.rows
 
 
-class Square(BaseOperator):
+class Square(Operator):
     """y = x * x + add. Rejects the rows named in `bad`; fails at x = `fail_at` while the file `broken` exists."""
 
     def __init__(self, add: int = 0, bad: Any = None, fail_at: int = -1, broken: str = "") -> None:
@@ -96,7 +86,7 @@ def four_samples(row: dict[str, Any], differ: int = 0) -> list[dict[str, Any]]:
     return [{"sample": 10 * row["x"] + i, "tag": i if row["x"] < differ else 0} for i in range(4)]
 
 
-class Loses(BaseOperator):
+class Loses(Operator):
     """Loses the first row of every batch."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -106,7 +96,7 @@ class Loses(BaseOperator):
         yield batch.with_data(batch.data.slice(1))
 
 
-class InterruptAt(BaseOperator):
+class InterruptAt(Operator):
     """Sends its own process a SIGINT at x = `at` while the file `flag` exists, and then waits to be cancelled."""
 
     def __init__(self, at: int, flag: str) -> None:
@@ -127,7 +117,7 @@ class InterruptAt(BaseOperator):
         yield batch
 
 
-class Hangs(BaseOperator):
+class Hangs(Operator):
     """Never returns from the batch with x = `at`, unless the file `healed` exists."""
 
     def __init__(self, at: int, healed: str) -> None:
@@ -142,7 +132,7 @@ class Hangs(BaseOperator):
         yield batch
 
 
-class LeavesLate(BaseOperator):
+class LeavesLate(Operator):
     """Passes chunk 0 on when it has read chunk 2 to its end, and leaves."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -157,7 +147,7 @@ class LeavesLate(BaseOperator):
         yield from (item for item in seen if item.chunk == 0)
 
 
-class Parquet(BaseOperator):
+class Parquet(Operator):
     """data/part-NNNNN.parquet, one a chunk."""
 
     def __init__(self) -> None:
@@ -189,7 +179,7 @@ class AddFrom(Square):
         self.add = int(self.file.read_text())
 
 
-class WaitAt(BaseOperator):
+class WaitAt(Operator):
     """At x = `at`, while the file `flag` exists, makes the file `<flag>.reached` and waits until `flag` is gone."""
 
     def __init__(self, at: int, flag: str) -> None:

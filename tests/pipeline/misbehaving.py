@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import MemoryNeed, Runtime
+from pipeline.api.protocols import Concludes, MemoryNeed, Runtime, Stateful, UsesModel
 from pipeline.api.records import Batch, Output
 from tests.pipeline.job_ops import Numbers, Square
 
@@ -96,7 +96,7 @@ class Source(Numbers):
         return None
 
 
-class Step(Square):
+class Step(Square, Stateful, UsesModel, Concludes):
     """Square, with a state. With MISBEHAVE=fail it fails in the third chunk."""
 
     concluded = ("final.txt",)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.protocols import Inbox, Operator, Stateful
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, add_columns
 
 
-class RunningSum(BaseOperator):
+class RunningSum(Operator, Stateful):
     """s = the sum of x over all rows so far."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RunningSum(BaseOperator):
         self.sum = json.loads(state)
 
 
-class FirstOfEach(BaseOperator):
+class FirstOfEach(Operator, Stateful):
     """Keeps the first row of each x % `modulo`. Reads a chunk ahead: ends a chunk when it has the next one's rows."""
 
     def __init__(self, modulo: int) -> None:
@@ -80,7 +80,7 @@ class FirstOfEach(BaseOperator):
         self.seen = set(json.loads(state))
 
 
-class SumByChunk(BaseOperator):
+class SumByChunk(Operator, Stateful):
     """RunningSum, remembered as the x of each chunk."""
 
     append = True

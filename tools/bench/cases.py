@@ -9,9 +9,7 @@ import pyarrow as pa
 
 from operators.settings import OutputSettings
 from operators.settings.checks import check
-from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import BaseOperator, Inbox
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, require_column
+from pipeline.api import ROW, Batch, ChunkEnd, ConfigError, Inbox, Item, Operator, Output, Source, require_column
 from tools.bench.scenarios import ALL, SCENARIOS, TOGGLES
 from tools.bench.settings import BenchSettings
 
@@ -57,7 +55,7 @@ def _of_scenario(name: str, bench: BenchSettings) -> Iterator[Case]:
                     yield Case(name, contender.name, slots, repeat, rows)
 
 
-class EmitCases(BaseOperator):
+class EmitCases(Source):
     """Emits the cases of a benchmark, in the order in which they are to be measured.
 
     Args:
@@ -90,7 +88,7 @@ class EmitCases(BaseOperator):
         return self._sent / len(self._cases)
 
 
-class Discard(BaseOperator):
+class Discard(Operator):
     """Replaces WriteRows and drops its rows, to measure a dataflow without its files; `output` is ignored."""
 
     def __init__(self, output: OutputSettings) -> None:

@@ -18,10 +18,8 @@ from operators.rows.content import content_id
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
 from operators.sources.files import find_files
+from pipeline.api import Batch, Concludes, Forecast, Forecasts, Operator, Output, Runtime, Task, add_columns
 from pipeline.api.errors import ConfigError, InputError
-from pipeline.api.forecast import Forecast, Task
-from pipeline.api.protocols import BaseOperator, Runtime
-from pipeline.api.records import Batch, Output, add_columns
 from tools.bench.child import ChildFailed, run_child
 from tools.bench.contenders import CELLS, Spec
 from tools.bench.figures import COLUMNS
@@ -35,7 +33,7 @@ NOISY = 0.1
 """Share of all cores in use by others that gives a warning."""
 
 
-class Measure(BaseOperator):
+class Measure(Operator, Forecasts, Concludes):
     """Adds the figures of each case (see Figures), and `skipped_reason`.
 
     A case that cannot be measured here (a program is not built) keeps its row, with the reason. One that fails is

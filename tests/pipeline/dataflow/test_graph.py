@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.api.errors import ConfigError, GraphError, SchemaError
+from pipeline.api.protocols import UsesModel
 from pipeline.dataflow.graph import Graph, Node
 from tests.pipeline.ops import Apply, Collect, Count, Join, KeepEven
 
@@ -71,14 +72,20 @@ def test_columns_that_do_not_fit_are_told_with_the_node():
         Graph({**nodes, "sink": Node(Collect(), ("b",))})
 
 
+class InParts(Apply, UsesModel):
+    """With a model of two parts."""
+
+    parts = ("decode", "sample")
+
+
 def test_mermaid():
-    op = Apply(abs)
-    op.parts = ("decode", "sample")
-    drawn = Graph({"count": Node(Count(1)), "a": Node(op, ("count",)), "sink": Node(Collect(), ("a",))}).to_mermaid()
+    drawn = Graph(
+        {"count": Node(Count(1)), "a": Node(InParts(abs), ("count",)), "sink": Node(Collect(), ("a",))}
+    ).to_mermaid()
     assert drawn.splitlines() == [
         "flowchart LR",
         '    count(["<b>count</b><br/>Count"])',
-        '    a["<b>a</b><br/>Apply<br/><small>a/decode</small><br/><small>a/sample</small>"]',
+        '    a["<b>a</b><br/>InParts<br/><small>a/decode</small><br/><small>a/sample</small>"]',
         '    sink(["<b>sink</b><br/>Collect"])',
         "    count --> a",
         "    a --> sink",

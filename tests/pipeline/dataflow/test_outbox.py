@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.api.meter import RowCounts, StageMeter
 from pipeline.api.records import ChunkEnd, Reject, Rejects
+from pipeline.dataflow import graph
 from pipeline.dataflow.inbox import NodeInbox
 from pipeline.dataflow.outbox import ChunkOrderError, Outbox
 from pipeline.run_dir.chunk_record import OperatorState
@@ -21,7 +22,7 @@ class Node:
     def __init__(self) -> None:
         self.reader, self.rejects = NodeInbox(StageMeter("reader")), NodeInbox(StageMeter("rejects"))
         edges = [self.reader.connect(8)], self.rejects.connect(8)
-        self.put = Outbox("node", RunningSum(), StageMeter("node"), *edges, self).put  # type: ignore[arg-type]
+        self.put = Outbox("node", graph.Node(RunningSum()), StageMeter("node"), *edges, self).put  # type: ignore[arg-type]
         self.parts: list[tuple[Any, ...]] = []
 
     def add(self, *part: Any) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from operators.union import Union
+from pipeline import api
 from pipeline.api.meter import Completed, StageMeter, StageState
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Reject, Rejects
@@ -37,12 +38,14 @@ from pipeline.settings import TargetSettings
 from tests.pipeline.ops import Collect, Count, KeepEven
 
 
-class Source(Count):
+class Source(Count, api.Source):
     """Knows its size, or how much it has read, or neither."""
 
     def __init__(self, total: int | None = None, fraction: float | None = None) -> None:
         super().__init__(0)
         self.total, self.fraction = total, fraction
+
+    def seek(self, chunk: int) -> None: ...
 
     def total_rows(self) -> int | None:
         return self.total

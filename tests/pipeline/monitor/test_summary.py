@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from pipeline.api.errors import ExitCode, StorageError
+from pipeline.api.protocols import Concludes
 from pipeline.api.records import LONGEST_REASON, Reject, RejectKind, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.reject_writer import MAX_REASONS, RejectTally
@@ -24,12 +25,12 @@ from pipeline.settings import TargetSettings
 from tests.pipeline.ops import Collect, Count
 
 
-class Says(Collect):
+class Says(Collect, Concludes):
     def report(self, directory: Path, node: str) -> Iterable[str]:
         yield f"results of {directory.name}"
 
 
-class SaysLines(Collect):
+class SaysLines(Collect, Concludes):
     def __init__(self, lines: list[str]) -> None:
         super().__init__()
         self._lines = lines
@@ -38,7 +39,7 @@ class SaysLines(Collect):
         return self._lines
 
 
-class Fails(Collect):
+class Fails(Collect, Concludes):
     def report(self, directory: Path, node: str) -> Iterable[str]:
         raise OSError("the disk is gone")
 

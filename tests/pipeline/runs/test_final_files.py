@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api.errors import ExitCode
+from pipeline.api.protocols import Concludes
 from pipeline.api.runtime import Resources
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
@@ -17,7 +18,7 @@ OPS = "tests.pipeline.job_ops"
 TOTAL = "total.txt"
 
 
-class Totalling(Parquet):
+class Totalling(Parquet, Concludes):
     """Says how many files there are, unless the file `broken` is there."""
 
     concluded = (TOTAL, "second.txt")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Scope
+from pipeline.api.groups import EngineFields
+from pipeline.api.protocols import MemoryNeed, Operator, Scope, UsesModel
 from pipeline.api.records import Batch
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import plan_lines
@@ -20,14 +21,7 @@ from tests.pipeline.runs.test_job import OPS, job, run
 MIB = 1 << 20
 
 
-@dataclass
-class Limited:
-    """What the engine reads of the config group `runtime`."""
-
-    memory_limit_bytes: int | None
-
-
-class Large(BaseOperator):
+class Large(Operator, UsesModel):
     """Changes nothing, and says that it takes 300 MiB, 100 of which it shares with others of its kind."""
 
     opened = 0
@@ -60,7 +54,7 @@ class OfWorkers(Large):
 
 def two(directory: Path, limit: int | None, extra_mib: int = 0) -> JobSettings:
     """A job with two such steps: 500 MiB."""
-    settings = job(directory, runtime=Limited(limit))
+    settings = job(directory, runtime=EngineFields(memory_limit_bytes=limit))
     step = {"_target_": "tests.pipeline.runs.test_memory_check.Large", "extra_mib": extra_mib}
     settings.nodes["square"] = NodeSettings(step, "numbers")
     settings.nodes["again"] = NodeSettings(step, "square")

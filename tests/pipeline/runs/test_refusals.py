@@ -20,7 +20,8 @@ import pipeline
 from operators.engine.backend import fake
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
-from pipeline.api.protocols import BaseOperator, MemoryNeed, Runtime, Scope
+from pipeline.api.groups import EngineFields
+from pipeline.api.protocols import MemoryNeed, Operator, Runtime, Scope, UsesModel
 from pipeline.api.records import Batch, Output
 from pipeline.api.runtime import Resources
 from pipeline.cli import verify
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.slow("refuses runs over the results of others at each p
 HERE = __name__
 
 
-class Refuses(BaseOperator):
+class Refuses(Operator, UsesModel):
     """Passes rows, and refuses at the hook `at`."""
 
     def __init__(self, at: str) -> None:
@@ -94,7 +95,7 @@ def _no_module(settings: JobSettings) -> None:
 
 def _little_memory(settings: JobSettings) -> None:
     _node("never")(settings)
-    settings.runtime = SimpleNamespace(memory_limit_bytes=1 << 20, stall_timeout_s=None)
+    settings.runtime = EngineFields(memory_limit_bytes=1 << 20)
 
 
 class Computes(Refuses):

@@ -113,7 +113,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import pipeline.runs.watchdog
 from tests.pipeline.runs.test_job import NodeSettings, OPS, job, run
-from tests.pipeline.job_ops import Watched
+from pipeline.api.groups import EngineFields
 from pipeline.monitor.recorder import Recorder
 from pipeline.run_dir.state import RunState
 from pipeline.system import deadlines
@@ -133,7 +133,7 @@ if sys.argv[3:] == ["commit"]:
     RunState.commit = hold_the_lock
 if sys.argv[3:] == ["disk"]:
     Recorder.tick = hang
-settings = job(Path(sys.argv[1]), runtime=Watched(0.3), report=False)
+settings = job(Path(sys.argv[1]), runtime=EngineFields(stall_timeout_s=0.3), report=False)
 settings.nodes["square"] = NodeSettings({"_target_": f"{OPS}.Hangs", "at": 27, "healed": sys.argv[2]}, "numbers")
 sys.exit(run(settings))
 """
