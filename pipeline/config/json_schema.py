@@ -31,7 +31,7 @@ def of_jobs() -> Schema:
 
 def _of_operator() -> Schema:
     """Return the schema of `op`: arguments are known where `_target_` is one of our operators."""
-    known = load_object("operators.catalog:targets")()
+    known = load_object("operators:targets")()
     rules = []
     for target in known:
         arguments = schema_of(load_object(target))
