@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jinja2
 import polars as pl
 import pyarrow as pa
 
 from operators.prompts.columns import used_columns
-from operators.prompts.template import Template
+from operators.prompts.template import Template, reason_of
 from operators.rows.arrow_types import plain_type
 from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
@@ -125,12 +124,10 @@ class _Text:
         for i, row in enumerate(python_rows(data.select(self._columns))):
             try:
                 texts[i] = self._template.render(row)
-            except jinja2.TemplateError as error:
-                failed.setdefault(i, f"{self._template.name}: {error.message}")
             except Exception as error:  # an expression of the template may raise anything
                 if of_machine(error):
                     raise
-                failed.setdefault(i, f"{self._template.name}: {type(error).__name__}: {error}")
+                failed.setdefault(i, reason_of(error, self._template.name))
         return pa.array(texts, pa.string())
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jinja2
 import pyarrow as pa
 
 from operators.generation.completions import REASONING, TEXT
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.prompts.conversations import SYSTEM, USER, Messages, MessageTemplates
 from operators.prompts.messages import NoPrompt, conversation, read_messages, require_messages
+from operators.prompts.template import reason_of
+from operators.rows.batches import set_apart
 from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
@@ -120,12 +120,10 @@ class Say(BaseOperator):
                     name_row(error, batch, i)
                     raise
                 failed[i] = why_rejected(error)
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
         if texts or not failed:
-            columns = {name: data.column(name) for name in data.schema.names}
+            columns = dict(zip(batch.data.schema.names, batch.data.columns, strict=True))
             columns[self._column] = pa.array(texts, pa.string())
             yield batch.with_data(pa.record_batch(list(columns.values()), schema=self._schema))
 
@@ -142,19 +140,7 @@ class Say(BaseOperator):
         return text
 
 
-class _Turn(ABC):
-    """What is appended to a conversation."""
-
-    @abstractmethod
-    def plan(self, schema: pa.Schema) -> list[str]:
-        """Return the columns that are read; raises SchemaError if one is missing or has another type."""
-
-    @abstractmethod
-    def of(self, row: Row, before: Messages) -> Messages:
-        """Return the messages to append, for the values of these columns and the messages before; raises NoPrompt."""
-
-
-class _Content(_Turn):
+class _Content:
     """A message whose content is a template."""
 
     def __init__(self, role: str, content: str) -> None:
@@ -166,17 +152,13 @@ class _Content(_Turn):
     def of(self, row: Row, before: Messages) -> Messages:
         try:
             return self._templates.of(row)
-        except NoPrompt:
-            raise
-        except jinja2.TemplateError as error:
-            raise NoPrompt(f"content: {error.message}") from error
         except Exception as error:  # an expression of the template may raise anything
-            if of_machine(error):
+            if isinstance(error, NoPrompt) or of_machine(error):
                 raise
-            raise NoPrompt(f"content: {type(error).__name__}: {error}") from error
+            raise NoPrompt(reason_of(error, "content")) from error
 
 
-class _Answer(_Turn):
+class _Answer:
     """The model's message: its text, its reasoning and its calls."""
 
     def __init__(self, column: str) -> None:
@@ -221,7 +203,7 @@ class _Answer(_Turn):
         return [message]
 
 
-class _Results(_Turn):
+class _Results:
     """The messages of tools: what a function returns for each call of the last message."""
 
     def __init__(self, function: ToolFunction) -> None:
@@ -245,6 +227,11 @@ class _Results(_Turn):
             raise raised.with_traceback(error.__traceback__) from error
         answered = {"tool_call_id": call["id"]} if isinstance(call, Mapping) and call.get("id") is not None else {}
         return {"role": TOOL, **answered, "name": name, "content": content}
+
+
+_Turn = _Content | _Answer | _Results
+"""What is appended to a conversation: `plan` returns the columns that are read, or raises SchemaError; `of` returns the
+messages to append, for the values of these columns and the messages before, or raises NoPrompt."""
 
 
 def _calls(message: Mapping[str, Any]) -> list[Any]:

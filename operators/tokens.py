@@ -17,6 +17,7 @@ from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
 from operators.settings import ModelSettings
@@ -80,10 +81,10 @@ class Tokenize(ModelOrServer):
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT])
+        rejects, batch = set_apart(batch, refused)
+        yield from rejects
         data = batch.data
-        if refused := self._unknown(data) | self._texts.refused(data, [PROMPT_TEXT]):
-            yield batch.reject(list(refused), list(refused.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in refused], pa.int64()))
         column = list_column(*self._texts.tokenize(data, PROMPT_TEXT))
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
@@ -182,21 +183,18 @@ class Split(BaseOperator):
         self._tokenized = TextColumns(self._model, self._settings.special_tokens_in_text).texts
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        texts = batch.data.column(self._column).to_pylist()
-        pieces: list[list[str] | None] = [None] * len(texts)
+        pieces: list[list[str] | None] = []
         failed: dict[int, str] = {}
-        for i, text in enumerate(texts):
+        for i, text in enumerate(batch.data.column(self._column).to_pylist()):
             try:
-                pieces[i] = None if text is None else self._pieces(text)
+                pieces.append(None if text is None else self._pieces(text))
             except _Unsplittable as error:
                 failed[i] = f"column '{self._column}': {error}"
-        made = pa.array(pieces, pa.list_(pa.string()))
-        columns = [made if f.name == self._name else batch.data.column(f.name) for f in self._schema]
-        data = pa.record_batch(columns, schema=self._schema)
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
-        yield batch.with_data(data)
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
+        lists = pa.array(pieces, pa.list_(pa.string()))
+        columns = [lists if f.name == self._name else batch.data.column(f.name) for f in self._schema]
+        yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
     def _pieces(self, text: str) -> list[str]:
         """Cut `text`. Where its tokens end says how far a piece may reach; a piece that has more alone is shortened."""

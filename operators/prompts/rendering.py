@@ -21,6 +21,7 @@ from operators.prompts.conversations import (
 )
 from operators.prompts.messages import NoPrompt
 from operators.prompts.template import Template, reason_of
+from operators.rows.batches import set_apart
 from operators.rows.token_lists import PROMPT_LITERALS
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
@@ -118,11 +119,10 @@ class Rendering(BaseOperator):
                 failed[i] = str(prompt) if isinstance(prompt, NoPrompt) else reason_of(prompt)
             else:
                 prompts.append(self._without_bos(prompt))
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
         if prompts:
+            data = batch.data
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
             said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]

@@ -134,11 +134,11 @@ def attempt(make: Callable[[T], Made], given: T) -> Made | Exception:
         return error
 
 
-def reason_of(error: Exception) -> str:
-    """Return the reason of a reject for what a template raised."""
+def reason_of(error: Exception, name: str = "template") -> str:
+    """Return the reason of a reject for what the template `name` raised."""
     if isinstance(error, jinja2.TemplateError):
-        return f"template: {error.message}"
-    return f"template: {type(error).__name__}: {error}"
+        return f"{name}: {error.message}"
+    return f"{name}: {type(error).__name__}: {error}"
 
 
 def probe(template: Template, values: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from operators.rows.batches import set_apart
 from operators.rows.sql import RowExpression
 from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.records import Batch, Rejects
@@ -28,10 +29,8 @@ class Where:
     def split(self, batch: Batch) -> tuple[Batch, Batch, list[Rejects]]:
         """Return the rows to process, those for which the condition is false or null, and rejects of those for which it
         cannot be evaluated."""
-        rejects = []
-        if self._condition is not None and (beyond := self._condition.beyond(batch.data)):
-            rejects = [batch.reject([*beyond], [*beyond.values()])]
-            batch = batch.with_data(batch.data.filter(pa.array([i not in beyond for i in range(batch.num_rows)])))
+        beyond = {} if self._condition is None else self._condition.beyond(batch.data)
+        rejects, batch = set_apart(batch, beyond)
         if self._condition is None or not batch.num_rows:
             return batch, batch.with_data(batch.data.slice(0, 0)), rejects
         holds = self._condition.values(batch.data).fill_null(False).to_numpy()
