@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.columns import named
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings

@@ -14,10 +14,10 @@ from operators.endpoint.scoring import EndpointEmbed
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import Logits, TokenIds, Wanted
 from operators.engine.backend.loading import inspect_model
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import EmbedArguments
 from operators.scoring.columns import EMBEDDING, named
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
 from operators.settings.checks import check, check_one_of

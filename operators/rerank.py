@@ -13,11 +13,11 @@ import pyarrow as pa
 from operators.endpoint.scoring import EndpointRerank
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import RerankArguments
 from operators.scoring.classifier import ReadsHead, sigmoid
 from operators.scoring.columns import Ranking, query_and_documents, ranked, rerank_arrays
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 from pipeline.api.records import require_column

@@ -10,11 +10,11 @@ import pyarrow as pa
 from operators.endpoint.scoring import EndpointScore
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import ScoreArguments
 from operators.scoring.columns import score_arrays
 from operators.scoring.likelihood import ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from pipeline.api.errors import ConfigError
 
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from operators.constraints.lark_texts import any_of, escaped, quoted
-from operators.constraints.tool_grammar import ToolGrammar, requires
+from operators.constraints.tool_grammar import ToolGrammar, any_of, escaped, quoted, requires
 from operators.constraints.tool_schemas import Joined, Schema, alternatives, both, fixed, kinds, names_in, property_of
 from pipeline.api.errors import ConfigError
 

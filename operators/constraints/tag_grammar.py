@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from operators.constraints.lark_texts import any_of, quoted
-from operators.constraints.tool_grammar import ToolGrammar, requires
+from operators.constraints.tool_grammar import ToolGrammar, any_of, quoted, requires
 from operators.constraints.tool_schemas import Schema, alternatives, both, fixed, kinds, names_in, property_of
 from pipeline.api.errors import ConfigError
 

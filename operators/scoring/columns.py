@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.generation.completions import LOGPROBS
-from operators.scoring.stored_answers import Answer
+from operators.scoring.answers_rows import Answer
 
 EMBEDDING = "embedding"
 SCORE = (

@@ -28,9 +28,8 @@ from operators.generation.wiring import (
     of_engine,
     warn_unless_exact,
 )
-from operators.scoring.answers_rows import AnswersRows
+from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.scoring.text_batches import DecoderReader, Part, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import ModelSettings, StoreSettings

@@ -14,8 +14,7 @@ from operators.generation.tool_calls import TOOL_CALLS
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
-from operators.steps.schema import json_schema
-from operators.steps.step import Step
+from operators.steps.step import Step, json_schema
 from pipeline.api.errors import ConfigError, did_you_mean
 
 SOURCE, SINK = "read", "write"
