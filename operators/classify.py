@@ -93,7 +93,7 @@ class Classify(ReadsHead):
         return [text.ids]
 
     def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
-        return ((i, (found,) if np.isfinite(found).all() else None) for i, found in self._heads(texts))
+        return ((i, (outputs,) if np.isfinite(outputs).all() else None) for i, outputs in self._heads(texts))
 
     def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
         names = self._head.labels

@@ -102,17 +102,17 @@ class ParseJson(BaseOperator):
         if text is None:
             raise Misfit("it is null")
         try:
-            found = _load(text)
+            value = _load(text)
         except Misfit:
             block = _FENCED.search(text) if self._fenced else None
             if block is None:
                 raise
-            found = _load(block[1])
-        if (breach := self._breach(found)) is not None:
+            value = _load(block[1])
+        if (breach := self._breach(value)) is not None:
             raise Misfit(breach)
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise Misfit("$ is no object")
-        return {field.name: field.value(found) for field in self._fields}
+        return {field.name: field.value(value) for field in self._fields}
 
 
 def _load(text: str) -> Any:

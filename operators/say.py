@@ -81,8 +81,8 @@ class Say(BaseOperator):
     ) -> None:
         check_one_of("role", role, NEEDS)
         refuse_identity([column], "conversations; use another name")
-        given = {"content": content, "answer": None if answer == TEXT else answer, "function": function}
-        if unread := [key for key, value in given.items() if value is not None and key != NEEDS[role]]:
+        arguments = {"content": content, "answer": None if answer == TEXT else answer, "function": function}
+        if unread := [key for key, value in arguments.items() if value is not None and key != NEEDS[role]]:
             raise ConfigError(f"{unread[0]} says nothing where role is {role}, whose message is made of {NEEDS[role]}")
         self._column = column
         self._turn: _Turn
@@ -99,18 +99,18 @@ class Say(BaseOperator):
         if self._column in schema.names:
             require_messages(schema, self._column)
         self._columns = self._turn.plan(schema)
-        made = pa.field(self._column, pa.string())
-        fields = [made if field.name == self._column else field for field in schema]
-        self._schema = pa.schema(fields if self._column in schema.names else [*fields, made])
+        new_field = pa.field(self._column, pa.string())
+        fields = [new_field if field.name == self._column else field for field in schema]
+        self._schema = pa.schema(fields if self._column in schema.names else [*fields, new_field])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        there = self._column in batch.data.schema.names
-        before = python_values(batch.data.column(self._column)) if there else [None] * batch.num_rows
+        exists = self._column in batch.data.schema.names
+        values = python_values(batch.data.column(self._column)) if exists else [None] * batch.num_rows
         rows = python_rows(batch.data.select(self._columns))
         texts: list[str] = []
         failed: dict[int, str] = {}
-        for i, (value, row) in enumerate(zip(before, rows, strict=True)):
+        for i, (value, row) in enumerate(zip(values, rows, strict=True)):
             try:
                 texts.append(self._conversation(value, row))
             except NoPrompt as error:
@@ -149,7 +149,7 @@ class _Content:
     def plan(self, schema: pa.Schema) -> list[str]:
         return self._templates.plan(schema)
 
-    def of(self, row: Row, before: Messages) -> Messages:
+    def of(self, row: Row, messages: Messages) -> Messages:
         try:
             return self._templates.of(row)
         except Exception as error:  # an expression of the template may raise anything
@@ -181,7 +181,7 @@ class _Answer:
                 )
         return [name for name in (self._text, self._reasoning, self._calls) if name in schema.names]
 
-    def of(self, row: Row, before: Messages) -> Messages:
+    def of(self, row: Row, messages: Messages) -> Messages:
         text, reasoning, calls = row[self._text], row.get(self._reasoning), row.get(self._calls) or []
         if text is None and not calls:
             return []
@@ -191,7 +191,7 @@ class _Answer:
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         if calls:
-            first = sum(len(_calls(earlier)) for earlier in before)
+            first = sum(len(_calls(earlier)) for earlier in messages)
             message["tool_calls"] = [
                 {
                     "id": f"call{number:05}",
@@ -212,8 +212,8 @@ class _Results:
     def plan(self, schema: pa.Schema) -> list[str]:
         return list(schema.names)
 
-    def of(self, row: Row, before: Messages) -> Messages:
-        last = before[-1] if before else {}
+    def of(self, row: Row, messages: Messages) -> Messages:
+        last = messages[-1] if messages else {}
         calls = _calls(last) if last.get("role") == ASSISTANT else []
         return [self._message(call, f"tool call {i} of the last message", row) for i, call in enumerate(calls)]
 

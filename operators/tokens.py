@@ -88,7 +88,7 @@ class Tokenize(ModelOrServer):
         column = list_column(*self._texts.tokenize(data, PROMPT_TEXT))
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
-            column = pa.array([made if given is None else given for made, given in pairs], PROMPT_IDS.type)
+            column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
         told = self._texts.told(data, [PROMPT_TEXT])
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
 
@@ -113,14 +113,14 @@ class Tokenize(ModelOrServer):
         """Return, by index, the reason for each row that has an id outside the vocabulary."""
         if self._ids_column is None:
             return {}
-        known = range(self._model.n_vocab)
-        found: dict[int, str] = {}
+        vocabulary = range(self._model.n_vocab)
+        reasons: dict[int, str] = {}
         for i, ids in enumerate(data.column(self._ids_column).to_pylist()):
-            wrong = [token for token in ids or () if token not in known]
+            wrong = [token for token in ids or () if token not in vocabulary]
             if wrong:
-                has = f"has the token id {wrong[0]}; the model's ids are 0 to {known[-1]}"
-                found[i] = f"column '{self._ids_column}' {has}"
-        return found
+                has = f"has the token id {wrong[0]}; the model's ids are 0 to {vocabulary[-1]}"
+                reasons[i] = f"column '{self._ids_column}' {has}"
+        return reasons
 
 
 class Split(BaseOperator):
@@ -168,11 +168,11 @@ class Split(BaseOperator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
         require_column(schema, self._column, [pa.string()])
-        made = pa.field(self._name, pa.list_(pa.string()))
+        field = pa.field(self._name, pa.list_(pa.string()))
         if self._name == self._column:
-            self._schema = schema.set(schema.get_field_index(self._name), made)
+            self._schema = schema.set(schema.get_field_index(self._name), field)
         else:
-            self._schema = add_columns(schema, made)
+            self._schema = add_columns(schema, field)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
@@ -206,8 +206,8 @@ class Split(BaseOperator):
         pieces: list[str] = []
         start = 0
         while start < len(text):
-            before = int(np.searchsorted(reach, start, "right"))
-            limit = int(reach[min(before + self._max_tokens, len(reach)) - 1])
+            first_token = int(np.searchsorted(reach, start, "right"))
+            limit = int(reach[min(first_token + self._max_tokens, len(reach)) - 1])
             while True:
                 end = _best_place(places, start, max(limit, start + 1), len(text))
                 count = len(self._ids(text[start:end]))

@@ -25,16 +25,16 @@ class BraceGrammar(ToolGrammar):
 
     def _braces(self, schema: Schema) -> str | None:
         """Return the rule of a value in Gemma's notation; None if none fits."""
-        known = json.dumps(schema, sort_keys=True)
-        if known not in self._known:
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._rule_names:
             self._rules.append("")
             at = len(self._rules) - 1
-            self._known[known] = f"r{at}"
+            self._rule_names[key] = f"r{at}"
             several = [one for joined in alternatives(schema, self._root) for one in self._values(joined)]
             self._rules[at] = f"r{at}: {' | '.join(several) or quoted('')}"
             if not several:
-                self._known[known] = None
-        return self._known[known]
+                self._rule_names[key] = None
+        return self._rule_names[key]
 
     def _values(self, joined: Joined) -> Iterator[str]:
         """Iterate the expressions of the values of one alternative, by their types."""
@@ -56,8 +56,8 @@ class BraceGrammar(ToolGrammar):
             yield f"{quote} {self._text(joined, end, never)} {'' if end else quote}"
         if "array" in types and (array := self._array(joined)) is not None:
             yield array
-        if "object" in types and (made := self._object(joined)) is not None:
-            yield made
+        if "object" in types and (rule := self._object(joined)) is not None:
+            yield rule
 
     def _array(self, joined: Joined) -> str | None:
         """Return the rule of an array; None if none fits."""

@@ -65,7 +65,7 @@ class ToolGrammar:
         self._control = control
         self._rules: list[str] = []
         self._root: Schema = True
-        self._known: dict[str, str | None] = {}
+        self._rule_names: dict[str, str | None] = {}
         """Rules of the values of the tool, by their schema; None: no value fits."""
 
     def of(self, start: str) -> str:
@@ -99,7 +99,7 @@ class ToolGrammar:
             raise
 
     def _call(self, name: str, schema: Schema) -> str:
-        self._known.clear()
+        self._rule_names.clear()
         for place, value in rounded_numbers(schema):
             raise ConfigError(f"{place.rpartition('/')[2]} has {value}, and beyond 2^53 numbers are rounded")
         schema = arguments_of(schema)
@@ -120,10 +120,10 @@ class ToolGrammar:
         """Return what the reader makes of a call."""
         slots = {"name": name, "json_name": json.dumps(name), "arguments": arguments}
         try:
-            found = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
+            parsed = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
         except BrokenCall:
             return None
-        return (found.calls[0].name, found.calls[0].arguments) if len(found.calls) == 1 else None
+        return (parsed.calls[0].name, parsed.calls[0].arguments) if len(parsed.calls) == 1 else None
 
     def _mark(self, text: str) -> str:
         token = self._control(text) if _MARK.fullmatch(text) else None
@@ -140,10 +140,10 @@ class ToolGrammar:
 
     def _json(self, schema: Schema) -> str:
         """Return the expression of a value in JSON."""
-        made: dict[str, Any] = {**schema} if isinstance(schema, Mapping) else {} if schema else {"enum": []}
+        keywords: dict[str, Any] = {**schema} if isinstance(schema, Mapping) else {} if schema else {"enum": []}
         if isinstance(self._root, Mapping) and "$defs" in self._root:
-            made["$defs"] = self._root["$defs"]
-        return f"%json {json.dumps({**made, 'x-guidance': NATURAL})}"
+            keywords["$defs"] = self._root["$defs"]
+        return f"%json {json.dumps({**keywords, 'x-guidance': NATURAL})}"
 
     def _text(self, joined: Joined, end: str, never: Sequence[str]) -> str:
         """Return the terminal of a text without quotes and of the `end` behind it. `never`: regexes of what is none."""
@@ -171,15 +171,15 @@ class ToolGrammar:
 
     def _objects(self, schema: Schema) -> list[Joined]:
         """Return the alternatives of an object that can be. Raises ConfigError if none can."""
-        found = [
+        possible = [
             joined
             for joined in alternatives(schema, self._root)
             if "object" in kinds(joined)
             and not any(requires(joined, name) and property_of(joined, name) is False for name in names_in(joined))
         ]
-        if not found:
+        if not possible:
             raise ConfigError("no arguments fit")
-        return found
+        return possible
 
     def _others(self, joined: Joined) -> Schema | None:
         """Return the schema of properties that are not named; None if there are none."""
@@ -192,12 +192,12 @@ class ToolGrammar:
 
 def arguments_of(root: Schema) -> Schema:
     """Return the schema of arguments, which are an object, whatever its schema says."""
-    own = root if isinstance(root, bool) else {key: part for key, part in root.items() if key != "$defs"}
-    if own is True or own == {}:
+    keys = root if isinstance(root, bool) else {key: part for key, part in root.items() if key != "$defs"}
+    if keys is True or keys == {}:
         return {"type": "object", "additionalProperties": False}
-    if isinstance(own, Mapping) and own.keys().isdisjoint({"type", "allOf", "anyOf", "oneOf", "$ref"}):
-        return {"type": "object", **own}
-    return both([own, {"type": "object"}]) if isinstance(own, Mapping) and own.get("type") != "object" else own
+    if isinstance(keys, Mapping) and keys.keys().isdisjoint({"type", "allOf", "anyOf", "oneOf", "$ref"}):
+        return {"type": "object", **keys}
+    return both([keys, {"type": "object"}]) if isinstance(keys, Mapping) and keys.get("type") != "object" else keys
 
 
 def requires(joined: Joined, name: str) -> bool:

@@ -39,6 +39,6 @@ def tool_shape(form: ToolFormat, tools: Sequence[Mapping[str, Any]], control: Co
                 f"a call of the tool {name} cannot be forced in the format {form.name}: {error}; change its schema, or"
                 " take sampling.tools=auto, with which calls are checked when they are read"
             ) from error
-    before = grammar.literal(form.before)
-    before = f"({before})? " if "<[" in before else ""  # a text that ends with a control token
-    return Form("tool call", grammar.of(f"{before}({' | '.join(calls)})"))
+    prefix = grammar.literal(form.before)
+    prefix = f"({prefix})? " if "<[" in prefix else ""  # a text that ends with a control token
+    return Form("tool call", grammar.of(f"{prefix}({' | '.join(calls)})"))

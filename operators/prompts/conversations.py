@@ -55,8 +55,8 @@ class PromptColumn(Conversations):
 
     def of(self, row: Mapping[str, Any]) -> Messages:
         if not (text := row[self._name]):
-            what = "null" if text is None else "empty"
-            raise NoPrompt(f"column '{self._name}' is {what}; give it a text or drop the row")
+            state = "null" if text is None else "empty"
+            raise NoPrompt(f"column '{self._name}' is {state}; give it a text or drop the row")
         return [{"role": USER, "content": text}]
 
 
@@ -107,11 +107,11 @@ class MessageTemplates(Conversations):
         return [name for name in schema.names if name in used]
 
     def of(self, row: Mapping[str, Any]) -> Messages:
-        made = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
-        for message, (role, template) in zip(made, self._messages, strict=True):
+        messages = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
+        for message, (role, template) in zip(messages, self._messages, strict=True):
             if role == USER and not message["content"]:
                 raise NoPrompt(f"{template.name} gives an empty text")
-        return made
+        return messages
 
 
 def _named(role: str, index: int, often: Counter[str]) -> str:

@@ -66,8 +66,8 @@ class Rendering(BaseOperator):
         messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
     ) -> None:
-        given = {"template": template, "template_file": template_file, "messages": messages}
-        if len(several := [key for key, value in given.items() if value is not None]) > 1:
+        sources = {"template": template, "template_file": template_file, "messages": messages}
+        if len(several := [key for key, value in sources.items() if value is not None]) > 1:
             raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
         check_one_of("writes", writes, (ASSISTANT, USER))
         if data.continue_final_message and writes == USER:
@@ -110,11 +110,11 @@ class Rendering(BaseOperator):
         if self._raw_column is not None:
             raw = batch.data.column(self._raw_column).to_pylist()
         rows = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
-        made = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
+        rendered = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
         prompts: list[Prompt] = []
         failed: dict[int, str] = {}
-        for i, given in enumerate(raw):
-            prompt = next(made) if given is None else self._raw(given)
+        for i, raw_text in enumerate(raw):
+            prompt = next(rendered) if raw_text is None else self._raw(raw_text)
             if isinstance(prompt, Exception):
                 failed[i] = str(prompt) if isinstance(prompt, NoPrompt) else reason_of(prompt)
             else:
@@ -128,7 +128,7 @@ class Rendering(BaseOperator):
             said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]
             kept = [data.column(name) for name in self._schema.names[:-2]]
             with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
-            yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), what) for i, what in said))
+            yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), why) for i, why in said))
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
         """Return the prompt of each row, which has these values of `self._columns`; in its place may be NoPrompt,

@@ -86,9 +86,9 @@ class SpecialTokens:
     @classmethod
     def like(cls, names: re.Pattern[str]) -> SpecialTokens:
         """Return the special tokens of a vocabulary that nobody lists, whose names are `names`."""
-        made = cls(())
-        made._begun = made._whole = names
-        return made
+        tokens = cls(())
+        tokens._begun = tokens._whole = names
+        return tokens
 
     def without(self, names: Collection[str]) -> SpecialTokens:
         """Return these tokens, of which the controls of some `names` are none."""
@@ -100,9 +100,9 @@ class SpecialTokens:
         if isinstance(value, str):
             return self._marked(value)
         if isinstance(value, Mapping):
-            made = {self.mark(key): self.mark(inner) for key, inner in value.items()}
-            pairs = zip(made.items(), value.items(), strict=False)
-            return made if any(a is not c or b is not d for (a, b), (c, d) in pairs) else value
+            marked = {self.mark(key): self.mark(inner) for key, inner in value.items()}
+            pairs = zip(marked.items(), value.items(), strict=False)
+            return marked if any(a is not c or b is not d for (a, b), (c, d) in pairs) else value
         if isinstance(value, list | tuple):
             items = [self.mark(item) for item in value]
             return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
@@ -131,22 +131,22 @@ class SpecialTokens:
         """Return the int32 ids of `text` without BOS: the control tokens that are not `marked`, and between them
         texts."""
         marks = (t for t, m in zip(text, marked, strict=True) if m == MARK)
-        made: list[int] = []
+        ids: list[int] = []
         for piece in self._pieces(marked):
             if isinstance(piece, SpecialToken):
-                made.append(piece.id)
+                ids.append(piece.id)
                 continue
             for part in self._apart(re.sub(MARK, lambda _: next(marks), piece), piece):
-                made += tokenize(part)
-        return np.array(made, np.int32)
+                ids += tokenize(part)
+        return np.array(ids, np.int32)
 
     def _marked(self, text: str) -> str:
         if self._begun is None or (self._firsts and not any(first in text for first in self._firsts)):
             return text
         places, at = [], 0
-        while (found := self._begun.search(text, at)) is not None:
-            places.append(found.start())
-            at = found.start() + 1
+        while (match := self._begun.search(text, at)) is not None:
+            places.append(match.start())
+            at = match.start() + 1
         return with_marks(text, places)
 
     def _pieces(self, text: str) -> list[SpecialToken | str]:
@@ -161,10 +161,10 @@ class SpecialTokens:
     def _apart(self, text: str, marked: str) -> Iterator[str]:
         """Cut a text behind each mark at which a token stands that llama.cpp reads in any text."""
         start = 0
-        for found in self._always.finditer(text) if self._always is not None else ():
-            if marked[found.start()] == MARK:
-                yield text[start : found.start() + 1]
-                start = found.start() + 1
+        for match in self._always.finditer(text) if self._always is not None else ():
+            if marked[match.start()] == MARK:
+                yield text[start : match.start() + 1]
+                start = match.start() + 1
         yield text[start:]
 
     @staticmethod
@@ -176,10 +176,10 @@ def with_marks(text: str, places: Sequence[int]) -> str:
     """Return `text` with a mark at each of `places`; the same object for none."""
     if not places:
         return text
-    made = list(text)
+    characters = list(text)
     for place in places:
-        made[place] = MARK
-    return "".join(made)
+        characters[place] = MARK
+    return "".join(characters)
 
 
 def _cut(piece: SpecialToken | str, token: SpecialToken) -> Iterator[SpecialToken | str]:

@@ -79,9 +79,9 @@ class Template:
         except Exception as error:  # an untrusted text goes through two compilers, Jinja's and Python's
             raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
         for node in tree.find_all(OTHER_TEMPLATES):
-            what = type(node).__name__.lower().replace("fromimport", "from ... import")
+            statement = type(node).__name__.lower().replace("fromimport", "from ... import")
             raise ConfigError(
-                f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here"
+                f"{name}, line {node.lineno}: {{% {statement} %}} takes in another template; write it out here"
             )
 
     def render(self, values: dict[str, Any]) -> str:
@@ -115,21 +115,21 @@ def _columns_by_name(tree: jinja2.nodes.Template) -> frozenset[str] | None:
     """Take `row` in `row['any name']` for all columns; return the names, or None if one is not written out."""
     if any(node.name == "row" and node.ctx != "load" for node in tree.find_all(jinja2.nodes.Name)):
         return frozenset()
-    found = [
+    lookups = [
         node
         for node in tree.find_all(jinja2.nodes.Getitem)
         if isinstance(node.node, jinja2.nodes.Name) and node.node.name == "row"
     ]
-    for node in found:
+    for node in lookups:
         node.node = jinja2.nodes.Name(_BY_NAME, "load", lineno=node.lineno, environment=node.environment)
-    names = [node.arg.value if isinstance(node.arg, jinja2.nodes.Const) else None for node in found]
+    names = [node.arg.value if isinstance(node.arg, jinja2.nodes.Const) else None for node in lookups]
     return frozenset(map(str, names)) if None not in names else None
 
 
-def attempt(make: Callable[[T], Made], given: T) -> Made | Exception:
+def attempt(make: Callable[[T], Made], values: T) -> Made | Exception:
     """Return what `make` makes, or what it raises: an expression of a template may raise anything."""
     try:
-        return make(given)
+        return make(values)
     except Exception as error:
         return error
 

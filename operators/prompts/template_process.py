@@ -96,7 +96,7 @@ class TemplateProcess:
         except _Ended as ended:
             if len(rows) == 1:
                 return [SecurityError(str(ended))]
-            return [made for row in rows for made in self._rendered([row])]
+            return [text for row in rows for text in self._rendered([row])]
 
     def _start(self) -> list[Any]:
         self._process = subprocess.Popen(
@@ -133,9 +133,9 @@ class TemplateProcess:
 
 def shared_process(runtime: Runtime, source: str, date: datetime.date | None, proof: dict[str, Any]) -> TemplateProcess:
     """Return the process of a model's chat template, which the runs of this process share as they share the model."""
-    given = (source, "the model's chat template", date, proof)
-    key = ("chat template", repr(given))
-    return runtime.shared(key, lambda: TemplateProcess(*given), lambda process: process.close())
+    arguments = (source, "the model's chat template", date, proof)
+    key = ("chat template", repr(arguments))
+    return runtime.shared(key, lambda: TemplateProcess(*arguments), lambda process: process.close())
 
 
 class _Ended(Exception):

@@ -178,27 +178,27 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """Replace large offsets, views, dictionaries and extensions in `found`, so that there is one string type."""
-    if isinstance(found, pa.BaseExtensionType):
-        return plain_type(found.storage_type)
-    if pa.types.is_dictionary(found):
-        return plain_type(found.value_type)
-    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Replace large offsets, views, dictionaries and extensions in `kind`, so that there is one string type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
-    if pa.types.is_list(found) or pa.types.is_large_list(found):
-        return pa.list_(plain_type(found.value_type))
-    if pa.types.is_fixed_size_list(found):
-        inner = plain_type(found.value_type)
-        return found if inner == found.value_type else pa.list_(inner, found.list_size)
-    if pa.types.is_map(found):
-        pair = plain_type(found.key_type), plain_type(found.item_type)
-        return found if pair == (found.key_type, found.item_type) else pa.map_(*pair)
-    if pa.types.is_struct(found):
-        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in found])
-    return found
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        inner = plain_type(kind.value_type)
+        return kind if inner == kind.value_type else pa.list_(inner, kind.list_size)
+    if pa.types.is_map(kind):
+        pair = plain_type(kind.key_type), plain_type(kind.item_type)
+        return kind if pair == (kind.key_type, kind.item_type) else pa.map_(*pair)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])
+    return kind
 
 
 def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:

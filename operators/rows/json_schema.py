@@ -61,12 +61,12 @@ def validator(schema: Any, what: str) -> Validate:
 
     def breach(value: Any) -> str | None:
         try:
-            found = jsonschema.exceptions.best_match(checks.iter_errors(value))
+            error = jsonschema.exceptions.best_match(checks.iter_errors(value))
         except RecursionError:
             return "$ is nested too deeply for the schema"
         except (OverflowError, ValueError):
             return "$ has a number or a character beyond what the schema can be held against"
-        return None if found is None else f"{found.json_path}: {found.message[:_MAX_MESSAGE]}"
+        return None if error is None else f"{error.json_path}: {error.message[:_MAX_MESSAGE]}"
 
     return breach
 
@@ -138,11 +138,11 @@ def _exact(draft: Any) -> Any:
     import jsonschema
 
     extend: Any = jsonschema.validators.extend
-    known, additional = draft.TYPE_CHECKER, draft.VALIDATORS.get("additionalProperties")
-    whole_floats = known.is_type(1.0, "integer")
+    checker, additional = draft.TYPE_CHECKER, draft.VALIDATORS.get("additionalProperties")
+    whole_floats = checker.is_type(1.0, "integer")
 
     def is_whole(_: Any, value: Any) -> bool:
-        return known.is_type(value, "integer") or (
+        return checker.is_type(value, "integer") or (
             whole_floats and isinstance(value, Exact) and value == value.to_integral_value()
         )
 
@@ -174,7 +174,7 @@ def _exact(draft: Any) -> Any:
         "additionalProperties": others,
     }
     changed = {key: function for key, function in ours.items() if key in draft.VALIDATORS}
-    return extend(draft, changed, type_checker=known.redefine("integer", is_whole))
+    return extend(draft, changed, type_checker=checker.redefine("integer", is_whole))
 
 
 @functools.lru_cache(_MOST_KEPT)

@@ -61,10 +61,10 @@ def samples(data: pa.RecordBatch) -> dict[tuple[int, tuple[int, ...]], list[int]
     """Group the rows of `data`, sorted by (row, lineage), that differ in nothing but the last number of their lineage:
     the samples of a prompt, or its branches. Returns the indices of each group in order, by row and the rest of the
     lineage, which identify the group."""
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i, (row, lineage) in enumerate(identities(data)):
-        found.setdefault((row, lineage[:-1]), []).append(i)
-    return found
+        groups.setdefault((row, lineage[:-1]), []).append(i)
+    return groups
 
 
 def require_samples(schema: pa.Schema, purpose: str) -> None:

@@ -56,11 +56,11 @@ class Where:
         """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these. The others pass by, see
         `chosen`."""
         parts = [self.split(batch) for batch in batches]
-        own = [chosen for chosen, _, _ in parts if chosen.num_rows]
-        part = share(sum(b.num_rows for b in own), sum(b.num_rows for b in batches))
-        found = of_own(own, replace(task, rows=task.rows.times(part)))
+        to_process = [chosen for chosen, _, _ in parts if chosen.num_rows]
+        part = share(sum(b.num_rows for b in to_process), sum(b.num_rows for b in batches))
+        result = of_own(to_process, replace(task, rows=task.rows.times(part)))
         left = [_passed_by(others, kept, schema) for _, others, _ in parts if others.num_rows]
-        return replace(found, rows_out=found.rows_out + task.rows.times(1 - part), output=[*found.output, *left])
+        return replace(result, rows_out=result.rows_out + task.rows.times(1 - part), output=[*result.output, *left])
 
 
 def _passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:

@@ -85,31 +85,33 @@ class RowExpression:
 
     def beyond(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name in self._columns:
             for row in rows_beyond(data.column(name), most_of_polars):
                 value = python_values(data.column(name).slice(row, 1))[0]
-                found[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
-        return found
+                reasons[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
+        return reasons
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
         """Evaluate the expression for each row, none of which is `beyond`; raise ValueError if one fails (a text that
         is no number, say)."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
-            found = self._evaluate(used)
+            computed = self._evaluate(used)
         except (PolarsError, PanicException) as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
-        if len(found) != data.num_rows:
-            raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
-        return found
+        if len(computed) != data.num_rows:
+            raise ValueError(
+                f"{self._name} gives {len(computed)} values for {data.num_rows} rows; it must give one a row"
+            )
+        return computed
 
     def _checked(self, schema: pa.Schema) -> pl.DataType:
         try:
             return self._evaluate(_no_rows(schema)).dtype
         except ColumnNotFoundError as error:
-            what, columns = str(error).partition(";")[0], ", ".join(schema.names)
-            quoted = re.search(r'column "(.*)"', what)
+            problem, columns = str(error).partition(";")[0], ", ".join(schema.names)
+            quoted = re.search(r'column "(.*)"', problem)
             if quoted and quoted[1] in self._unknown:
                 raise SchemaError(
                     f"{self._name}: column '{quoted[1]}' has type {self._unknown[quoted[1]]}, which SQL does not know;"
@@ -117,7 +119,7 @@ class RowExpression:
                 ) from error
             if quoted and quoted[0].removeprefix("column ") in self._text:
                 columns += f"; a text takes single quotes: '{quoted[1]}'"
-            raise SchemaError(f"{self._name}: {what}; the columns are {columns}") from error
+            raise SchemaError(f"{self._name}: {problem}; the columns are {columns}") from error
         except (SQLSyntaxError, SQLInterfaceError) as error:
             raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
         except PolarsError as error:

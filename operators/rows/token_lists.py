@@ -25,14 +25,14 @@ def literals_of(data: pa.RecordBatch, name: str) -> pa.ListArray | None:
 def rows_with_names(data: pa.RecordBatch, names: Iterable[str], has_name: Callable[[str], bool]) -> list[int]:
     """Return the places of the rows that have the name of a control token in a text, or one of a list of texts, of
     these columns; those of Render are left out."""
-    found: set[int] = set()
+    places: set[int] = set()
     for name in names:
         if literals_of(data, name) is None:
             for i, value in enumerate(data.column(name).to_pylist()):
                 texts = [value] if isinstance(value, str) else value or ()
                 if any(isinstance(text, str) and has_name(text) for text in texts):
-                    found.add(i)
-    return sorted(found)
+                    places.add(i)
+    return sorted(places)
 
 
 def list_column(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32]) -> pa.ListArray:

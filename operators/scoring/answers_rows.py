@@ -41,8 +41,8 @@ class StoredAnswers(LookupCounts):
         self._kind, self._runtime = kind, runtime
         if self._store is not None:
             super().__init__(runtime)
-            digest, known = self._keys.settings(b""), self._store.settings
-            self._missed = "missed_new" if digest in known or not known else "missed_settings"
+            digest, stored = self._keys.settings(b""), self._store.settings
+            self._missed = "missed_new" if digest in stored or not stored else "missed_settings"
             self._store.note_settings({digest})
             runtime.resource(("stored answers", runtime.node), lambda: self, StoredAnswers.say)
 
@@ -154,7 +154,7 @@ class AnswersRows(BaseOperator):
     def _answered(self, texts: Seq[Any]) -> list[Answer | str]:
         """Return the answer to each of `texts`, from the store or read now, or why there is none."""
         keys = [self._key(text) for text in texts]
-        found: dict[bytes, Answer | str] = dict(self._stored.find(keys))
-        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in found}:
-            found |= self._read_new(new)
-        return [found[key] for key in keys]
+        answers: dict[bytes, Answer | str] = dict(self._stored.find(keys))
+        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in answers}:
+            answers |= self._read_new(new)
+        return [answers[key] for key in keys]

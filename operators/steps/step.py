@@ -97,9 +97,9 @@ class Step:
             return
         self._check_prompt()
         check_one_of("pick", self.pick, PICKS)
-        given = [key for key in ANSWERS if getattr(self, key) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"has {' and '.join(given)}; keep one of them")
+        answers = [key for key in ANSWERS if getattr(self, key) is not None]
+        if len(answers) > 1:
+            raise ConfigError(f"has {' and '.join(answers)}; keep one of them")
         if self.schema is not None and (self.extract is not None or self.score is not None):
             raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
         check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
@@ -161,7 +161,7 @@ def _form(name: str, kind: object) -> tuple[dict[str, Any], str]:
         return {"type": "array", "items": form}, f"list<{of}>"
     if not isinstance(kind, str) or kind not in TYPES:
         hint = did_you_mean(str(kind), TYPES)
-        known = "string, int, float, bool, list<...>, or a list of the texts that it may be"
-        raise ConfigError(f"schema.{name} is {kind!r}, and a type is {known}{hint}")
+        allowed = "string, int, float, bool, list<...>, or a list of the texts that it may be"
+        raise ConfigError(f"schema.{name} is {kind!r}, and a type is {allowed}{hint}")
     of_json, of_arrow = TYPES[kind]
     return {"type": of_json}, of_arrow

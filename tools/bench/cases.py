@@ -32,18 +32,18 @@ class Case:
 
 def cases(bench: BenchSettings) -> list[Case]:
     """Return all cases. Within a scenario and a number of slots the contenders alternate, A B A B: machines drift."""
-    asked = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
-    for key, given, known in asked:
-        unknown = [name for name in given if name not in known]
+    lists = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
+    for key, chosen, known in lists:
+        unknown = [name for name in chosen if name not in known]
         check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
     names = [*bench.scenarios, *(f"toggle_{name}" for name in bench.toggle)]
-    found = [case for name in names for case in _of_scenario(name, bench)]
-    if not found:
-        there = sorted({c.name for name in names for c in ALL[name].contenders})
+    all_cases = [case for name in names for case in _of_scenario(name, bench)]
+    if not all_cases:
+        contenders = sorted({c.name for name in names for c in ALL[name].contenders})
         raise ConfigError(
-            f"bench.contenders={bench.contenders} leaves nothing to measure; there are {', '.join(there)}"
+            f"bench.contenders={bench.contenders} leaves nothing to measure; there are {', '.join(contenders)}"
         )
-    return found
+    return all_cases
 
 
 def _of_scenario(name: str, bench: BenchSettings) -> Iterator[Case]:

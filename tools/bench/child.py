@@ -95,7 +95,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def peak_rss_mb(pid: int) -> float:
     """Return the peak memory of a process in MiB; 0 if the kernel does not tell."""
     try:
-        found = re.search(r"^VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(r"^VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) / 1024 if found else 0
+    return int(match[1]) / 1024 if match else 0

@@ -142,9 +142,9 @@ def _emptied(folder: Path) -> Path:
 
 
 def _call(command: Sequence[str], env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}")
+    process = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if process.returncode:
+        raise BuildError(f"{' '.join(command[:4])} ... failed:\n{process.stdout[-2000:]}")
 
 
 def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
