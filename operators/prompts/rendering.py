@@ -84,7 +84,10 @@ class Rendering(BaseOperator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._row_template = self._user_template()
         path = self._model.chat_template
-        self._unproved = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
+        self._unproved = None
+        if path is not None:
+            text = read_text(path, CHAT_KEY)
+            self._unproved = Template(text, f"{CHAT_KEY} {path}", strict=False, date=self._model.date_given)
         if self._row_template is not None:
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
@@ -181,9 +184,6 @@ class Rendering(BaseOperator):
         if self._file is not None:
             return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
         return None if self._source is None else Template(self._source, "template", strict=True)
-
-    def _chat_template(self, source: str, name: str) -> Template:
-        return Template(source, name, strict=False, date=self._model.date_given)
 
 
 def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:

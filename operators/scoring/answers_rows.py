@@ -16,7 +16,7 @@ from operators.generation.journal import StoredCompletion
 from operators.generation.store_lookup import CompletionKeys, LookupCounts
 from operators.generation.wiring import shared_store
 from operators.rows.batches import set_apart
-from operators.rows.row_condition import Where
+from operators.rows.sql import Where
 from operators.settings import StoreSettings
 from pipeline.api.protocols import BaseOperator, Runtime
 from pipeline.api.records import Batch, Output, add_columns
