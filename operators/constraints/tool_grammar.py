@@ -120,10 +120,10 @@ class ToolGrammar:
         """Return what the reader makes of a call."""
         slots = {"name": name, "json_name": json.dumps(name), "arguments": arguments}
         try:
-            parsed = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
+            _, calls = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
         except BrokenCall:
             return None
-        return (parsed.calls[0].name, parsed.calls[0].arguments) if len(parsed.calls) == 1 else None
+        return (calls[0].name, calls[0].arguments) if len(calls) == 1 else None
 
     def _mark(self, text: str) -> str:
         token = self._control(text) if _MARK.fullmatch(text) else None

@@ -65,8 +65,7 @@ class EmitCases(BaseOperator):
     """
 
     def __init__(self, bench: BenchSettings, chunk_rows: int) -> None:
-        if chunk_rows < 1:
-            raise ConfigError(f"chunk_rows={chunk_rows} cannot work: it is 1 or more")
+        check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
         self._cases = cases(bench)
         self._chunk_rows = chunk_rows
         self._sent = 0

@@ -171,15 +171,14 @@ def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Returns 0 if all is well, 1 with the reason on stderr if not."""
-    own, _, command = "\0".join(argv).partition("\0--\0") if "--" in argv else ("\0".join(argv), "", "")
+    end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cpus", nargs="*", default=["dotprod"], help=f"of {', '.join(CPUS)} (default: dotprod)")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "arm64", help="where all is made")
-    arguments = parser.parse_args([word for word in own.split("\0") if word])
+    arguments = parser.parse_args(argv[:end])
     if unknown := set(arguments.cpus) - CPUS.keys():
         parser.error(f"no CPU is called {', '.join(unknown)}; there are {', '.join(CPUS)}")
-    words = command.split("\0") if command else []
-    return exit_code(lambda: run(arguments.cache.absolute(), arguments.cpus, words))
+    return exit_code(lambda: run(arguments.cache.absolute(), arguments.cpus, argv[end + 1 :]))
 
 
 if __name__ == "__main__":

@@ -127,11 +127,15 @@ def try_compiler(cc: str, cxx: str, openmp: bool) -> CompilerPair | None:
     return CompilerPair(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
 
 
+def english() -> dict[str, str]:
+    """Return the environment in which programs speak English."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
 def _output(command: Sequence[str], failed: str = "") -> str:
     """Return the output of a short command; `failed` if it cannot be started, hangs or fails."""
-    english = {**os.environ, "LC_ALL": "C"}
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english())
         return process.stdout
     except (OSError, subprocess.SubprocessError):
         return failed

@@ -7,7 +7,6 @@ and knows the version and the commit of the libraries beside which it lies.
 """
 
 import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.build.compilers import CompilerPair, Host
+from tools.build.compilers import CompilerPair, Host, english
 
 SOURCES = Path(__file__).resolve().parents[2] / "operators/llama/native"
 LIBRARY = "libllama-batch-kernels.so"
@@ -116,7 +115,7 @@ def _run_at_once(commands: list[list[str]]) -> None:
     with ExitStack() as opened:
         said = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         running = [
-            subprocess.Popen(command, stdout=log, stderr=log, env=_english())
+            subprocess.Popen(command, stdout=log, stderr=log, env=english())
             for command, log in zip(commands, said, strict=True)
         ]
         failed = [log for process, log in zip(running, said, strict=True) if process.wait()]
@@ -125,13 +124,9 @@ def _run_at_once(commands: list[list[str]]) -> None:
             raise KernelsError(reason(log.read() or "a compiler failed"))
 
 
-def _english() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C"}
-
-
 def _output(command: list[str]) -> str:
     """Return what a command prints. Raises KernelsError with the first line in which it speaks of an error."""
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=_english())
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=english())
     if process.returncode:
         raise KernelsError(reason(process.stderr or f"{command[0]} ended with {process.returncode}"))
     return process.stdout
