@@ -19,13 +19,12 @@ from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
-from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
 from pipeline.api.protocols import BaseOperator, Runtime, Scope
 from pipeline.api.records import Batch, Output, add_columns, require_column
 
-PROMPT_TEXT = "prompt_text"
 WIDTH = 120
 PLACES = (
     re.compile(r"\n\s*\n"),  # paragraph
@@ -67,7 +66,7 @@ class Tokenize(ModelOrServer):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
-        require_column(schema, PROMPT_TEXT, [pa.string()])
+        require_column(schema, PROMPT_TEXT.name, [PROMPT_TEXT.type])
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -81,23 +80,23 @@ class Tokenize(ModelOrServer):
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT])
+        refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
         rejects, batch = set_apart(batch, refused)
         yield from rejects
         data = batch.data
-        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT))
+        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
-        told = self._texts.told(data, [PROMPT_TEXT])
+        told = self._texts.told(data, [PROMPT_TEXT.name])
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
-        ids = row.column(PROMPT_IDS.name).to_pylist()[0]
+        ids, text = (row.column(field.name).to_pylist()[0] for field in (PROMPT_IDS, PROMPT_TEXT))
+        text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
-        yield row.column(PROMPT_TEXT).to_pylist()[0] or ""
-        marked, text = self._texts.marked(row, PROMPT_TEXT)[0], row.column(PROMPT_TEXT).to_pylist()[0] or ""
+        yield text
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))

@@ -22,14 +22,13 @@ from operators.prompts.conversations import (
 from operators.prompts.messages import NoPrompt
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
-from operators.rows.token_lists import PROMPT_LITERALS
+from operators.rows.token_lists import PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import ROW, Batch, Output, add_columns, python_values, require_column
 
-PROMPT_TEXT = pa.field("prompt_text", pa.string())
 ASSISTANT = "assistant"
 SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"

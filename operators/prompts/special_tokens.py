@@ -124,7 +124,9 @@ class SpecialTokens:
         pairs = list(zip(marked, text, strict=False))
         if len(marked) == len(text) and all(m in (t, MARK) or m.lower() == t.lower() for m, t in pairs):
             return [i for i, (m, t) in enumerate(pairs) if m == MARK != t and self.is_name(text, i)]
-        count = [sum(self._is_control(piece) for piece in self._pieces(each)) for each in (text, marked)]
+        count = [
+            sum(isinstance(p, SpecialToken) and p.is_control for p in self._pieces(each)) for each in (text, marked)
+        ]
         return [] if count[0] == count[1] else None  # the template took the names out, or escaped them
 
     def ids(self, text: str, marked: str, tokenize: Tokenize) -> npt.NDArray[np.int32]:
@@ -166,10 +168,6 @@ class SpecialTokens:
                 yield text[start : match.start() + 1]
                 start = match.start() + 1
         yield text[start:]
-
-    @staticmethod
-    def _is_control(piece: SpecialToken | str) -> bool:
-        return isinstance(piece, SpecialToken) and piece.is_control
 
 
 def with_marks(text: str, places: Sequence[int]) -> str:

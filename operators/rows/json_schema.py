@@ -89,18 +89,15 @@ def text_check(schema: Any, what: str) -> Callable[[str], str | None]:
 def _text_check(schema: str, what: str) -> Callable[[str], str | None]:
     breach = validator(_READER.decode(schema), what)
 
-    def found(text: str) -> str | None:
-        try:
-            return breach(_READER.decode(text))
-        except json.JSONDecodeError as error:
-            return f"no JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
-        except KeyError as error:
-            return f"the key {json.dumps(error.args[0])} comes twice in an object"
-        except (ValueError, RecursionError) as error:  # NaN, 1e999; thousands of brackets
-            return f"no JSON: {error}"
-
     def check(text: str) -> str | None:
-        reason = found(text)
+        try:
+            reason = breach(_READER.decode(text))
+        except json.JSONDecodeError as error:
+            reason = f"no JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
+        except KeyError as error:
+            reason = f"the key {json.dumps(error.args[0])} comes twice in an object"
+        except (ValueError, RecursionError) as error:  # NaN, 1e999; thousands of brackets
+            reason = f"no JSON: {error}"
         return None if reason is None else f"the text does not fit {what}: {reason}"
 
     return check

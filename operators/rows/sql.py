@@ -128,7 +128,9 @@ class RowExpression:
         except (SQLSyntaxError, SQLInterfaceError) as error:
             raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
         except PolarsError as error:
-            texts = [f.name for f in schema if f.type == pa.string() and _names(self._text, f.name)]
+            texts = [
+                f.name for f in schema if f.type == pa.string() and re.search(rf"\b{re.escape(f.name)}\b", self._text)
+            ]
             hint = f"; '{texts[0]}' has texts: data.types={{{texts[0]}: double}} reads numbers" if texts else ""
             raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}{hint}") from error
 
@@ -202,10 +204,6 @@ def _passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
         for field in schema
     ]
     return batch.with_data(pa.record_batch(columns, schema=schema))
-
-
-def _names(expression: str, column: str) -> bool:
-    return re.search(rf"\b{re.escape(column)}\b", expression) is not None
 
 
 def _without_plan(error: BaseException) -> str:

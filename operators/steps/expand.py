@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from operators.generation.completions import REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from operators.steps.step import Step, json_schema
@@ -20,7 +20,6 @@ from pipeline.api.errors import ConfigError, did_you_mean
 SOURCE, SINK = "read", "write"
 READS = {"_target_": "operators.sources.read_prompts.ReadPrompts"}
 WRITES = {"_target_": "operators.sinks.write_rows.WriteRows"}
-PROMPT_TEXT = "prompt_text"
 Node = dict[str, Any]
 """What a job says of a node: op, inputs, on_error; and `step`, the one that it was made for."""
 KEYS = {
@@ -156,7 +155,7 @@ def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
 
 def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and op of the nodes that ask the model and make the step's columns."""
-    model, runtime = groups["model"], groups["runtime"]
+    model, runtime, kept = groups["model"], groups["runtime"], _asked(step, groups)
     prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
     yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt}
     yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
@@ -167,17 +166,16 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             "_target_": "operators.generate.Generate",
             "sampling": _sampling(step, groups["sampling"]),
             **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
-            "completion_ids": "completion_ids" in _asked(step, groups),
+            "completion_ids": "completion_ids" in kept,
             "completion_text": groups["output"].completion_text,
-            "reasoning": _keeps(REASONING, _asked(step, groups)),
-            "tool_calls": _keeps(TOOL_CALLS, _asked(step, groups)),
+            "reasoning": _keeps(REASONING, kept),
+            "tool_calls": _keeps(TOOL_CALLS, kept),
             "as": name,
             **({} if step.where is None else {"where": step.where}),
         },
     )
-    kept = _asked(step, groups)
-    names, drop, prompt_columns = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT, PROMPT_LITERALS.name]
-    if PROMPT_TEXT in kept:
+    names, drop, prompt_columns = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
+    if PROMPT_TEXT.name in kept:
         names |= {column: f"{name}_{column}" for column in prompt_columns}
     else:
         drop += prompt_columns
@@ -225,7 +223,7 @@ def _keeps(fields: Iterable[pa.Field], kept: Collection[str]) -> bool:
 def _asked(step: Step, groups: Groups) -> set[str]:
     """Return the columns of a completion to keep, without the step's prefix."""
     output = groups["output"]
-    by_job = {PROMPT_TEXT: output.prompt_text, "completion_ids": output.completion_ids}
+    by_job = {PROMPT_TEXT.name: output.prompt_text, "completion_ids": output.completion_ids}
     return {*step.columns, *(column for column, wanted in by_job.items() if wanted)}
 
 
@@ -240,7 +238,7 @@ def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, A
         reasons=_keeps(REASONING, kept),
         calls=_keeps(TOOL_CALLS, kept),
     )
-    names = [*(f.name for f in fields), PROMPT_TEXT, "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
+    names = [*(f.name for f in (*fields, PROMPT_TEXT)), "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
     if unknown := [column for column in step.columns if column not in names]:
         hint = did_you_mean(unknown[0], names) or f"; there are {', '.join(names)}"
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")
