@@ -174,8 +174,7 @@ class Call(BaseOperator):
         return pa.record_batch(columns, schema=self._schema)
 
     def _column(self, field: pa.Field, source: pa.Array | None, inputs: list[Row], outputs: list[Row]) -> pa.Array:
-        """Make a column of the returned values; rows for which none was returned, or as it was, keep their value of
-        `source`."""
+        """Make a column of the returned values; rows with none, or with the value as it was, keep that of `source`."""
         name = field.name
         kept = source if source is not None and source.type == field.type else None
         same = [
@@ -204,8 +203,7 @@ def _as_it_was(value: Any, old: Row, name: str) -> bool:
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:
-    """Return the first number in `value` that has a fraction where `kind` has an integer type; None if there is
-    none."""
+    """Return the first number in `value` that has a fraction where `kind` has an integer type, or None."""
     if isinstance(value, float | np.floating):
         return float(value) if pa.types.is_integer(kind) and value != value // 1 else None
     inner: Iterable[tuple[Any, pa.DataType]] = ()

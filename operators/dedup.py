@@ -115,8 +115,7 @@ class Dedup(BaseOperator):
                     self._texts.keep(signature)
 
     def _near(self, text: str, signatures: list[Signature]) -> tuple[int, float | None] | None:
-        """Return the most similar text that was kept before, if it is a near duplicate; else keep this one, and append
-        its signature."""
+        """Return the most similar text kept before, if it is a near duplicate; else keep this one and its signature."""
         if self._texts is None:
             return None
         signature = self._texts.signature(text)

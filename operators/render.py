@@ -274,8 +274,7 @@ class Render(Rendering, ModelOrServer):
 
 
 def in_turns(prompts: Sequence[Prompts], chat: Chat | None) -> list[Prompt | Exception]:
-    """Make `prompts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of one
-    may be what making it raises."""
+    """Make `prompts` side by side, so that `chat` renders at once what all ask for; an exception may stand for one."""
     results: dict[int, Prompt | Exception] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(prompts)))
     while answers:

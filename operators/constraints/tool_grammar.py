@@ -219,8 +219,7 @@ def any_of(names: Sequence[str]) -> str:
 
 
 def searched(pattern: str) -> str:
-    """Return a regex, between the slashes of Lark, of the texts in which a regex of JSON Schema is found. llguidance
-    refuses anchors within it."""
+    """Return a regex of Lark for the texts in which one of JSON Schema is found; llguidance refuses anchors in it."""
     branches: list[list[str]] = [[]]
     depth = 0
     for piece in _PIECE.findall(pattern):

@@ -55,8 +55,7 @@ Names = frozenset[tuple[str, str]]
 
 
 class _Whole:
-    """Makes one schema whole. `beside` is None for a schema that stays open, else the names that are described beside
-    it."""
+    """Makes one schema whole. `beside`: the names that are described beside it; None: it stays open."""
 
     def __init__(self, schema: Schema) -> None:
         import jsonschema

@@ -90,8 +90,7 @@ def tools_of_job(tools: Any) -> list[dict[str, Any]]:
 
 
 def tools_of_row(value: Any, column: str) -> list[dict[str, Any]]:
-    """Return the tools in a row's `value` of `data.tools_column`: none for null and for an empty text. Raise NoPrompt
-    if it holds something else."""
+    """Return the tools in a row's `value`, none for null and an empty text; raise NoPrompt for anything else."""
     return [] if value in (None, "") else _tools(_read(value, column), f"column '{column}'", NoPrompt)
 
 

@@ -82,8 +82,7 @@ def prints(text: str) -> bool:
 
 
 def proofs(messages: Messages, tools: object) -> Iterator[tuple[str, Messages, dict[str, Any]]]:
-    """Yield what a conversation has beside its last user message: its name, messages that have MARKER there, and the
-    argument `tools` beside them."""
+    """Yield what a conversation has beside its last user message: its name, messages with MARKER there, and `tools`."""
     user, assistant = _said("user", "x"), _said("assistant", "x")
     beside = {"tools": [_tool("x")]} if tools else {}
     roles = [str(message["role"]) for message in messages]

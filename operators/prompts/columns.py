@@ -18,8 +18,7 @@ def columns_of(schema: pa.Schema) -> str:
 
 
 def used_columns(template: Template, schema: pa.Schema, variables: Iterable[str] = ()) -> list[str]:
-    """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
-    that is not `variables`."""
+    """Return the columns that `template` names, in their order; a SchemaError for other names than `variables`."""
     by_name = set(schema.names) if template.by_name is None else template.by_name
     unknown = sorted(template.unknown - set(schema.names) - set(variables)) or sorted(by_name - set(schema.names))
     if unknown:

@@ -32,8 +32,7 @@ class Conversations(ABC):
 
     @abstractmethod
     def of(self, row: Mapping[str, Any]) -> Messages:
-        """Return the messages, of one at least, for the values of these columns; raises NoPrompt, or what a template
-        raises."""
+        """Return one message or more, for the values of these columns; raises NoPrompt, or what a template raises."""
 
 
 class PromptColumn(Conversations):
@@ -61,8 +60,7 @@ class PromptColumn(Conversations):
 
 
 class MessagesColumn(Conversations):
-    """A column of whole conversations; `operators.prompts.messages` says what it may hold. `key`: the setting that
-    names it."""
+    """A column of conversations, as `operators.prompts.messages` has them. `key`: the setting that names it."""
 
     def __init__(self, name: str, key: str = "data.messages_column") -> None:
         self.needs_chat = f"{key}={name!r}"

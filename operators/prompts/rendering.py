@@ -133,8 +133,7 @@ class Rendering(BaseOperator):
             yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), why) for i, why in said))
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
-        """Return the prompt of each row, which has these values of `self._columns`; in its place may be NoPrompt,
-        or what a template raises."""
+        """Return the prompt of each row of values of `self._columns`, or what making it raised."""
         raise NotImplementedError
 
     def _raw(self, text: str) -> Prompt:

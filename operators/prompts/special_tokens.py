@@ -130,8 +130,7 @@ class SpecialTokens:
         return [] if count[0] == count[1] else None  # the template took the names out, or escaped them
 
     def ids(self, text: str, marked: str, tokenize: Tokenize) -> npt.NDArray[np.int32]:
-        """Return the int32 ids of `text` without BOS: the control tokens that are not `marked`, and between them
-        texts."""
+        """Return the int32 ids of `text` without BOS: control tokens that are not `marked`, and texts between them."""
         marks = (t for t, m in zip(text, marked, strict=True) if m == MARK)
         ids: list[int] = []
         for piece in self._pieces(marked):
@@ -152,8 +151,7 @@ class SpecialTokens:
         return with_marks(text, places)
 
     def _pieces(self, text: str) -> list[SpecialToken | str]:
-        """Cut a text at its special tokens, the longest first, each at every place where it stands: llama.cpp's
-        tokenizer_st_partition."""
+        """Cut a text at its special tokens, the longest first: llama.cpp's tokenizer_st_partition."""
         pieces: list[SpecialToken | str] = [text] if text else []
         for token in self._in_order:
             if token.text in text:
@@ -196,8 +194,7 @@ def _cut(piece: SpecialToken | str, token: SpecialToken) -> Iterator[SpecialToke
 
 
 def _alternatives(node: dict[str, Any], at_end: str) -> str:
-    """Return a pattern for the names below `node`, of which the shortest will do. `at_end`: what else fits within a
-    name."""
+    """Return a pattern for the names below `node`; the shortest will do. `at_end`: what else fits within a name."""
     return "|".join(
         re.escape(character) + ("" if _END in child else f"(?:{at_end}{_alternatives(child, at_end)})")
         for character, child in node.items()

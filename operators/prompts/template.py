@@ -161,8 +161,7 @@ def probe(template: Template, values: dict[str, Any]) -> None:
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's own text for training, by its
-    content."""
+    """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's text for training, by its content."""
 
     tags = {"generation"}  # noqa: RUF012 - typed so by Jinja
 

@@ -77,8 +77,7 @@ class TemplateProcess:
         self.unknown, self.named = frozenset(facts["unknown"]), frozenset(facts["named"])
 
     def render_all(self, rows: Sequence[dict[str, Any]]) -> list[str | Exception]:
-        """Render the template for each of `rows`; in the place of a text may be a TypeError, or a TemplateError with
-        what else was raised."""
+        """Render the template for each of `rows`; an error is a TypeError, or a TemplateError for all else."""
         with self._lock:
             return self._rendered(rows) if rows else []
 

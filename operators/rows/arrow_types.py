@@ -36,8 +36,7 @@ def parse_schema(types: Mapping[str, str], key: str = "data.schema") -> pa.Schem
 
 
 def parse_type(text: str, key: str) -> pa.DataType:
-    """Parse a type, for example list<struct<role: string, content: string>>; raise ConfigError with the `key` of the
-    setting if it is misspelt."""
+    """Parse a type as list<struct<role: string, content: string>>; raise ConfigError with `key` if it is misspelt."""
     try:
         if text.count("<") > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")

@@ -15,8 +15,7 @@ from pipeline.system.atomic_files import sorted_by_identity
 
 
 class HeldRows:
-    """The rows of chunks that have not ended: at most `max_open_chunks` chunks at a time. For operators that depend on
-    the order of rows."""
+    """The rows of open chunks, `max_open_chunks` at most, for operators that depend on the order of rows."""
 
     def __init__(self) -> None:
         self._open: dict[int, list[pa.RecordBatch]] = {}

@@ -66,8 +66,7 @@ def _sorted(
 
 
 class KeptRows:
-    """The identities of the kept rows by their numbers, from 0 in the order in which they are kept: 9 bytes each, and 4
-    for each number of a lineage."""
+    """The identities of the kept rows by their numbers from 0: 9 bytes each, and 4 for each number of a lineage."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -176,8 +175,7 @@ class NearTexts:
         self._kept.append(signature)
 
     def _minhash(self, signature: Signature | None) -> Any:
-        """Make datasketch's object for a signature, or for no text, by copying one: making new permutations takes
-        longer than hashing a text."""
+        """Make datasketch's object for a signature, or no text, as a copy: new permutations take longer than a text."""
         minhash = self._first.copy()
         if signature is not None:
             minhash.hashvalues = signature.astype(np.uint64)

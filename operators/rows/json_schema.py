@@ -176,8 +176,7 @@ def _exact(draft: Any) -> Any:
 
 @functools.lru_cache(_MOST_KEPT)
 def _search(pattern: str) -> Callable[[str], bool]:
-    """Return a search for `pattern`, a regex of Rust; of Python if it has what Rust's have not, as look-around. Raise
-    re.error if it is none."""
+    """Return a search for `pattern`, a regex of Rust, or of Python (look-around). Raise re.error if it is neither."""
     try:
         pl.Series([""]).str.contains(pattern)
     except pl.exceptions.ComputeError:
@@ -187,8 +186,7 @@ def _search(pattern: str) -> Callable[[str], bool]:
 
 
 def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Yield each $ref of a schema (a resource of the package referencing) and of its subschemas, with a function that
-    resolves it."""
+    """Yield each $ref of a schema (a resource of the package referencing) with a function that resolves it."""
     reference = resource.contents.get("$ref") if isinstance(resource.contents, Mapping) else None
     if isinstance(reference, str):
         yield reference, resolver.lookup

@@ -60,8 +60,7 @@ class JsonField:
 
 
 def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[JsonField]:
-    """Parse the fields that users write, name to type; raise ConfigError if a type is misspelt or `optional` names no
-    field."""
+    """Parse fields that users write, name to type; raise ConfigError for a misspelt type or an unknown `optional`."""
     if unknown := [name for name in optional if name not in fields]:
         raise ConfigError(f"optional names '{unknown[0]}', which is none of the fields {', '.join(fields)}")
     return [JsonField(n, parse_type(t, f"fields.{n}"), n in optional, t.strip() == JSON) for n, t in fields.items()]
@@ -170,8 +169,7 @@ def noun(value: object) -> str:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the pairs of a JSON object (an `object_pairs_hook`), or raise KeyError with a key that comes
-    twice."""
+    """Make a dict of the pairs of a JSON object (`object_pairs_hook`); raise KeyError with a key that comes twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

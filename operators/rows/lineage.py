@@ -31,8 +31,7 @@ def with_lineage(fields: Iterable[pa.Field]) -> pa.Schema:
 
 
 def repeated(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Return, for parents that become `counts` rows each, the parent of each new row, and its number among its
-    siblings, from 0."""
+    """Return the parent of each new row, of parents that become `counts` rows each, and its number there, from 0."""
     parents = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
     return parents, numbers.astype(np.int32)
@@ -79,8 +78,7 @@ def hash_of(text: str) -> int:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64 in which each bit depends on every
-    bit."""
+    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64: each bit depends on every bit."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,5 +1,4 @@
-"""SQL over the columns of one row, as job files write it; and `where` of Filter, Generate and Embed, which selects rows
-by it."""
+"""SQL over the columns of one row, as job files write it; and `where`, which selects rows by it."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class RowExpression:
         return reasons
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Evaluate the expression for each row, none of which is `beyond`; raise ValueError if one fails (a text that
-        is no number, say)."""
+        """Evaluate the expression for each row, none of them `beyond`; raise ValueError if one fails."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
             computed = self._evaluate(used)
@@ -185,8 +183,7 @@ class Where:
         kept: Collection[str],
         schema: pa.Schema,
     ) -> Forecast:
-        """Forecast `task`, in which only the chosen rows take time: `of_own` forecasts these. The others pass by, see
-        `chosen`."""
+        """Forecast `task` by `of_own` for the chosen rows; the others pass by (`chosen`) and take no time."""
         parts = [self.split(batch) for batch in batches]
         to_process = [chosen for chosen, _, _ in parts if chosen.num_rows]
         part = share(sum(b.num_rows for b in to_process), sum(b.num_rows for b in batches))

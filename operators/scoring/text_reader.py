@@ -47,8 +47,7 @@ TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 
 
 class ReadsTexts(AnswersRows):
-    """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
-    joined into one."""
+    """Base of operators that compute columns from texts, with a context of their own. `columns` are joined into one."""
 
     scope = Scope.MODEL
     wanted: ClassVar[Wanted]

@@ -161,8 +161,7 @@ def _lengths(
 
 
 def _stop_string(model: Model) -> str:
-    """Return the printable ASCII character that would end a row of uniformly drawn tokens after about _STOP_EVERY of
-    them."""
+    """Return the printable ASCII character that ends a row of uniformly drawn tokens after some _STOP_EVERY of them."""
     counts = np.zeros(256, np.int64)
     for piece in model.pieces():
         counts[list(set(piece))] += 1

@@ -93,8 +93,7 @@ def make_root(cache: Path) -> Path:
 
 
 def make_packages(cache: Path) -> Path:
-    """Install the locked packages, in their wheels for arm64, into `cache`/packages; llama-cpp-python is not among
-    them."""
+    """Install the locked packages but llama-cpp-python, in their wheels for arm64, into `cache`/packages."""
     packages = cache / "packages"
     if packages.exists():
         return packages

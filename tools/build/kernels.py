@@ -62,8 +62,7 @@ def cpu_flags(source: Path) -> tuple[str, ...]:
 
 
 def version() -> str:
-    """Return the identity of what is compiled, 16 hexadecimal digits: the sources, and the flags, which make the bits
-    too."""
+    """Return the identity of what is compiled, 16 hexadecimal digits: sources, and flags, which make bits too."""
     files = [path for path in sorted(SOURCES.glob("*")) if path.suffix in (".cpp", ".h")]
     parts = [repr((FLAGS, sorted(CPU_FLAGS.items()))).encode()]
     parts += [part for path in files for part in (path.name.encode(), path.read_bytes())]
