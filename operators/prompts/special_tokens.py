@@ -78,7 +78,7 @@ class SpecialTokens:
             node[_END] = {}
         self._begun = re.compile(_alternatives(tree, r"\Z|")) if controls else None
         """Finds the names of control tokens, and what a text ends with that begins one."""
-        self._whole = re.compile(_alternatives(tree, "")) if controls else None
+        self._names = re.compile(_alternatives(tree, "")) if controls else None
         always = [re.escape(token.text) for token in named if token.is_control and token.always_read]
         self._always = re.compile("|".join(always)) if always else None
         self.some_always_read = bool(always)
@@ -87,7 +87,7 @@ class SpecialTokens:
     def like(cls, names: re.Pattern[str]) -> SpecialTokens:
         """Return the special tokens of a vocabulary that nobody lists, whose names are `names`."""
         tokens = cls(())
-        tokens._begun = tokens._whole = names
+        tokens._begun = tokens._names = names
         return tokens
 
     def without(self, names: Collection[str]) -> SpecialTokens:
@@ -110,11 +110,11 @@ class SpecialTokens:
 
     def has_name(self, text: str) -> bool:
         """Return whether `text` has the name of a control token."""
-        return self._whole is not None and self._whole.search(text) is not None
+        return self._names is not None and self._names.search(text) is not None
 
     def is_name(self, text: str, place: int) -> bool:
         """Return whether the name of a control token begins at a character of `text`."""
-        return self._whole is not None and self._whole.match(text, place) is not None
+        return self._names is not None and self._names.match(text, place) is not None
 
     def places(self, text: str, marked: str) -> list[int] | None:
         """Return the characters of `text` at which a name begins that is text; None if `marked`, which the same

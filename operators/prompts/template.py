@@ -20,7 +20,7 @@ from jinja2.exceptions import SecurityError
 from pipeline.api.errors import HALF_A_CHARACTER, ConfigError
 
 T = TypeVar("T")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
 CALLS_WITHOUT_CONTENT = re.compile(r"\bcontent['\"]?\]?\s+is\s+none\s*-?%\}")
@@ -126,7 +126,7 @@ def _columns_by_name(tree: jinja2.nodes.Template) -> frozenset[str] | None:
     return frozenset(map(str, names)) if None not in names else None
 
 
-def attempt(make: Callable[[T], Made], values: T) -> Made | Exception:
+def attempt(make: Callable[[T], Result], values: T) -> Result | Exception:
     """Return what `make` makes, or what it raises: an expression of a template may raise anything."""
     try:
         return make(values)

@@ -78,22 +78,22 @@ def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
     string). Whole numbers are int64, or uint64 where all fit, and with fractions among them double. Strings stay
     strings, also those of which pyarrow.json would make dates.
     """
-    columns: dict[str, _Seen] = {}
+    columns: dict[str, _Inferred] = {}
     for row in rows:
         for name, value in row.items():
-            columns.setdefault(name, _Seen()).add(value)
-    return pa.schema([(name, seen.type()) for name, seen in columns.items()])
+            columns.setdefault(name, _Inferred()).add(value)
+    return pa.schema([(name, inferred.type()) for name, inferred in columns.items()])
 
 
 def type_of(value: object) -> pa.DataType:
     """Return the Arrow type of a JSON value."""
-    seen = _Seen()
-    seen.add(value)
-    return seen.type()
+    inferred = _Inferred()
+    inferred.add(value)
+    return inferred.type()
 
 
-class _Seen:
-    """The JSON values that were seen at one place of a column. Those of another kind than the first are left out."""
+class _Inferred:
+    """The type of the JSON values at one place of a column. Those of another kind than the first are left out."""
 
     __slots__ = ("fields", "fractions", "inexact", "items", "kind", "least", "most")
 
@@ -101,8 +101,8 @@ class _Seen:
         self.kind: type | None = None
         self.least = self.most = 0
         self.fractions = self.inexact = False
-        self.items: _Seen | None = None
-        self.fields: dict[str, _Seen] = {}
+        self.items: _Inferred | None = None
+        self.fields: dict[str, _Inferred] = {}
 
     def add(self, value: Any) -> None:
         if value is None:
@@ -115,12 +115,12 @@ class _Seen:
         if kind is float:
             self._number(value)
         elif kind is list:
-            self.items = self.items or _Seen()
+            self.items = self.items or _Inferred()
             for item in value:
                 self.items.add(item)
         elif kind is dict:
             for name, inner in value.items():
-                self.fields.setdefault(name, _Seen()).add(inner)
+                self.fields.setdefault(name, _Inferred()).add(inner)
 
     def _number(self, value: float) -> None:
         if isinstance(value, int):
@@ -140,7 +140,7 @@ class _Seen:
         if self.kind is list:
             inner = self.items.type() if self.items else pa.null()
             return JSON_TEXT if inner == JSON_TEXT else pa.list_(inner)
-        fields = {name: seen.type() for name, seen in self.fields.items()}
+        fields = {name: inferred.type() for name, inferred in self.fields.items()}
         return pa.struct(list(fields.items())) if fields and JSON_TEXT not in fields.values() else JSON_TEXT
 
     def _of_numbers(self) -> pa.DataType:

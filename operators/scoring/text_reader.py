@@ -41,7 +41,7 @@ from pipeline.api.numbers import Number
 from pipeline.api.protocols import MemoryNeed, Runtime, Scope
 from pipeline.api.records import Batch, require_column
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
 
@@ -272,7 +272,7 @@ class ReadsTexts(AnswersRows):
         return None
 
     @staticmethod
-    def _by_row(sizes: Seq[int], results: Iterable[tuple[int, Found]]) -> Iterator[tuple[int, list[Found]]]:
+    def _by_row(sizes: Seq[int], results: Iterable[tuple[int, Result]]) -> Iterator[tuple[int, list[Result]]]:
         """Yield the number of each row and what was found for all its texts, when that is complete.
 
         Args:
@@ -280,7 +280,7 @@ class ReadsTexts(AnswersRows):
             results: for texts, by their numbers through all rows.
         """
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        ends, waiting = np.cumsum(sizes), dict[int, Found]()
+        ends, waiting = np.cumsum(sizes), dict[int, Result]()
         left = list(sizes)
         for text, one in results:
             waiting[text] = one
