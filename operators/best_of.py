@@ -114,7 +114,9 @@ class Majority(WholeChunks):
         return self._schema
 
     def decide(self, batch: Batch) -> Iterable[Output]:
-        values = [None if v is None else _comparable(v) for v in python_values(batch.data.column(self._column))]
+        values = [
+            None if v is None else json.dumps(v, default=repr) for v in python_values(batch.data.column(self._column))
+        ]
         counts = np.zeros((2, batch.num_rows), np.int32)
         keep = np.zeros(batch.num_rows, bool)
         for group in samples(batch.data).values():
@@ -131,10 +133,6 @@ class Majority(WholeChunks):
             data = pa.record_batch([*batch.data.columns, *counts], schema=self._schema).filter(pa.array(voted))
             reason = f"not the first with the most frequent value of {self._column} among its samples"
             yield from split(batch.with_data(data), keep[voted], None if self._drop else reason)
-
-
-def _comparable(value: Any) -> str:
-    return json.dumps(value, default=repr)
 
 
 def _value(value: Any) -> float:

@@ -78,10 +78,10 @@ class Call(Operator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        given = python_rows(batch.data)
+        inputs = python_rows(batch.data)
         failed: dict[int, str] = {}
         results: dict[int, list[Row]] = {}
-        for i, row in enumerate(given):
+        for i, row in enumerate(inputs):
             with self._blamed(batch, i, failed):
                 results[i] = self._results(dict(row))
         if failed:
@@ -93,12 +93,12 @@ class Call(Operator):
         if not kept and (failed or dropped):
             return
         try:
-            yield self._made(batch, given, results, kept)
+            yield self._made(batch, inputs, results, kept)
         except (ValueError, pa.ArrowException):  # a value does not fit its column; the function is not called again
             for i in kept:
                 refused: dict[int, str] = {}
                 with self._blamed(batch, i, refused):
-                    yield self._made(batch, given, results, [i])
+                    yield self._made(batch, inputs, results, [i])
                 if refused:
                     yield batch.reject([i], refused[i])
 
@@ -114,14 +114,14 @@ class Call(Operator):
             name_row(error, batch, index)
             raise
 
-    def _made(self, batch: Batch, given: list[Row], results: Mapping[int, list[Row]], kept: list[int]) -> Batch:
+    def _made(self, batch: Batch, inputs: list[Row], results: Mapping[int, list[Row]], kept: list[int]) -> Batch:
         """Return the rows that the function has made of the rows `kept`."""
         parents, numbers = repeated(np.array([len(results[i]) for i in kept], np.int64))
         of = [kept[at] for at in parents]
-        made = [row for i in kept for row in results[i]]
+        outputs = [row for i in kept for row in results[i]]
         rows = batch.data.take(pa.array(of, pa.int64()))
-        data = self._data(rows, [given[i] for i in of], made, numbers)
-        return batch.with_data(data, expanded=len(made) - len(kept))
+        data = self._data(rows, [inputs[i] for i in of], outputs, numbers)
+        return batch.with_data(data, expanded=len(outputs) - len(kept))
 
     def _results(self, row: Row) -> list[Row]:
         """Call the function, which may change `row` in place. Return one dict for each row that it makes of `row`."""
@@ -151,43 +151,45 @@ class Call(Operator):
         return dict(result)
 
     def _data(
-        self, kept: pa.RecordBatch, given: list[Row], made: list[Row], numbers: npt.NDArray[np.int32]
+        self, kept: pa.RecordBatch, inputs: list[Row], outputs: list[Row], numbers: npt.NDArray[np.int32]
     ) -> pa.RecordBatch:
-        """Make the output columns. `kept` has, for each new row, the row it was made from, and `given` what of it the
+        """Make the output columns. `kept` has, for each new row, the row it was made from, and `inputs` what of it the
         function got. Columns that the function did not return, or as they were, are taken from `kept` unchanged: not
         every Arrow value survives a round trip through Python."""
         returned = {
-            name for row, old in zip(made, given, strict=True) for name in row if not _as_it_was(row[name], old, name)
+            name
+            for row, old in zip(outputs, inputs, strict=True)
+            for name in row
+            if not _as_it_was(row[name], old, name)
         }.difference(IDENTITY)
         columns = []
         for field in self._schema:
-            before = kept.column(field.name) if field.name in kept.schema.names else None
+            source = kept.column(field.name) if field.name in kept.schema.names else None
             if field.name == LINEAGE.name and self._many:
-                columns.append(append_to_lineage(before, numbers))
-            elif before is not None and before.type == field.type and field.name not in returned:
-                columns.append(before)
+                columns.append(append_to_lineage(source, numbers))
+            elif source is not None and source.type == field.type and field.name not in returned:
+                columns.append(source)
             else:
-                columns.append(self._column(field, before, given, made))
+                columns.append(self._column(field, source, inputs, outputs))
         return pa.record_batch(columns, schema=self._schema)
 
-    def _column(self, field: pa.Field, before: pa.Array | None, given: list[Row], made: list[Row]) -> pa.Array:
-        """Make a column of the returned values; rows for which none was returned, or as it was, keep their value of
-        `before`."""
+    def _column(self, field: pa.Field, source: pa.Array | None, inputs: list[Row], outputs: list[Row]) -> pa.Array:
+        """Make a column of the returned values; rows with none, or with the value as it was, keep that of `source`."""
         name = field.name
-        kept = before if before is not None and before.type == field.type else None
+        kept = source if source is not None and source.type == field.type else None
         same = [
             kept is not None and (name not in row or _as_it_was(row[name], old, name))
-            for row, old in zip(made, given, strict=True)
+            for row, old in zip(outputs, inputs, strict=True)
         ]
-        had = [None] * len(made) if before is None or kept is not None else python_values(before)
-        values = [None if stays else row.get(name, old) for stays, row, old in zip(same, made, had, strict=True)]
+        had = [None] * len(outputs) if source is None or kept is not None else python_values(source)
+        values = [None if stays else row.get(name, old) for stays, row, old in zip(same, outputs, had, strict=True)]
         try:
             if (fraction := _fraction(values, pa.list_(field.type))) is not None:
                 raise ValueError(f"{fraction!r} is no whole number")  # Arrow would truncate it
             column = pa.array(values, field.type)
             if not any(same):
                 return column
-            places = np.arange(len(made)) + np.where(same, 0, len(made))
+            places = np.arange(len(outputs)) + np.where(same, 0, len(outputs))
             return pa.concat_arrays([kept, column]).take(pa.array(places))
         except UnicodeEncodeError as error:
             raise ValueError(f"{self._name}: column '{name}' has {HALF_A_CHARACTER}") from error
@@ -201,8 +203,7 @@ def _as_it_was(value: Any, old: Row, name: str) -> bool:
 
 
 def _fraction(value: Any, kind: pa.DataType) -> float | None:
-    """Return the first number in `value` that has a fraction where `kind` has an integer type; None if there is
-    none."""
+    """Return the first number in `value` that has a fraction where `kind` has an integer type, or None."""
     if isinstance(value, float | np.floating):
         return float(value) if pa.types.is_integer(kind) and value != value // 1 else None
     inner: Iterable[tuple[Any, pa.DataType]] = ()
@@ -210,4 +211,4 @@ def _fraction(value: Any, kind: pa.DataType) -> float | None:
         inner = ((item, kind.value_type) for item in value)
     elif isinstance(value, Mapping) and pa.types.is_struct(kind):
         inner = ((value.get(field.name), field.type) for field in kind)
-    return next((found for item, type_ in inner if (found := _fraction(item, type_)) is not None), None)
+    return next((fraction for item, type_ in inner if (fraction := _fraction(item, type_)) is not None), None)

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.columns import named
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings
@@ -119,19 +119,19 @@ class Choose(ReadsLikelihoods):
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
         questions, ids = data.column(self._question).to_pylist(), list(self._ids(data, self._question, begins=True))
         options = [self._fixed] * len(ids) if self._column is None else data.column(self._column).to_pylist()
-        found = [self._why_not(*row) or "" for row in zip(questions, options, strict=True)]
-        asked = [(i, option) for i, why in enumerate(found) if not why for option in options[i]]
+        reasons = [self._why_not(*row) or "" for row in zip(questions, options, strict=True)]
+        to_read = [(i, option) for i, why in enumerate(reasons) if not why for option in options[i]]
         pairs: Iterable[tuple[TokenIds | None, TokenIds]]
         if self._joint:
             marked = self._tokens_of.marked(data, self._question)
-            pairs = self._tokenized_jointly((questions[i], marked[i], option) for i, option in asked)
+            pairs = self._tokenized_jointly((questions[i], marked[i], option) for i, option in to_read)
         else:
-            tokenized = self._tokenized([option.encode() for _, option in asked], begins=False)
-            pairs = zip((ids[i] for i, _ in asked), tokenized, strict=True)
+            tokenized = self._tokenized([option.encode() for _, option in to_read], begins=False)
+            pairs = zip((ids[i] for i, _ in to_read), tokenized, strict=True)
         pairs = iter(pairs)
         return [
             why or self._one(list(itertools.islice(pairs, len(row))), row)
-            for why, row in zip(found, options, strict=True)
+            for why, row in zip(reasons, options, strict=True)
         ]
 
     def _why_not(self, question: str | list[int] | None, options: Sequence[str | None] | None) -> str | None:
@@ -161,8 +161,8 @@ class Choose(ReadsLikelihoods):
         # The last token of an option predicts nothing that is asked for.
         read = [Text(np.concatenate([q.ids, o[:-1]]), len(q.ids) - 1, len(q.ids)) for q, o in each]
         counts = [count for question in texts for count in question.tokens]
-        found = self._likelihoods(read, [option for _, option in each], counts)
-        for number, options in self._by_row([len(question.options) for question in texts], found):
+        likelihoods = self._likelihoods(read, [option for _, option in each], counts)
+        for number, options in self._by_row([len(question.options) for question in texts], likelihoods):
             yield number, _sums(options)
 
     def _choice(self, question: Question, logprobs: list[float]) -> tuple[str, int, list[float], float]:
@@ -183,8 +183,8 @@ class Choose(ReadsLikelihoods):
         values = zip(*chosen, strict=True)
         return [pa.array(list(column), f.type) for column, f in zip(values, self._fields, strict=True)]
 
-    def _tokens(self, found: Question) -> int:
-        return sum(found.tokens)
+    def _tokens(self, text: Question) -> int:
+        return sum(text.tokens)
 
 
 def _sums(options: Sequence[Likelihood]) -> Answer | None:

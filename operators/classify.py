@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.classifier import ReadsHead, sigmoid, softmax
 from operators.scoring.columns import named
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
@@ -93,7 +93,7 @@ class Classify(ReadsHead):
         return [text.ids]
 
     def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
-        return ((i, (found,) if np.isfinite(found).all() else None) for i, found in self._heads(texts))
+        return ((i, (outputs,) if np.isfinite(outputs).all() else None) for i, outputs in self._heads(texts))
 
     def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
         names = self._head.labels

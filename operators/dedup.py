@@ -56,7 +56,7 @@ class Dedup(Operator, Stateful):
         self._near_settings = near
         self._near_column = None if near is None else near.column
         self._texts = None if near is None else NearTexts(near)
-        self._seen = SeenHashes()
+        self._hashes = SeenHashes()
         self._rows = KeptRows()
         self._held = HeldRows()
         self._added: dict[int, bytes] = {}
@@ -79,27 +79,27 @@ class Dedup(Operator, Stateful):
             self._added[chunk] = b""
             return
         keys = self._keys(batch)
-        seen = self._seen.find(np.array(keys, HASH))
+        earlier = self._hashes.find(np.array(keys, HASH))
         texts = batch.data.column(self._near_column).to_pylist() if self._near_column is not None else keys
-        before = self._rows.count
+        kept_before = self._rows.count
         kept: list[int] = []
         numbers: dict[bytes, int] = {}
         signatures: list[Signature] = []
         like: list[tuple[int, float | None] | None] = []  # by row, the kept row that it is like, and how near
-        for i, (key, number, text) in enumerate(zip(keys, seen.tolist(), texts, strict=True)):
+        for i, (key, number, text) in enumerate(zip(keys, earlier.tolist(), texts, strict=True)):
             same = number if number >= 0 else numbers.get(key)
             like.append((same, None) if same is not None else self._near(text or "", signatures))
             if like[-1] is None:
                 if key:
-                    numbers[key] = before + len(kept)
+                    numbers[key] = kept_before + len(kept)
                 kept.append(i)
         hashes = b"".join(numbers)
-        self._seen.add(np.frombuffer(hashes, HASH), before)
+        self._hashes.add(np.frombuffer(hashes, HASH), kept_before)
         each = identities(batch.data)
         rows = self._rows.add([each[i] for i in kept])
         self._added[chunk] = b"".join([rows, hashes, *(s.tobytes() for s in signatures)])
-        reasons = [self._reason(*found) for found in like if found is not None]
-        yield from split(batch, np.array([found is None for found in like]), reasons)
+        reasons = [self._reason(*match) for match in like if match is not None]
+        yield from split(batch, np.array([match is None for match in like]), reasons)
 
     def state(self, chunk: int) -> bytes:
         """Return the rows of `chunk` that were kept, followed by their hashes and their signatures."""
@@ -107,26 +107,25 @@ class Dedup(Operator, Stateful):
 
     def restore(self, states: Iterable[bytes]) -> None:
         for added in filter(None, states):
-            before = self._rows.count
+            kept_before = self._rows.count
             first = self._rows.restore(added)
-            rows = self._rows.count - before
+            rows = self._rows.count - kept_before
             last = first + (rows * HASH_BYTES if self._columns else 0)
-            self._seen.add(np.frombuffer(added[first:last], HASH), before)
+            self._hashes.add(np.frombuffer(added[first:last], HASH), kept_before)
             if self._texts is not None and rows:
                 for signature in np.frombuffer(added[last:], SIGNATURE).reshape(rows, -1):
                     self._texts.keep(signature)
 
     def _near(self, text: str, signatures: list[Signature]) -> tuple[int, float | None] | None:
-        """Return the most similar text that was kept before, if it is a near duplicate; else keep this one, and append
-        its signature."""
+        """Return the most similar text kept before, if it is a near duplicate; else keep this one and its signature."""
         if self._texts is None:
             return None
         signature = self._texts.signature(text)
-        found = self._texts.nearest(signature)
-        if found is None:
+        match = self._texts.nearest(signature)
+        if match is None:
             self._texts.keep(signature)
             signatures.append(signature)
-        return found
+        return match
 
     def _reason(self, number: int, similarity: float | None) -> str:
         row = self._rows.name(number)

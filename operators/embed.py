@@ -14,10 +14,10 @@ from operators.endpoint.scoring import EndpointEmbed
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import Logits, TokenIds, Wanted
 from operators.engine.backend.loading import inspect_model
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import EmbedArguments
 from operators.scoring.columns import EMBEDDING, named
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from operators.scoring.text_batches import Part
 from operators.scoring.text_reader import ReadsTexts
 from operators.settings.checks import check, check_one_of
@@ -92,9 +92,9 @@ class Embed(EmbedArguments, ModelOrServer, ReadsTexts):
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
-        found = self._loaded.n_embd
-        if found != self._n_embd:
-            raise ConfigError(f"the model's embeddings have {found} numbers, and its file says {self._n_embd}")
+        size = self._loaded.n_embd
+        if size != self._n_embd:
+            raise ConfigError(f"the model's embeddings have {size} numbers, and its file says {self._n_embd}")
         self._pool = POOLING[self._pooled]
         if self.where is None:
             self._take_context()
@@ -104,8 +104,8 @@ class Embed(EmbedArguments, ModelOrServer, ReadsTexts):
         return self.pooling or self._loaded.pooling or "mean"
 
     def _options(self) -> tuple[object, ...]:
-        given = () if self.dimensions is None else (self.dimensions,)
-        return self._pooled, self.normalize, *given
+        dimensions = () if self.dimensions is None else (self.dimensions,)
+        return self._pooled, self.normalize, *dimensions
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         return self._whole_texts(data, self.text_column, "embed")

@@ -65,11 +65,11 @@ class Explode(Operator):
             has_element = lengths[parents] > 0  # an empty list that is kept has none, and gets null
             places = pa.array(np.cumsum(has_element) - 1, pa.int64(), mask=~has_element)
             rows = batch.data.take(pa.array(parents))
-            before = rows.column(LINEAGE.name) if LINEAGE.name in rows.schema.names else None
-            made = {
-                LINEAGE.name: append_to_lineage(before, positions),
+            lineage = rows.column(LINEAGE.name) if LINEAGE.name in rows.schema.names else None
+            new_columns = {
+                LINEAGE.name: append_to_lineage(lineage, positions),
                 self._name: pc.list_flatten(lists).take(places),
             }
-            columns = [made[f.name] if f.name in made else rows.column(f.name) for f in self._schema]
+            columns = [new_columns[f.name] if f.name in new_columns else rows.column(f.name) for f in self._schema]
             data = pa.record_batch(columns, schema=self._schema)
             yield batch.with_data(data, expanded=data.num_rows - kept)

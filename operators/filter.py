@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from operators.rows.row_condition import Where
+from operators.rows.sql import Where
 from pipeline.api import Batch, Operator, Output, RejectKind, Scope
 
 

@@ -76,10 +76,10 @@ class Gather(WholeChunks):
                 for names in bad.values()
             ]
             yield batch.reject(list(bad), reasons)
-        whole = {key: group for (key, group), names in zip(groups.items(), differing, strict=True) if not names}
-        if whole:
-            data = self._merged(batch.data, whole)
-            yield batch.with_data(data, expanded=len(whole) - sum(map(len, whole.values())))
+        mergeable = {key: group for (key, group), names in zip(groups.items(), differing, strict=True) if not names}
+        if mergeable:
+            data = self._merged(batch.data, mergeable)
+            yield batch.with_data(data, expanded=len(mergeable) - sum(map(len, mergeable.values())))
 
     def _differing(self, data: pa.RecordBatch, groups: Sequence[Sequence[int]]) -> list[list[str]]:
         """Return for each of `groups` the columns, of those that are not gathered, in which its rows differ."""
@@ -101,12 +101,12 @@ class Gather(WholeChunks):
         offsets = pa.array(np.cumsum([0, *map(len, groups.values())]), pa.int32())
         each = pa.array([i for group in groups.values() for i in group], pa.int64())
         first = pa.array([group[0] for group in groups.values()], pa.int64())
-        made = {
+        lists = {
             name: pa.ListArray.from_arrays(offsets, data.column(name).take(each), type=self._schema.field(name).type)
             for name in self._columns
         }
-        made[LINEAGE.name] = pa.array([list(lineage) or None for _, lineage in groups], LINEAGE.type)
-        columns = [made[name] if name in made else data.column(name).take(first) for name in self._schema.names]
+        lists[LINEAGE.name] = pa.array([list(lineage) or None for _, lineage in groups], LINEAGE.type)
+        columns = [lists[name] if name in lists else data.column(name).take(first) for name in self._schema.names]
         return pa.record_batch(columns, schema=self._schema)
 
 
@@ -160,7 +160,7 @@ class Pairs(Operator):
         format: str = "trl",
     ) -> None:
         self._texts, self._scores = _Columns(texts), _Columns(scores)
-        counts = [len(given) for given in (texts, scores) if not isinstance(given, str)]
+        counts = [len(names) for names in (texts, scores) if not isinstance(names, str)]
         if len(set(counts)) > 1 or any(count < 2 for count in counts):
             raise ConfigError(
                 f"texts={texts!r} and scores={scores!r} do not belong together; name a column of lists for each"
@@ -189,11 +189,11 @@ class Pairs(Operator):
                 f" with Select before this node (drop: [{taken[0]}])"
             )
         text = MESSAGES if self._as_messages else pa.string()
-        self._made = [
+        self._new_fields = [
             *(pa.field(name, text) for name in ("prompt", "chosen", "rejected")),
             *(pa.field(name, pa.float64()) for name in ("score_chosen", "score_rejected")),
         ]
-        self._schema = add_columns(others, *self._made)
+        self._schema = add_columns(others, *self._new_fields)
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
@@ -212,8 +212,8 @@ class Pairs(Operator):
                 yield batch.reject(which, [str(failed[i]) for i in which], kind)
         if pairs or not failed:
             others = batch.data.select(self._others).take(pa.array(list(pairs), pa.int64()))
-            made = [pa.array([p[i] for p in pairs.values()], f.type) for i, f in enumerate(self._made)]
-            yield batch.with_data(pa.record_batch([*others.columns, *made], schema=self._schema))
+            arrays = [pa.array([p[i] for p in pairs.values()], f.type) for i, f in enumerate(self._new_fields)]
+            yield batch.with_data(pa.record_batch([*others.columns, *arrays], schema=self._schema))
 
     def _pair(self, prompt: Any, texts: Sequence[str | None], scores: Sequence[float | None]) -> tuple[Any, ...]:
         """Return the values of the new columns of a row. Raises _NoPair."""
@@ -251,20 +251,20 @@ class _NoPair(ValueError):
 class _Columns:
     """Several values of a row: a column of lists, or several columns."""
 
-    def __init__(self, given: str | list[str]) -> None:
-        self._in_lists = isinstance(given, str)
-        self.names = [given] if isinstance(given, str) else given
+    def __init__(self, names: str | list[str]) -> None:
+        self._in_lists = isinstance(names, str)
+        self.names = [names] if isinstance(names, str) else names
 
     def __str__(self) -> str:
         return ", ".join(self.names)
 
-    def require(self, schema: pa.Schema, fits: Callable[[pa.DataType], bool], what: str) -> None:
-        """Raise SchemaError for a column that is missing or holds anything else than `what`."""
+    def require(self, schema: pa.Schema, fits: Callable[[pa.DataType], bool], contents: str) -> None:
+        """Raise SchemaError for a column that is missing or holds anything else than `contents`."""
         for name in self.names:
             kind = require_column(schema, name).type
             inner = kind.value_type if self._in_lists and pa.types.is_list(kind) else None if self._in_lists else kind
             if inner is None or not fits(inner):
-                wanted = f"lists of {what}: put Gather before this node" if self._in_lists else what
+                wanted = f"lists of {contents}: put Gather before this node" if self._in_lists else contents
                 raise SchemaError(f"column '{name}' has type {kind}; it must hold {wanted}")
 
     def lists(self, data: pa.RecordBatch) -> list[Sequence[Any] | None]:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jinja2
 import polars as pl
 import pyarrow as pa
 
 from operators.prompts.columns import used_columns
-from operators.prompts.template import Template
+from operators.prompts.template import Template, reason_of
 from operators.rows.arrow_types import plain_type
 from operators.rows.lineage import refuse_identity
 from operators.rows.sql import RowExpression
@@ -65,21 +64,21 @@ class Map(Operator):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"'{twice[0]}' is made twice: in columns, templates or numbers; keep one of them")
         refuse_identity(names, "made; use another name")
-        self._made: dict[str, _Expression | _Text] = {
+        self._new_columns: dict[str, _Expression | _Text] = {
             n: _Expression(f"columns.{n}", text) for n, text in (columns or {}).items()
         }
-        self._made |= {n: _Text(f"templates.{n}", text) for n, text in (templates or {}).items()}
-        self._made |= {n: _Number(f"numbers.{n}", given) for n, given in (numbers or {}).items()}
+        self._new_columns |= {n: _Text(f"templates.{n}", text) for n, text in (templates or {}).items()}
+        self._new_columns |= {n: _Number(f"numbers.{n}", keys) for n, keys in (numbers or {}).items()}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        made = {name: pa.field(name, column.plan(schema)) for name, column in self._made.items()}
-        self._schema = pa.schema([*(made.pop(f.name, f) for f in schema), *made.values()])
+        new_fields = {name: pa.field(name, column.plan(schema)) for name, column in self._new_columns.items()}
+        self._schema = pa.schema([*(new_fields.pop(f.name, f) for f in schema), *new_fields.values()])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         failed: dict[int, str] = {}
-        made = {name: column.values(batch.data, failed) for name, column in self._made.items()}
-        columns = [made[f.name].cast(f.type) if f.name in made else batch.data.column(f.name) for f in self._schema]
+        arrays = {name: column.values(batch.data, failed) for name, column in self._new_columns.items()}
+        columns = [arrays[f.name].cast(f.type) if f.name in arrays else batch.data.column(f.name) for f in self._schema]
         data = pa.record_batch(columns, schema=self._schema)
         if failed:
             yield batch.reject(sorted(failed), [failed[i] for i in sorted(failed)])
@@ -94,8 +93,8 @@ class _Expression:
 
     def plan(self, schema: pa.Schema) -> pa.DataType:
         wanted = "a type that can be written; CAST it"
-        found = self._expression.plan(schema, lambda k: k not in (pl.Null, pl.Object), wanted, constants=True)
-        kind = plain_type(found)
+        arrow_type = self._expression.plan(schema, lambda k: k not in (pl.Null, pl.Object), wanted, constants=True)
+        kind = plain_type(arrow_type)
         # polars parses 0.5 in SQL as a decimal, whose digits differ by version; a double is meant.
         return pa.float64() if pa.types.is_decimal(kind) else kind
 
@@ -105,8 +104,8 @@ class _Expression:
         failed |= {i: why for i, why in beyond.items() if i not in failed}
         rows = [i for i in range(data.num_rows) if i not in beyond]
         places = {row: place for place, row in enumerate(rows)}
-        found = self._expression.values(data.take(pa.array(rows, pa.int64()))).to_arrow()
-        return found.take(pa.array([places.get(i) for i in range(data.num_rows)], pa.int64()))
+        computed = self._expression.values(data.take(pa.array(rows, pa.int64()))).to_arrow()
+        return computed.take(pa.array([places.get(i) for i in range(data.num_rows)], pa.int64()))
 
 
 class _Text:
@@ -124,23 +123,21 @@ class _Text:
         for i, row in enumerate(python_rows(data.select(self._columns))):
             try:
                 texts[i] = self._template.render(row)
-            except jinja2.TemplateError as error:
-                failed.setdefault(i, f"{self._template.name}: {error.message}")
             except Exception as error:  # an expression of the template may raise anything
                 if of_machine(error):
                     raise
-                failed.setdefault(i, f"{self._template.name}: {type(error).__name__}: {error}")
+                failed.setdefault(i, reason_of(error, self._template.name))
         return pa.array(texts, pa.string())
 
 
 class _Number(_Text):
     """A column of the last number in the text of a template, double."""
 
-    def __init__(self, key: str, given: Mapping[str, Any]) -> None:
-        if set(given) != {"template", "least", "most"}:
-            raise ConfigError(f"{key} has the keys {', '.join(given)}; write {{template: '...', least: 1, most: 5}}")
-        super().__init__(key, given["template"])
-        self._least, self._most = float(given["least"]), float(given["most"])
+    def __init__(self, key: str, keys: Mapping[str, Any]) -> None:
+        if set(keys) != {"template", "least", "most"}:
+            raise ConfigError(f"{key} has the keys {', '.join(keys)}; write {{template: '...', least: 1, most: 5}}")
+        super().__init__(key, keys["template"])
+        self._least, self._most = float(keys["least"]), float(keys["most"])
 
     def plan(self, schema: pa.Schema) -> pa.DataType:
         super().plan(schema)
@@ -154,5 +151,5 @@ class _Number(_Text):
         return pa.array(numbers, pa.float64())
 
     def _last(self, text: str) -> float | None:
-        found = [float(number.replace(",", "")) for number in _NUMBER.findall(text)[-1:]]
-        return next((number for number in found if self._least <= number <= self._most), None)
+        numbers = [float(number.replace(",", "")) for number in _NUMBER.findall(text)[-1:]]
+        return next((number for number in numbers if self._least <= number <= self._most), None)

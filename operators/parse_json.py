@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from operators.rows.batches import set_apart
 from operators.rows.json_schema import Validate, validator
 from operators.rows.json_values import Misfit, declared_fields, schema_fields
 from operators.settings.checks import check_one_of
@@ -89,29 +90,27 @@ class ParseJson(Operator):
                 rows.append(self._parsed(text))
             except Misfit as error:
                 failed[i] = f"{self._column}: {error}"
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()), self._kind)
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        rejects, batch = set_apart(batch, failed, self._kind)
+        yield from rejects
         if rows or not failed:
-            made = [pa.array([row[f.name] for row in rows], f.type) for f in self._fields]
-            yield batch.with_data(pa.record_batch([*data.columns, *made], schema=self._schema))
+            values = [pa.array([row[f.name] for row in rows], f.type) for f in self._fields]
+            yield batch.with_data(pa.record_batch([*batch.data.columns, *values], schema=self._schema))
 
     def _parsed(self, text: str | None) -> dict[str, Any]:
         if text is None:
             raise Misfit("it is null")
         try:
-            found = _load(text)
+            value = _load(text)
         except Misfit:
             block = _FENCED.search(text) if self._fenced else None
             if block is None:
                 raise
-            found = _load(block[1])
-        if (breach := self._breach(found)) is not None:
+            value = _load(block[1])
+        if (breach := self._breach(value)) is not None:
             raise Misfit(breach)
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise Misfit("$ is no object")
-        return {field.name: field.value(found) for field in self._fields}
+        return {field.name: field.value(value) for field in self._fields}
 
 
 def _load(text: str) -> Any:

@@ -165,14 +165,14 @@ class Render(Rendering, ModelOrServer):
         for message in self._with_system(messages):
             if message.get("tool_calls"):
                 message.setdefault("content", self._chat.no_content)
-        given = self._arguments.of(row)
-        if unread := given.keys() - self._read:
+        arguments = self._arguments.of(row)
+        if unread := arguments.keys() - self._read:
             self._read |= unread
             self._log.warning(UNREAD, ", ".join(sorted(unread)), ", ".join(sorted(self._chat.unknown)))
-        yield from self._prove(messages, given)
-        text = yield from self._rendered(messages, given)
+        yield from self._prove(messages, arguments)
+        text = yield from self._rendered(messages, arguments)
         for answers in (self._special_tokens, self._but_tags):
-            marked = self._marked(messages, given, answers)
+            marked = self._marked(messages, arguments, answers)
             if marked is None:
                 return Prompt(text)
             try:
@@ -195,33 +195,36 @@ class Render(Rendering, ModelOrServer):
             )
         return str(self._conversations.of(row)[0]["content"])
 
-    def _prove(self, messages: Messages, given: Mapping[str, Any]) -> Generator[dict[str, Any], str, None]:
+    def _prove(self, messages: Messages, arguments: Mapping[str, Any]) -> Generator[dict[str, Any], str, None]:
         """Say once of each kind of message that a row has, and of its tools, that the chat template drops it."""
-        shape = (*((m["role"], bool(m.get("content")), bool(m.get("tool_calls"))) for m in messages), "tools" in given)
+        shape = (
+            *((m["role"], bool(m.get("content")), bool(m.get("tool_calls"))) for m in messages),
+            "tools" in arguments,
+        )
         if shape in self._shapes:
             return
         if len(self._shapes) < MOST_SHAPES:
             self._shapes.add(shape)
-        tools = given.get("tools") if self._chat is not None and "tools" in self._chat.named else None
-        for what, conversation, beside in proofs(messages, tools):
-            if (kind := (what, bool(beside))) in self._proved:
+        tools = arguments.get("tools") if self._chat is not None and "tools" in self._chat.named else None
+        for part, conversation, beside in proofs(messages, tools):
+            if (kind := (part, bool(beside))) in self._proved:
                 continue
             self._proved.add(kind)
             with suppress(Exception):  # what it raises for the row is the reason of its reject
-                if not prints((yield from self._rendered(conversation, {**given, **beside}))):
-                    system = what == f"{SYSTEM} message" and self._model.system is not None
+                if not prints((yield from self._rendered(conversation, {**arguments, **beside}))):
+                    system = part == f"{SYSTEM} message" and self._model.system is not None
                     lost = "model.system changes nothing" if system else "what the rows have of it is lost"
-                    where = " where there are tools" if beside and what != "tools" else ""
-                    self._log.warning(DROPPED, what, where, lost)
+                    where = " where there are tools" if beside and part != "tools" else ""
+                    self._log.warning(DROPPED, part, where, lost)
 
-    def _rendered(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
+    def _rendered(self, messages: Messages, arguments: Mapping[str, Any]) -> Steps:
         try:
-            return (yield from self._chat_text(messages, {"tools": None, "documents": None, **given}))
+            return (yield from self._chat_text(messages, {"tools": None, "documents": None, **arguments}))
         except TypeError:  # it loops over tools that are None, or appends the arguments of a call to a text
-            return (yield from self._chat_text(with_text_arguments(messages), given))
+            return (yield from self._chat_text(with_text_arguments(messages), arguments))
 
     def _marked(
-        self, messages: Messages, given: Mapping[str, Any], answers: SpecialTokens
+        self, messages: Messages, arguments: Mapping[str, Any], answers: SpecialTokens
     ) -> tuple[Messages, Mapping[str, Any]] | None:
         """Return messages and arguments of a row with the names of control tokens marked, in the assistant's messages
         those of `answers`; None if there are none. Roles, and what the job gives, are the template's words."""
@@ -230,61 +233,60 @@ class Render(Rendering, ModelOrServer):
         for i, message in enumerate(messages):
             its = in_answers if message["role"] == ASSISTANT else mark
             changed += [(i, key, new) for key, v in message.items() if key != "role" and (new := its(v)) is not v]
-        values = {k: new for k, v in given.items() if of_job.get(k) is not v and (new := mark(v)) is not v}
+        values = {k: new for k, v in arguments.items() if of_job.get(k) is not v and (new := mark(v)) is not v}
         if not changed and not values:
             return None
-        made = [dict(message) for message in messages]
+        copies = [dict(message) for message in messages]
         for i, key, new in changed:
-            made[i][key] = new
-        return made, {**given, **values}
+            copies[i][key] = new
+        return copies, {**arguments, **values}
 
-    def _chat_text(self, messages: Messages, given: Mapping[str, Any]) -> Steps:
+    def _chat_text(self, messages: Messages, arguments: Mapping[str, Any]) -> Steps:
         last = messages[-1] if messages else {}
         if self._user_writes:
-            values = self._chat_values([*messages, {"role": USER, "content": _TURN}], given)
-            before, found, _ = (yield {**values, "add_generation_prompt": False}).partition(_TURN)
-            if not found:
+            values = self._chat_values([*messages, {"role": USER, "content": _TURN}], arguments)
+            prefix, marker, _ = (yield {**values, "add_generation_prompt": False}).partition(_TURN)
+            if not marker:
                 raise NoPrompt("the chat template does not print the content of a last user message, so none can begin")
-            return before
+            return prefix
         if not self._data.continue_final_message or last.get("role") != ASSISTANT:
-            return (yield self._chat_values(messages, given))
+            return (yield self._chat_values(messages, arguments))
         marked = {**last, "content": f"{last.get('content', '')}{_TURN} "}
-        text = yield {**self._chat_values([*messages[:-1], marked], given), "add_generation_prompt": False}
-        before, found, after = text.rpartition(_TURN)
-        if not found or str(last.get("content", "")).strip() not in before:
+        text = yield {**self._chat_values([*messages[:-1], marked], arguments), "add_generation_prompt": False}
+        prefix, marker, after = text.rpartition(_TURN)
+        if not marker or str(last.get("content", "")).strip() not in prefix:
             raise NoPrompt("the chat template does not print the last message as it is, so it cannot be continued")
-        return before if after.startswith(" ") else before.rstrip()  # a template that strips a message, strips its end
+        return prefix if after.startswith(" ") else prefix.rstrip()  # a template that strips a message, strips its end
 
-    def _chat_values(self, messages: Messages, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {**given, "messages": messages, "add_generation_prompt": True, **self._special}
+    def _chat_values(self, messages: Messages, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {**arguments, "messages": messages, "add_generation_prompt": True, **self._special}
 
     def _check_no_chat_is_needed(self) -> None:
         system = None if self._model.system is None else f"model.system={self._model.system!r}"
         writes = "writes=user" if self._user_writes else None
         opened = "data.continue_final_message" if self._data.continue_final_message else None
         needs = (self._conversations.needs_chat, system, writes, self._arguments.setting, opened)
-        if (what := next(filter(None, needs), None)) is not None:
+        if (setting := next(filter(None, needs), None)) is not None:
             raise ConfigError(
-                f"{what} needs a chat template and the model has none; name a file with"
+                f"{setting} needs a chat template and the model has none; name a file with"
                 " model.chat_template=, or write a template over the columns"
             )
 
 
 def in_turns(prompts: Sequence[Prompts], chat: Chat | None) -> list[Prompt | Exception]:
-    """Make `prompts` beside each other, so that `chat` renders at once what all ask for at a time. In the place of one
-    may be what making it raises."""
-    made: dict[int, Prompt | Exception] = {}
+    """Make `prompts` side by side, so that `chat` renders at once what all ask for; an exception may stand for one."""
+    results: dict[int, Prompt | Exception] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(prompts)))
     while answers:
-        asked: dict[int, dict[str, Any]] = {}
+        requests: dict[int, dict[str, Any]] = {}
         for i, answer in answers.items():
             try:
-                asked[i] = prompts[i].throw(answer) if isinstance(answer, Exception) else prompts[i].send(answer)
+                requests[i] = prompts[i].throw(answer) if isinstance(answer, Exception) else prompts[i].send(answer)
             except StopIteration as end:
-                made[i] = end.value
+                results[i] = end.value
             except Exception as error:  # an expression of a template may raise anything
                 if of_machine(error):
                     raise
-                made[i] = error
-        answers = {} if chat is None else dict(zip(asked, chat.render_all(list(asked.values())), strict=True))
-    return [made[i] for i in range(len(prompts))]
+                results[i] = error
+        answers = {} if chat is None else dict(zip(requests, chat.render_all(list(requests.values())), strict=True))
+    return [results[i] for i in range(len(prompts))]

@@ -13,11 +13,11 @@ import pyarrow as pa
 from operators.endpoint.scoring import EndpointRerank
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import RerankArguments
 from operators.scoring.classifier import ReadsHead, sigmoid
 from operators.scoring.columns import Ranking, query_and_documents, ranked, rerank_arrays
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Runtime
 from pipeline.api.records import require_column
@@ -92,16 +92,16 @@ class Rerank(RerankArguments, ModelOrServer, ReadsHead):
         return [self._pairs(*each) for each in zip(*columns, strict=True)]
 
     def _pairs(self, query: str | None, documents: list[str | None] | None) -> QueryDocuments | str:
-        found = query_and_documents((query, documents), (self.query_column, self.documents_column))
-        if isinstance(found, str):
-            return found
-        query, given = found
+        checked = query_and_documents((query, documents), (self.query_column, self.documents_column))
+        if isinstance(checked, str):
+            return checked
+        query, kept = checked
         texts = []
-        for number, ids in enumerate(self._joined(query, given)):
+        for number, ids in enumerate(self._joined(query, kept)):
             if why := self._unreadable(ids):
                 return f"document {number} with its query: {why}"
             texts.append(Text(ids))
-        return QueryDocuments(texts, given)
+        return QueryDocuments(texts, kept)
 
     def _joined(self, query: str, documents: list[str]) -> Iterator[TokenIds]:
         """Yield the ids of the query with each document: by the model's template, or with separators between them."""
@@ -109,33 +109,33 @@ class Rerank(RerankArguments, ModelOrServer, ReadsHead):
             for document in documents:
                 yield self._templated(query, document)
             return
-        (before,) = self._tokenized([query.encode()], begins=True)
-        before = np.concatenate([before, np.array(self._head.separator, np.int32)])
+        (prefix,) = self._tokenized([query.encode()], begins=True)
+        prefix = np.concatenate([prefix, np.array(self._head.separator, np.int32)])
         for ids in self._tokenized([document.encode() for document in documents], begins=False):
-            yield self._closed(np.concatenate([before, ids]), least=len(before))
+            yield self._closed(np.concatenate([prefix, ids]), least=len(prefix))
 
     def _templated(self, query: str, document: str) -> TokenIds:
         def ids(length: int) -> TokenIds:
-            given = {"query": query, "document": document[:length]}
-            marked = {name: self._tokens_of.mark(text) for name, text in given.items()}
-            joined = self._tokens_of.joined(self._filled(given), self._filled(marked))
+            values = {"query": query, "document": document[:length]}
+            marked = {name: self._tokens_of.mark(text) for name, text in values.items()}
+            joined = self._tokens_of.joined(self._filled(values), self._filled(marked))
             return joined[int(self._loaded.add_bos) :]
 
-        whole = ids(len(document))
-        if len(whole) <= self._room or not self.truncate:
-            return whole
+        full_ids = ids(len(document))
+        if len(full_ids) <= self._room or not self.truncate:
+            return full_ids
         fits = bisect_right(range(1, len(document)), self._room, key=lambda length: len(ids(length)))
         return ids(max(fits, 1))
 
-    def _filled(self, given: Mapping[str, str]) -> str:
-        return re.sub(r"\{(query|document)\}", lambda found: given[found[1]], self._head.template or "")
+    def _filled(self, values: Mapping[str, str]) -> str:
+        return re.sub(r"\{(query|document)\}", lambda slot: values[slot[1]], self._head.template or "")
 
     def _asked(self, text: QueryDocuments) -> Sequence[TokenIds]:
         return [each.ids for each in text.texts]
 
     def _answers(self, texts: Sequence[QueryDocuments]) -> Iterator[tuple[int, Answer | None]]:
-        found = self._heads([text for pairs in texts for text in pairs.texts])
-        for number, heads in self._by_row([len(pairs.texts) for pairs in texts], found):
+        by_text = self._heads([text for pairs in texts for text in pairs.texts])
+        for number, heads in self._by_row([len(pairs.texts) for pairs in texts], by_text):
             outputs = np.array([head[0] for head in heads])
             yield number, (outputs,) if np.isfinite(outputs).all() else None
 
@@ -146,8 +146,8 @@ class Rerank(RerankArguments, ModelOrServer, ReadsHead):
 
     def _arrays(self, texts: Sequence[QueryDocuments], answers: Sequence[Answer]) -> list[pa.Array]:
         return rerank_arrays(
-            [self._ranked(text, found.tolist()) for text, (found,) in zip(texts, answers, strict=True)]
+            [self._ranked(text, outputs.tolist()) for text, (outputs,) in zip(texts, answers, strict=True)]
         )
 
-    def _tokens(self, found: QueryDocuments) -> int:
-        return sum(len(text.ids) for text in found.texts)
+    def _tokens(self, pairs: QueryDocuments) -> int:
+        return sum(len(text.ids) for text in pairs.texts)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jinja2
 import pyarrow as pa
 
 from operators.generation.completions import REASONING, TEXT
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.prompts.conversations import SYSTEM, USER, Messages, MessageTemplates
 from operators.prompts.messages import NoPrompt, conversation, read_messages, require_messages
+from operators.prompts.template import reason_of
+from operators.rows.batches import set_apart
 from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
@@ -81,8 +81,8 @@ class Say(Operator):
     ) -> None:
         check_one_of("role", role, NEEDS)
         refuse_identity([column], "conversations; use another name")
-        given = {"content": content, "answer": None if answer == TEXT else answer, "function": function}
-        if unread := [key for key, value in given.items() if value is not None and key != NEEDS[role]]:
+        arguments = {"content": content, "answer": None if answer == TEXT else answer, "function": function}
+        if unread := [key for key, value in arguments.items() if value is not None and key != NEEDS[role]]:
             raise ConfigError(f"{unread[0]} says nothing where role is {role}, whose message is made of {NEEDS[role]}")
         self._column = column
         self._turn: _Turn
@@ -99,18 +99,18 @@ class Say(Operator):
         if self._column in schema.names:
             require_messages(schema, self._column)
         self._columns = self._turn.plan(schema)
-        made = pa.field(self._column, pa.string())
-        fields = [made if field.name == self._column else field for field in schema]
-        self._schema = pa.schema(fields if self._column in schema.names else [*fields, made])
+        new_field = pa.field(self._column, pa.string())
+        fields = [new_field if field.name == self._column else field for field in schema]
+        self._schema = pa.schema(fields if self._column in schema.names else [*fields, new_field])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        there = self._column in batch.data.schema.names
-        before = python_values(batch.data.column(self._column)) if there else [None] * batch.num_rows
+        exists = self._column in batch.data.schema.names
+        values = python_values(batch.data.column(self._column)) if exists else [None] * batch.num_rows
         rows = python_rows(batch.data.select(self._columns))
         texts: list[str] = []
         failed: dict[int, str] = {}
-        for i, (value, row) in enumerate(zip(before, rows, strict=True)):
+        for i, (value, row) in enumerate(zip(values, rows, strict=True)):
             try:
                 texts.append(self._conversation(value, row))
             except NoPrompt as error:
@@ -120,12 +120,10 @@ class Say(Operator):
                     name_row(error, batch, i)
                     raise
                 failed[i] = why_rejected(error)
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
         if texts or not failed:
-            columns = {name: data.column(name) for name in data.schema.names}
+            columns = dict(zip(batch.data.schema.names, batch.data.columns, strict=True))
             columns[self._column] = pa.array(texts, pa.string())
             yield batch.with_data(pa.record_batch(list(columns.values()), schema=self._schema))
 
@@ -142,19 +140,7 @@ class Say(Operator):
         return text
 
 
-class _Turn(ABC):
-    """What is appended to a conversation."""
-
-    @abstractmethod
-    def plan(self, schema: pa.Schema) -> list[str]:
-        """Return the columns that are read; raises SchemaError if one is missing or has another type."""
-
-    @abstractmethod
-    def of(self, row: Row, before: Messages) -> Messages:
-        """Return the messages to append, for the values of these columns and the messages before; raises NoPrompt."""
-
-
-class _Content(_Turn):
+class _Content:
     """A message whose content is a template."""
 
     def __init__(self, role: str, content: str) -> None:
@@ -163,20 +149,16 @@ class _Content(_Turn):
     def plan(self, schema: pa.Schema) -> list[str]:
         return self._templates.plan(schema)
 
-    def of(self, row: Row, before: Messages) -> Messages:
+    def of(self, row: Row, messages: Messages) -> Messages:
         try:
             return self._templates.of(row)
-        except NoPrompt:
-            raise
-        except jinja2.TemplateError as error:
-            raise NoPrompt(f"content: {error.message}") from error
         except Exception as error:  # an expression of the template may raise anything
-            if of_machine(error):
+            if isinstance(error, NoPrompt) or of_machine(error):
                 raise
-            raise NoPrompt(f"content: {type(error).__name__}: {error}") from error
+            raise NoPrompt(reason_of(error, "content")) from error
 
 
-class _Answer(_Turn):
+class _Answer:
     """The model's message: its text, its reasoning and its calls."""
 
     def __init__(self, column: str) -> None:
@@ -199,7 +181,7 @@ class _Answer(_Turn):
                 )
         return [name for name in (self._text, self._reasoning, self._calls) if name in schema.names]
 
-    def of(self, row: Row, before: Messages) -> Messages:
+    def of(self, row: Row, messages: Messages) -> Messages:
         text, reasoning, calls = row[self._text], row.get(self._reasoning), row.get(self._calls) or []
         if text is None and not calls:
             return []
@@ -209,7 +191,7 @@ class _Answer(_Turn):
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         if calls:
-            first = sum(len(_calls(earlier)) for earlier in before)
+            first = sum(len(_calls(earlier)) for earlier in messages)
             message["tool_calls"] = [
                 {
                     "id": f"call{number:05}",
@@ -221,7 +203,7 @@ class _Answer(_Turn):
         return [message]
 
 
-class _Results(_Turn):
+class _Results:
     """The messages of tools: what a function returns for each call of the last message."""
 
     def __init__(self, function: ToolFunction) -> None:
@@ -230,8 +212,8 @@ class _Results(_Turn):
     def plan(self, schema: pa.Schema) -> list[str]:
         return list(schema.names)
 
-    def of(self, row: Row, before: Messages) -> Messages:
-        last = before[-1] if before else {}
+    def of(self, row: Row, messages: Messages) -> Messages:
+        last = messages[-1] if messages else {}
         calls = _calls(last) if last.get("role") == ASSISTANT else []
         return [self._message(call, f"tool call {i} of the last message", row) for i, call in enumerate(calls)]
 
@@ -245,6 +227,11 @@ class _Results(_Turn):
             raise raised.with_traceback(error.__traceback__) from error
         answered = {"tool_call_id": call["id"]} if isinstance(call, Mapping) and call.get("id") is not None else {}
         return {"role": TOOL, **answered, "name": name, "content": content}
+
+
+_Turn = _Content | _Answer | _Results
+"""What is appended to a conversation: `plan` returns the columns that are read, or raises SchemaError; `of` returns the
+messages to append, for the values of these columns and the messages before, or raises NoPrompt."""
 
 
 def _calls(message: Mapping[str, Any]) -> list[Any]:

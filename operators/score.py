@@ -10,11 +10,11 @@ import pyarrow as pa
 from operators.endpoint.scoring import EndpointScore
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import ScoreArguments
 from operators.scoring.columns import score_arrays
 from operators.scoring.likelihood import ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer
 from pipeline.api.errors import ConfigError
 
 
@@ -74,15 +74,15 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
 
     def _texts(self, data: pa.RecordBatch) -> list[Text | str]:
         text = data.column(self.text_column)
-        own = self._bos(text) if self.given_column is None else 0
-        return [self._one(*pair, own) for pair in self._pairs(data, text)]
+        bos_tokens = self._bos(text) if self.given_column is None else 0
+        return [self._one(*pair, bos_tokens) for pair in self._pairs(data, text)]
 
     def _pairs(self, data: pa.RecordBatch, text: pa.Array) -> Iterator[tuple[TokenIds | None, TokenIds | None]]:
         """Yield the token ids of what comes before the text of each row, and of the text; None for null."""
         if self.given_column is None:
             yield from ((np.empty(0, np.int32), ids) for ids in self._ids(data, self.text_column, begins=True))
             return
-        given = data.column(self.given_column)
+        given_texts = data.column(self.given_column)
         if not self.joint:
             yield from zip(
                 self._ids(data, self.given_column, begins=True),
@@ -90,20 +90,20 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
                 strict=True,
             )
             return
-        values = list(zip(given.to_pylist(), text.to_pylist(), strict=True))
+        values = list(zip(given_texts.to_pylist(), text.to_pylist(), strict=True))
         marked = self._tokens_of.marked(data, self.given_column)
         triples = ((before or "", m, after or "") for (before, after), m in zip(values, marked, strict=True))
-        found = self._tokenized_jointly(triples)
-        for (before, after), ids in zip(values, found, strict=True):
+        tokenized = self._tokenized_jointly(triples)
+        for (before, after), ids in zip(values, tokenized, strict=True):
             yield None if before is None else ids[0], None if after is None else ids[1]
 
-    def _one(self, before: TokenIds | None, text: TokenIds | None, own: int) -> Text | str:
-        if before is None or text is None:
+    def _one(self, prefix: TokenIds | None, text: TokenIds | None, bos_tokens: int) -> Text | str:
+        if prefix is None or text is None:
             return f"column '{self.text_column if text is None else self.given_column}' is null"
-        if len(text) <= own:
+        if len(text) <= bos_tokens:
             return f"column '{self.text_column}' is empty; there is nothing to score"
-        ids = np.concatenate([before, text])
-        start = max(len(before) + own, 1)
+        ids = np.concatenate([prefix, text])
+        start = max(len(prefix) + bos_tokens, 1)
         if len(ids) == start:
             return (
                 f"column '{self.text_column}' is a single token with nothing before it, so there is nothing to score;"
@@ -115,9 +115,9 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
         return text.ids[: text.first + 1], text.ids[text.first + 1 :]
 
     def _answers(self, texts: Sequence[Text]) -> Iterator[tuple[int, Answer | None]]:
-        for number, found in self._likelihoods(texts, [text.ids[text.first + 1 :] for text in texts]):
-            is_greedy = np.array([found.is_greedy], np.float32)
-            yield number, None if any_nan([found]) else (found.logprobs, is_greedy)
+        for number, likelihood in self._likelihoods(texts, [text.ids[text.first + 1 :] for text in texts]):
+            is_greedy = np.array([likelihood.is_greedy], np.float32)
+            yield number, None if any_nan([likelihood]) else (likelihood.logprobs, is_greedy)
 
     def _arrays(self, texts: Sequence[Text], answers: Sequence[Answer]) -> list[pa.Array]:
         return score_arrays(answers)

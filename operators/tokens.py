@@ -17,13 +17,13 @@ from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
-from operators.rows.token_lists import PROMPT_IDS, list_column, list_views
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
 from pipeline.api import Batch, MakesPrompts, Operator, Output, Runtime, Scope, add_columns, require_column
 
-PROMPT_TEXT = "prompt_text"
 WIDTH = 120
 PLACES = (
     re.compile(r"\n\s*\n"),  # paragraph
@@ -65,7 +65,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
-        require_column(schema, PROMPT_TEXT, [pa.string()])
+        require_column(schema, PROMPT_TEXT.name, [PROMPT_TEXT.type])
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -79,23 +79,23 @@ class Tokenize(ModelOrServer, MakesPrompts):
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
+        rejects, batch = set_apart(batch, refused)
+        yield from rejects
         data = batch.data
-        if refused := self._unknown(data) | self._texts.refused(data, [PROMPT_TEXT]):
-            yield batch.reject(list(refused), list(refused.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in refused], pa.int64()))
-        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT))
+        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
-            column = pa.array([made if given is None else given for made, given in pairs], PROMPT_IDS.type)
-        told = self._texts.told(data, [PROMPT_TEXT])
+            column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
+        told = self._texts.told(data, [PROMPT_TEXT.name])
         yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
-        ids = row.column(PROMPT_IDS.name).to_pylist()[0]
+        ids, text = (row.column(field.name).to_pylist()[0] for field in (PROMPT_IDS, PROMPT_TEXT))
+        text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
-        yield row.column(PROMPT_TEXT).to_pylist()[0] or ""
-        marked, text = self._texts.marked(row, PROMPT_TEXT)[0], row.column(PROMPT_TEXT).to_pylist()[0] or ""
+        yield text
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))
@@ -111,14 +111,14 @@ class Tokenize(ModelOrServer, MakesPrompts):
         """Return, by index, the reason for each row that has an id outside the vocabulary."""
         if self._ids_column is None:
             return {}
-        known = range(self._model.n_vocab)
-        found: dict[int, str] = {}
+        vocabulary = range(self._model.n_vocab)
+        reasons: dict[int, str] = {}
         for i, ids in enumerate(data.column(self._ids_column).to_pylist()):
-            wrong = [token for token in ids or () if token not in known]
+            wrong = [token for token in ids or () if token not in vocabulary]
             if wrong:
-                has = f"has the token id {wrong[0]}; the model's ids are 0 to {known[-1]}"
-                found[i] = f"column '{self._ids_column}' {has}"
-        return found
+                has = f"has the token id {wrong[0]}; the model's ids are 0 to {vocabulary[-1]}"
+                reasons[i] = f"column '{self._ids_column}' {has}"
+        return reasons
 
 
 class Split(Operator):
@@ -166,11 +166,11 @@ class Split(Operator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
         require_column(schema, self._column, [pa.string()])
-        made = pa.field(self._name, pa.list_(pa.string()))
+        field = pa.field(self._name, pa.list_(pa.string()))
         if self._name == self._column:
-            self._schema = schema.set(schema.get_field_index(self._name), made)
+            self._schema = schema.set(schema.get_field_index(self._name), field)
         else:
-            self._schema = add_columns(schema, made)
+            self._schema = add_columns(schema, field)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
@@ -181,21 +181,18 @@ class Split(Operator):
         self._tokenized = TextColumns(self._model, self._settings.special_tokens_in_text).texts
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        texts = batch.data.column(self._column).to_pylist()
-        pieces: list[list[str] | None] = [None] * len(texts)
+        pieces: list[list[str] | None] = []
         failed: dict[int, str] = {}
-        for i, text in enumerate(texts):
+        for i, text in enumerate(batch.data.column(self._column).to_pylist()):
             try:
-                pieces[i] = None if text is None else self._pieces(text)
+                pieces.append(None if text is None else self._pieces(text))
             except _Unsplittable as error:
                 failed[i] = f"column '{self._column}': {error}"
-        made = pa.array(pieces, pa.list_(pa.string()))
-        columns = [made if f.name == self._name else batch.data.column(f.name) for f in self._schema]
-        data = pa.record_batch(columns, schema=self._schema)
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
-        yield batch.with_data(data)
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
+        lists = pa.array(pieces, pa.list_(pa.string()))
+        columns = [lists if f.name == self._name else batch.data.column(f.name) for f in self._schema]
+        yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
     def _pieces(self, text: str) -> list[str]:
         """Cut `text`. Where its tokens end says how far a piece may reach; a piece that has more alone is shortened."""
@@ -207,8 +204,8 @@ class Split(Operator):
         pieces: list[str] = []
         start = 0
         while start < len(text):
-            before = int(np.searchsorted(reach, start, "right"))
-            limit = int(reach[min(before + self._max_tokens, len(reach)) - 1])
+            first_token = int(np.searchsorted(reach, start, "right"))
+            limit = int(reach[min(first_token + self._max_tokens, len(reach)) - 1])
             while True:
                 end = _best_place(places, start, max(limit, start + 1), len(text))
                 count = len(self._ids(text[start:end]))

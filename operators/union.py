@@ -32,20 +32,20 @@ class Union(Operator):
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        before = batch.data.column(LINEAGE.name) if LINEAGE.name in batch.data.schema.names else None
-        lineage = append_to_lineage(before, np.full(batch.num_rows, batch.port, np.int32))
+        earlier = batch.data.column(LINEAGE.name) if LINEAGE.name in batch.data.schema.names else None
+        lineage = append_to_lineage(earlier, np.full(batch.num_rows, batch.port, np.int32))
         columns = [lineage if name == LINEAGE.name else batch.data.column(name) for name in self._schema.names]
         yield batch.with_data(pa.record_batch(columns, schema=self._schema))
 
 
 def _check_equal(first: pa.Schema, other: pa.Schema, port: int) -> None:
-    here, there = ({f.name: f.type for f in s if f.name != LINEAGE.name} for s in (first, other))
-    if ROW.name not in here:
-        raise SchemaError(f"needs the column '{ROW.name}'; its inputs have {', '.join(here) or 'none'}")
-    for name in here.keys() | there.keys():
-        expected, found = here.get(name, "absent"), there.get(name, "absent")
-        if expected != found:
+    expected_types, types = ({f.name: f.type for f in s if f.name != LINEAGE.name} for s in (first, other))
+    if ROW.name not in expected_types:
+        raise SchemaError(f"needs the column '{ROW.name}'; its inputs have {', '.join(expected_types) or 'none'}")
+    for name in expected_types.keys() | types.keys():
+        expected, kind = expected_types.get(name, "absent"), types.get(name, "absent")
+        if expected != kind:
             raise SchemaError(
-                f"column '{name}' is {expected} in input 0 and {found} in input {port};"
+                f"column '{name}' is {expected} in input 0 and {kind} in input {port};"
                 " the inputs of a union need the same columns"
             )

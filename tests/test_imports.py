@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(p for folder in ("pipeline", "operators", "tools") for p in (ROOT / folder).rglob("*.py"))
-MOST_FILES = 23
-"""Python files in one folder, `__init__.py` aside."""
+MOST_FILES = 20
+"""Python files in one folder, `__init__.py` aside. operators/ has one for each operator, see test_operators.py."""
 
 ORDER = [
     # The dataflow engine. Each folder imports only those above it.
@@ -184,7 +184,7 @@ def test_no_file_breaks(rule):
     assert not broken
 
 
-@pytest.mark.parametrize("folder", sorted({p.parent for p in MODULES}), ids=name_of)
+@pytest.mark.parametrize("folder", sorted({p.parent for p in MODULES} - {ROOT / "operators"}), ids=name_of)
 def test_no_folder_is_a_heap(folder):
     assert len([p for p in folder.glob("*.py") if p.name != "__init__.py"]) <= MOST_FILES
 

@@ -96,8 +96,8 @@ def main() -> None:
         "lines that schedule, fill, decode and sample": lines(ROOT / "operators" / path for path in STEP),
     }
     table["main() to the first operator: files"], table["of these with calls that are still open"] = on_the_way()
-    for what, number in table.items():
-        print(f"{what:48}{number:>8,}")
+    for label, number in table.items():
+        print(f"{label:48}{number:>8,}")
 
 
 if __name__ == "__main__":

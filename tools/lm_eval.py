@@ -138,7 +138,7 @@ class LlamaBatch(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        found = []
+        answers = []
         for some in _batches(requests, "generate_until", disable_tqdm):
             rows = [self._generation(*request.args) for request in some]
             fields = {"prompt_ids": IDS, "max_tokens": pa.int64(), "stop": pa.list_(pa.string())}
@@ -148,13 +148,13 @@ class LlamaBatch(TemplateLM):
             texts = [row["completion"] for row in self._computed(op, rows, schema)]
             for request, text in zip(some, texts, strict=True):
                 self.cache_hook.add_partial("generate_until", request.args, text)
-            found += texts
-        return found
+            answers += texts
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str] | None, Tokens, Tokens]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        found = []
+        scores = []
         for some in _batches(requests, "loglikelihood", disable_tqdm):
             rows = []
             for _, before, text in some:
@@ -173,17 +173,17 @@ class LlamaBatch(TemplateLM):
             for (key, _, _), answer in zip(some, answers, strict=True):
                 if key is not None:
                     self.cache_hook.add_partial("loglikelihood", key, answer)
-            found += answers
-        return found
+            scores += answers
+        return scores
 
     def _windows(self, text: str) -> Iterable[tuple[Tokens, Tokens]]:
         ids, first = self.tok_encode(text), self.prefix_token_id
         windows = get_rolling_token_windows(ids, first, max_seq_len=self.max_length - 1, context_len=1)
         return map(make_disjoint_window, windows)
 
-    def _generation(self, prompt: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _generation(self, prompt: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row for a request: its prompt, and the sampling values that its task asks for."""
-        values = normalize_gen_kwargs(dict(asked))
+        values = normalize_gen_kwargs(dict(kwargs))
         if unknown := sorted(values.keys() - HANDLED - PER_ROW.keys()):
             raise ConfigError(f"generation_kwargs has '{unknown[0]}'; known are {', '.join([*HANDLED, *PER_ROW])}")
         longest = min(values["max_gen_toks"], self.max_length - 1)
@@ -201,18 +201,18 @@ class LlamaBatch(TemplateLM):
         data = pa.RecordBatch.from_pylist([{"row": i, **row} for i, row in enumerate(rows)], schema=numbered)
         op.plan(data.schema)
         runtime = self._runtime()
-        found: dict[int, dict[str, Any]] = {}
+        by_row: dict[int, dict[str, Any]] = {}
         try:
             op.open(runtime)
             for item in op.run(_SleepingInbox([Batch(0, data), ChunkEnd(0, len(rows))])):
                 if isinstance(item, Rejects):
                     raise InputError(f"a request cannot be computed: {item.rows[0].reason}")
                 if isinstance(item, Batch):
-                    found |= {row["row"]: row for row in item.data.to_pylist()}
+                    by_row |= {row["row"]: row for row in item.data.to_pylist()}
         finally:
             op.close()
             runtime.context.resources.close()
-        return [found[i] for i in range(len(rows))]
+        return [by_row[i] for i in range(len(rows))]
 
     def _runtime(self) -> Runtime:
         """Return the services of a run that writes nothing."""
@@ -247,8 +247,8 @@ class _NoTable:
         """Forget rows."""
 
 
-def _batches(requests: Sequence[Any], what: str, disable_tqdm: bool) -> Iterator[Sequence[Any]]:
-    with tqdm(total=len(requests), desc=what, disable=disable_tqdm) as bar:
+def _batches(requests: Sequence[Any], title: str, disable_tqdm: bool) -> Iterator[Sequence[Any]]:
+    with tqdm(total=len(requests), desc=title, disable=disable_tqdm) as bar:
         for start in range(0, len(requests), BATCH):
             some = requests[start : start + BATCH]
             yield some

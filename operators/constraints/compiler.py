@@ -72,9 +72,9 @@ class LlgConstraint:
 
     def matcher(self) -> LlgMatcher:
         began = time.perf_counter()
-        made = LlgMatcher(self._first.deep_copy(), self._n_vocab)
-        made.costs.constraint_s = time.perf_counter() - began
-        return made
+        matcher = LlgMatcher(self._first.deep_copy(), self._n_vocab)
+        matcher.costs.constraint_s = time.perf_counter() - began
+        return matcher
 
 
 class LlgMatcher:

@@ -45,10 +45,10 @@ def lark_of(gbnf: str) -> str:
     at = 0
     while at < len(gbnf):
         line = gbnf.count("\n", 0, at) + 1
-        if (found := _TOKEN.match(gbnf, at)) is None:
+        if (token := _TOKEN.match(gbnf, at)) is None:
             raise ValueError(f"line {line} has {gbnf[at:].splitlines()[0][:40]!r}; that is no GBNF, or names a token")
-        at = found.end()
-        kind, text = found.lastgroup, found[found.lastgroup or 0]
+        at = token.end()
+        kind, text = token.lastgroup, token[token.lastgroup or 0]
         if kind == "space":
             continue
         if kind == "head":
@@ -95,10 +95,10 @@ def lark_of(gbnf: str) -> str:
 
 def _joined(parts: Sequence[str]) -> str:
     """Return alternatives as one expression; some may be empty."""
-    made: list[str] = []
-    for before, part in pairwise(["|", *parts, "|"]):
-        made += ['""', part] if before == part == "|" else [part]
-    return " ".join(made[:-1])
+    words: list[str] = []
+    for previous, part in pairwise(["|", *parts, "|"]):
+        words += ['""', part] if previous == part == "|" else [part]
+    return " ".join(words[:-1])
 
 
 def _literal(text: str) -> str:
@@ -108,10 +108,10 @@ def _literal(text: str) -> str:
 def _class(text: str) -> str:
     """Return a regex of one character, in which `-` is a range between two, as in llama.cpp."""
     negated = text.startswith("^")
-    found, items, at = _characters(text[negated:]), "", 0
-    while at < len(found):
-        is_range = at + 2 < len(found) and found[at + 1][1] == "-"
-        items += _escaped(found[at][0]) + (f"-{_escaped(found[at + 2][0])}" if is_range else "")
+    characters, items, at = _characters(text[negated:]), "", 0
+    while at < len(characters):
+        is_range = at + 2 < len(characters) and characters[at + 1][1] == "-"
+        items += _escaped(characters[at][0]) + (f"-{_escaped(characters[at + 2][0])}" if is_range else "")
         at += 3 if is_range else 1
     return f"/[{'^' * negated}{items}]/"
 
@@ -122,7 +122,7 @@ def _escaped(char: str) -> str:
 
 def _characters(text: str) -> list[tuple[str, str]]:
     """Return the characters that a literal or class stands for, each with how it is written."""
-    found = []
+    characters = []
     for match in _CHAR.finditer(text):
         *codes, escape, plain = match.groups()
         code = next((int(code, 16) for code in codes if code), None)
@@ -132,5 +132,5 @@ def _characters(text: str) -> list[tuple[str, str]]:
             char = None if 0xD800 <= code < 0xE000 or code > sys.maxunicode else chr(code)
         if char is None:
             raise ValueError(f"{match[0]} is no character")
-        found.append((char, match[0]))
-    return found
+        characters.append((char, match[0]))
+    return characters

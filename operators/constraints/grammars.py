@@ -147,8 +147,8 @@ def _grammar(settings: StructuredSettings) -> Form:
     else:
         raise ConfigError(f"{key} has no rule `start:`, as a Lark grammar has, nor one `root ::=`, as GBNF has")
     grammar, noun = LLMatcher.grammar_from_lark(lark), "text of the grammar"
-    made = _checked("grammar", noun, grammar)
-    return Form(noun, grammar) if _LARK_TOKENS.search(_LARK_TEXTS.sub("", lark)) else made
+    form = _checked("grammar", noun, grammar)
+    return Form(noun, grammar) if _LARK_TOKENS.search(_LARK_TEXTS.sub("", lark)) else form
 
 
 def _checked(key: str, noun: str, grammar: str, check: Check | None = None) -> Form:

@@ -148,8 +148,7 @@ class ThinkingMatcher:
         return list(self.rule.opening_ids[len(self._begun) :]) if self._opens else []
 
     def _may_open(self, token: int) -> bool:
-        """Return whether `token` begins the opening tag. One that the answer may begin with too begins the answer,
-        unless it is the whole tag."""
+        """Return whether `token` begins the opening tag: it is all of the tag, or the answer cannot begin with it."""
         opening = self.rule.opening_ids
         if self._answers or self._begun or token != opening[0] or self.inner is None:
             return False

@@ -10,7 +10,6 @@ from typing import Any
 from llguidance import LLMatcher
 
 from operators.constraints.grammars import NATURAL, fault_of, rounded_numbers
-from operators.constraints.lark_texts import FORMATS, quoted, searched
 from operators.constraints.tool_schemas import (
     Joined,
     Schema,
@@ -31,6 +30,31 @@ Control = Callable[[str], int | None]
 _SLOT = re.compile(r"\{(name|json_name|arguments|text)\}")
 _MARK = re.compile(r"(</?\|?[a-z_\"]+\|?>|\[[A-Z_]+\])")
 """What may be a control token in the shape of a format."""
+_ANY = "(?s:.*)"
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+"""Of a regex: an escape, a class or a character."""
+
+_DATE = (
+    "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-9]))"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_HOST = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOST = rf"{_HOST}(\.{_HOST})*"
+_LOCAL = "[a-zA-Z0-9!#$%&'*+\\/=?^_`{|}~-]+"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IN_URI = "([a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}[tT]{_TIME}",
+    "email": rf"{_LOCAL}(\.{_LOCAL})*@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_IN_URI}+(\/{_IN_URI}*)*(\?({_IN_URI}|[\/?])*)?(#({_IN_URI}|[\/?])*)?",
+    "unknown": "(?s:.)*",
+}
+"""As llguidance has them in JSON, for texts without quotes; of URIs those with two slashes."""
 
 
 class ToolGrammar:
@@ -41,7 +65,7 @@ class ToolGrammar:
         self._control = control
         self._rules: list[str] = []
         self._root: Schema = True
-        self._known: dict[str, str | None] = {}
+        self._rule_names: dict[str, str | None] = {}
         """Rules of the values of the tool, by their schema; None: no value fits."""
 
     def of(self, start: str) -> str:
@@ -75,7 +99,7 @@ class ToolGrammar:
             raise
 
     def _call(self, name: str, schema: Schema) -> str:
-        self._known.clear()
+        self._rule_names.clear()
         for place, value in rounded_numbers(schema):
             raise ConfigError(f"{place.rpartition('/')[2]} has {value}, and beyond 2^53 numbers are rounded")
         schema = arguments_of(schema)
@@ -96,10 +120,10 @@ class ToolGrammar:
         """Return what the reader makes of a call."""
         slots = {"name": name, "json_name": json.dumps(name), "arguments": arguments}
         try:
-            found = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
+            _, calls = parse_calls(self._form, _SLOT.sub(lambda slot: slots[slot[1]], self._form.shape))
         except BrokenCall:
             return None
-        return (found.calls[0].name, found.calls[0].arguments) if len(found.calls) == 1 else None
+        return (calls[0].name, calls[0].arguments) if len(calls) == 1 else None
 
     def _mark(self, text: str) -> str:
         token = self._control(text) if _MARK.fullmatch(text) else None
@@ -116,10 +140,10 @@ class ToolGrammar:
 
     def _json(self, schema: Schema) -> str:
         """Return the expression of a value in JSON."""
-        made: dict[str, Any] = {**schema} if isinstance(schema, Mapping) else {} if schema else {"enum": []}
+        keywords: dict[str, Any] = {**schema} if isinstance(schema, Mapping) else {} if schema else {"enum": []}
         if isinstance(self._root, Mapping) and "$defs" in self._root:
-            made["$defs"] = self._root["$defs"]
-        return f"%json {json.dumps({**made, 'x-guidance': NATURAL})}"
+            keywords["$defs"] = self._root["$defs"]
+        return f"%json {json.dumps({**keywords, 'x-guidance': NATURAL})}"
 
     def _text(self, joined: Joined, end: str, never: Sequence[str]) -> str:
         """Return the terminal of a text without quotes and of the `end` behind it. `never`: regexes of what is none."""
@@ -147,15 +171,15 @@ class ToolGrammar:
 
     def _objects(self, schema: Schema) -> list[Joined]:
         """Return the alternatives of an object that can be. Raises ConfigError if none can."""
-        found = [
+        possible = [
             joined
             for joined in alternatives(schema, self._root)
             if "object" in kinds(joined)
             and not any(requires(joined, name) and property_of(joined, name) is False for name in names_in(joined))
         ]
-        if not found:
+        if not possible:
             raise ConfigError("no arguments fit")
-        return found
+        return possible
 
     def _others(self, joined: Joined) -> Schema | None:
         """Return the schema of properties that are not named; None if there are none."""
@@ -168,13 +192,47 @@ class ToolGrammar:
 
 def arguments_of(root: Schema) -> Schema:
     """Return the schema of arguments, which are an object, whatever its schema says."""
-    own = root if isinstance(root, bool) else {key: part for key, part in root.items() if key != "$defs"}
-    if own is True or own == {}:
+    keys = root if isinstance(root, bool) else {key: part for key, part in root.items() if key != "$defs"}
+    if keys is True or keys == {}:
         return {"type": "object", "additionalProperties": False}
-    if isinstance(own, Mapping) and own.keys().isdisjoint({"type", "allOf", "anyOf", "oneOf", "$ref"}):
-        return {"type": "object", **own}
-    return both([own, {"type": "object"}]) if isinstance(own, Mapping) and own.get("type") != "object" else own
+    if isinstance(keys, Mapping) and keys.keys().isdisjoint({"type", "allOf", "anyOf", "oneOf", "$ref"}):
+        return {"type": "object", **keys}
+    return both([keys, {"type": "object"}]) if isinstance(keys, Mapping) and keys.get("type") != "object" else keys
 
 
 def requires(joined: Joined, name: str) -> bool:
     return any(name in one.get("required", ()) for one in joined)
+
+
+def quoted(text: str) -> str:
+    """Return a text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Return a regex of these names, between the slashes of Lark."""
+    return f"({'|'.join(map(escaped, names))})" if names else r"[^\s\S]"
+
+
+def searched(pattern: str) -> str:
+    """Return a regex of Lark for the texts in which one of JSON Schema is found; llguidance refuses anchors in it."""
+    branches: list[list[str]] = [[]]
+    depth = 0
+    for piece in _PIECE.findall(pattern):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and depth == 0:
+            branches.append([])
+        elif len(piece) > 1 and piece[0] == "[":  # in which Rust has operators and classes of classes
+            branches[-1].append("[" + re.sub(r"(?<!\\)([\[&~/])", r"\\\1", piece[1:]).replace("\n", r"\n"))
+        else:
+            branches[-1].append({"/": r"\/", "\n": r"\n"}.get(piece, piece))
+    several = []
+    for branch in branches:
+        begin, end = branch[:1] == ["^"], branch[-1:] == ["$"]
+        inner = "".join(branch[begin : len(branch) - end])
+        several.append(f"{'' if begin else _ANY}({inner}){'' if end else _ANY}")
+    return "|".join(several)

@@ -55,8 +55,7 @@ Names = frozenset[tuple[str, str]]
 
 
 class _Whole:
-    """Makes one schema whole. `beside` is None for a schema that stays open, else the names that are described beside
-    it."""
+    """Makes one schema whole. `beside`: the names that are described beside it; None: it stays open."""
 
     def __init__(self, schema: Schema) -> None:
         import jsonschema
@@ -69,38 +68,38 @@ class _Whole:
         self._resource = specification_with(cls.META_SCHEMA["$schema"]).create_resource
         self._resolver = registry.resolver_with_root(self._resource(schema))
         self._defs: dict[str, Schema] = {}
-        self._known: dict[tuple[int, Names | None], str] = {}
+        self._def_names: dict[tuple[int, Names | None], str] = {}
         self._inside: Names | None = None
 
     def made(self, beside: Names | None) -> Schema:
         self._inside = beside
-        made = self._part(self._root, self._resolver, beside)
-        if isinstance(made, bool) or not self._defs:
-            return made
-        return {**made, "$defs": self._defs}
+        schema = self._part(self._root, self._resolver, beside)
+        if isinstance(schema, bool) or not self._defs:
+            return schema
+        return {**schema, "$defs": self._defs}
 
     def _part(self, schema: Any, resolver: Any, beside: Names | None) -> Schema:
         if not isinstance(schema, Mapping):
             return bool(schema)
         if "$id" in schema and schema is not self._root:
             resolver = resolver.in_subresource(self._resource(schema))
-        made: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _NAMED:
-                made[key] = {name: self._part(part, resolver, self._inside) for name, part in value.items()}
+                keywords[key] = {name: self._part(part, resolver, self._inside) for name, part in value.items()}
             elif key == "prefixItems" or (key == "items" and isinstance(value, list)):
-                made["prefixItems"] = [self._part(part, resolver, self._inside) for part in value]
+                keywords["prefixItems"] = [self._part(part, resolver, self._inside) for part in value]
             elif key in _SINGLE:
-                made[key] = self._part(value, resolver, self._inside)
+                keywords[key] = self._part(value, resolver, self._inside)
             elif key in _KEPT or key in _REFUSED or (key == "uniqueItems" and value):
-                made[key] = value
+                keywords[key] = value
         if isinstance(schema.get("items"), list) and "additionalItems" in schema:  # until draft 2019-09
-            made["items"] = self._part(schema["additionalItems"], resolver, self._inside)
+            keywords["items"] = self._part(schema["additionalItems"], resolver, self._inside)
         for limit, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            if isinstance(made.get(key), bool):  # in draft 4
-                made |= {key: made.pop(limit)} if made.pop(key) and limit in made else {}
+            if isinstance(keywords.get(key), bool):  # in draft 4
+                keywords |= {key: keywords.pop(limit)} if keywords.pop(key) and limit in keywords else {}
         parts = schema.get("allOf", ())
-        if not made and not {*_CHOICES} & {*schema}:  # a reference, or `allOf` with one, as pydantic writes it
+        if not keywords and not {*_CHOICES} & {*schema}:  # a reference, or `allOf` with one, as pydantic writes it
             if len(parts) == 1 and "$ref" not in schema:
                 return self._part(parts[0], resolver, beside)
             if "$ref" in schema and not parts:
@@ -109,62 +108,62 @@ class _Whole:
         around = self._names({key: value for key, value in schema.items() if key != choice}, resolver, ())
         within = None if beside is None or around is None else beside | around
         if "$ref" in schema:
-            made["$ref"] = self._target(schema["$ref"], resolver, None)
+            keywords["$ref"] = self._target(schema["$ref"], resolver, None)
         if parts:
-            made["allOf"] = [self._part(part, resolver, None) for part in parts]
+            keywords["allOf"] = [self._part(part, resolver, None) for part in parts]
         for key in _CHOICES:
             if key in schema:
-                made[key] = [self._part(part, resolver, within if key == choice else None) for part in schema[key]]
+                keywords[key] = [self._part(part, resolver, within if key == choice else None) for part in schema[key]]
         if choice is None and within is not None and "object" in _types(schema):
             for key, name in sorted(within):
-                made[key] = {**made.get(key, {})}
-                made[key].setdefault(name, True)
-            made["additionalProperties"] = False
-        return made
+                keywords[key] = {**keywords.get(key, {})}
+                keywords[key].setdefault(name, True)
+            keywords["additionalProperties"] = False
+        return keywords
 
     def _target(self, reference: str, resolver: Any, beside: Names | None) -> str:
         """Return the reference to a definition of our own for what `reference` leads to."""
         contents, resolver = self._lookup(reference, resolver)
         key = (id(contents), beside)
-        if key not in self._known:
-            self._known[key] = name = f"d{len(self._known)}"
+        if key not in self._def_names:
+            self._def_names[key] = name = f"d{len(self._def_names)}"
             self._defs[name] = True
             self._defs[name] = self._part(contents, resolver, beside)
-        return f"#/$defs/{self._known[key]}"
+        return f"#/$defs/{self._def_names[key]}"
 
     def _lookup(self, reference: str, resolver: Any) -> tuple[Any, Any]:
         from referencing.exceptions import Unresolvable
 
         for _ in range(MOST_JOINED):
             try:
-                found = resolver.lookup(reference)
+                target = resolver.lookup(reference)
             except Unresolvable as error:
                 raise ConfigError(f"$ref {reference!r} leads out of its schema or nowhere") from error
-            contents, resolver = found.contents, found.resolver
+            contents, resolver = target.contents, target.resolver
             if not isinstance(contents, Mapping) or _SAYING & {*contents} != {"$ref"}:
                 return contents, resolver
             reference = contents["$ref"]
         raise ConfigError(f"$ref {reference!r} leads to itself")
 
-    def _names(self, schema: Any, resolver: Any, seen: tuple[int, ...]) -> Names | None:
+    def _names(self, schema: Any, resolver: Any, visited: tuple[int, ...]) -> Names | None:
         """Return what a schema describes of the object itself; None if it says which others there may be."""
         if not isinstance(schema, Mapping):
             return frozenset()
         fixed = [*schema.get("enum", ()), schema.get("const")]
         if "additionalProperties" in schema or any(isinstance(value, Mapping) for value in fixed):
             return None
-        found = {(key, name) for key in _NAMED for name in schema.get(key, ())}
+        described = {(key, name) for key in _NAMED for name in schema.get(key, ())}
         inner = [(part, resolver) for key in ("allOf", *_CHOICES) for part in schema.get(key, ())]
         if "$ref" in schema:
             inner.append(self._lookup(schema["$ref"], resolver))
         for part, its in inner:
-            if id(part) in seen:
+            if id(part) in visited:
                 continue
-            names = self._names(part, its, (*seen, id(part)))
+            names = self._names(part, its, (*visited, id(part)))
             if names is None:
                 return None
-            found |= names
-        return frozenset(found)
+            described |= names
+        return frozenset(described)
 
 
 def _types(schema: Mapping[str, Any]) -> Sequence[str]:
@@ -193,13 +192,13 @@ def _alternatives(schema: Schema, root: Schema) -> list[Joined]:
         assert isinstance(root, Mapping)
         groups.append([root["$defs"][schema["$ref"].removeprefix("#/$defs/")]])
     flat = {key: value for key, value in schema.items() if key not in ("allOf", *_CHOICES, "$ref", "$defs")}
-    found: list[Joined] = [[flat] if flat else []]
+    joined: list[Joined] = [[flat] if flat else []]
     for group in groups:
         several = [one for part in group for one in _alternatives(part, root)]
-        found = [[*one, *other] for one in found for other in several]
-        if len(found) > MOST_JOINED:
+        joined = [[*one, *other] for one in joined for other in several]
+        if len(joined) > MOST_JOINED:
             raise ConfigError(f"it has more than {MOST_JOINED} alternatives")
-    return found
+    return joined
 
 
 def fixed(joined: Joined) -> list[Any] | None:
@@ -210,12 +209,12 @@ def fixed(joined: Joined) -> list[Any] | None:
 
 def kinds(joined: Joined) -> set[str]:
     """Return the types that fit; an integer is no number here."""
-    found = {*KINDS}
+    fitting = {*KINDS}
     for one in joined:
         types = {*_types(one)}
-        found &= types | {"integer"} if "number" in types else types
+        fitting &= types | {"integer"} if "number" in types else types
     values = fixed(joined)
-    return found if values is None else found & {kind_of(value) for value in values}
+    return fitting if values is None else fitting & {kind_of(value) for value in values}
 
 
 def kind_of(value: Any) -> str:

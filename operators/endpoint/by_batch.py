@@ -22,8 +22,7 @@ from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
 from operators.generation.wiring import shared_store
 from operators.rows.token_lists import literals_of, rows_with_names
-from operators.scoring.answers_rows import AnswersRows
-from operators.scoring.stored_answers import Answer, StoredAnswers
+from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from operators.settings.model import TEXT

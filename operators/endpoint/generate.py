@@ -22,7 +22,7 @@ from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.structured import answer_check
 from operators.generation.wiring import shared_store
 from operators.prompts.arguments import TemplateArguments, tools_of_job
-from operators.prompts.rendering import PROMPT_TEXT
+from operators.rows.token_lists import PROMPT_TEXT
 from operators.settings import StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from pipeline.api.errors import ConfigError

@@ -15,10 +15,10 @@ from operators.endpoint.api.dialects import LLAMA_SERVER, SGLANG, VLLM
 from operators.endpoint.connection.request import Request
 from operators.endpoint.server import server_of
 from operators.prompts.messages import NoPrompt, with_text_arguments
-from operators.prompts.rendering import PROMPT_TEXT, Prompt, Rendering
+from operators.prompts.rendering import Prompt, Rendering
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import attempt
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT

@@ -21,8 +21,7 @@ from operators.generation.seeds import RowSeeds, no_seed
 from operators.generation.store_lookup import RowLookup
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
-from operators.prompts.rendering import PROMPT_TEXT
-from operators.rows.token_lists import PROMPT_IDS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT
 from operators.settings import SamplingSettings
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.records import python_values

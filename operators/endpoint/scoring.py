@@ -13,6 +13,7 @@ from operators.endpoint.api.echo import read_echo
 from operators.endpoint.api.usage import read_usage
 from operators.endpoint.api.vectors import read_scores, read_vectors
 from operators.endpoint.by_batch import AsksByBatch, Question
+from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import EmbedArguments, RerankArguments, ScoreArguments
 from operators.scoring.columns import (
     EMBEDDING,
@@ -22,7 +23,6 @@ from operators.scoring.columns import (
     rerank_arrays,
     score_arrays,
 )
-from operators.scoring.stored_answers import Answer
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import require_column

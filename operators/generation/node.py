@@ -16,7 +16,7 @@ from operators.generation.requests import R, RowMaker, Samples, require_columns
 from operators.generation.row_metrics import IDENTICAL, RowMetrics
 from operators.generation.seeds import SEED, RowSeeds
 from operators.generation.store_lookup import RowLookup
-from operators.rows.row_condition import Where
+from operators.rows.sql import Where
 from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings

@@ -101,14 +101,14 @@ def answer_of(form: ToolFormat, text: str, tools: str, choice: str) -> AnswerPar
     if tools == "[]":
         return AnswerParts()
     try:
-        answer = parse_calls(form, text)
-        checks = checks_of(tools) if answer.calls else {}
-        calls = [_checked(form, call, checks, tools) for call in answer.calls]
+        content, written = parse_calls(form, text)
+        checks = checks_of(tools) if written else {}
+        calls = [_checked(form, call, checks, tools) for call in written]
         if (reason := unforced(choice, [call["name"] for call in calls])) is not None:
             raise BrokenCall(reason)
     except (BrokenCall, ConfigError) as error:
         return AnswerParts(error=str(error))
-    return AnswerParts(answer.content, calls) if calls else AnswerParts()
+    return AnswerParts(content, calls) if calls else AnswerParts()
 
 
 def _checked(form: ToolFormat, call: ToolCall, checks: Mapping[str, Validate], tools: str) -> dict[str, str]:

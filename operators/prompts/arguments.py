@@ -38,8 +38,8 @@ class TemplateArguments:
         self._tools = data.tools
         self._columns = {key: name for key in WANTED if (name := getattr(data, key)) is not None}
         job = {"model.template_kwargs": self._kwargs, "data.tools": self._tools is not None}
-        given = [*(key for key, value in job.items() if value), *(f"data.{key}" for key in self._columns)]
-        self.setting = given[0] if given else None
+        settings = [*(key for key, value in job.items() if value), *(f"data.{key}" for key in self._columns)]
+        self.setting = settings[0] if settings else None
         """The first of the settings that is given, for an error; None if none is."""
 
     def plan(self, schema: pa.Schema) -> list[str]:
@@ -72,7 +72,7 @@ class TemplateArguments:
         return values
 
 
-def tools_of_job(given: Any) -> list[dict[str, Any]]:
+def tools_of_job(tools: Any) -> list[dict[str, Any]]:
     """Return the tools that `data.tools` gives, as a list or as the path of a JSON file.
 
     Raises:
@@ -80,43 +80,42 @@ def tools_of_job(given: Any) -> list[dict[str, Any]]:
         InputError: the file cannot be read.
     """
     where = "data.tools"
-    if isinstance(given, str):
-        where = f"data.tools={given}"
+    if isinstance(tools, str):
+        where = f"data.tools={tools}"
         try:
-            given = json.loads(read_text(given, "data.tools"))
+            tools = json.loads(read_text(tools, "data.tools"))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON: {error}; write a list of tools as JSON") from error
-    return _tools(given, where, ConfigError)
+    return _tools(tools, where, ConfigError)
 
 
 def tools_of_row(value: Any, column: str) -> list[dict[str, Any]]:
-    """Return the tools in a row's `value` of `data.tools_column`: none for null and for an empty text. Raise NoPrompt
-    if it holds something else."""
+    """Return the tools in a row's `value`, none for null and an empty text; raise NoPrompt for anything else."""
     return [] if value in (None, "") else _tools(_read(value, column), f"column '{column}'", NoPrompt)
 
 
-def _tools(given: Any, where: str, failure: type[Exception]) -> list[dict[str, Any]]:
-    """Return `given` if it is a list of OpenAI's function tools, else raise `failure`."""
-    if not isinstance(given, list):
-        raise failure(f"{where} holds {noun(given)}; tools are a list")
-    for i, tool in enumerate(given):
+def _tools(tools: Any, where: str, failure: type[Exception]) -> list[dict[str, Any]]:
+    """Return `tools` if it is a list of OpenAI's function tools, else raise `failure`."""
+    if not isinstance(tools, list):
+        raise failure(f"{where} holds {noun(tools)}; tools are a list")
+    for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise failure(f"tool {i} of {where} has no function with a name; {TOOL}")
-    return given
+    return tools
 
 
 def _kwargs_of_row(value: Any, name: str) -> dict[str, Any]:
     if value in (None, ""):
         return {}
-    given = _read(value, name)
-    if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):  # pyarrow's form of a map
-        given = dict(given)
-    if not isinstance(given, dict):
-        raise NoPrompt(f"column '{name}' holds {noun(given)}; template arguments are an object")
-    if own := sorted(given.keys() & GIVEN_TO_TEMPLATES):
-        raise NoPrompt(f"column '{name}' has the key '{own[0]}', which Render gives to the template itself")
-    return given
+    kwargs = _read(value, name)
+    if isinstance(kwargs, list) and all(isinstance(pair, tuple) for pair in kwargs):  # pyarrow's form of a map
+        kwargs = dict(kwargs)
+    if not isinstance(kwargs, dict):
+        raise NoPrompt(f"column '{name}' holds {noun(kwargs)}; template arguments are an object")
+    if reserved := sorted(kwargs.keys() & GIVEN_TO_TEMPLATES):
+        raise NoPrompt(f"column '{name}' has the key '{reserved[0]}', which Render gives to the template itself")
+    return kwargs
 
 
 def _read(value: Any, name: str) -> Any:

@@ -46,11 +46,11 @@ class Chat:
         """Render each of `rows` by its template; in the place of a text may be what the template raises."""
         last = len(self._templates) - 1
         which = [last if values.get("tools") else 0 for values in rows]
-        made: dict[int, str | Exception] = {}
+        texts: dict[int, str | Exception] = {}
         for i, template in enumerate(self._templates):
-            own = [row for row, its in enumerate(which) if its == i]
-            made |= zip(own, template.render_all([self._given(i, rows[row]) for row in own]), strict=True)
-        return [made[row] for row in range(len(rows))]
+            indices = [row for row, its in enumerate(which) if its == i]
+            texts |= zip(indices, template.render_all([self._given(i, rows[row]) for row in indices]), strict=True)
+        return [texts[row] for row in range(len(rows))]
 
     def _given(self, template: int, values: Mapping[str, Any]) -> dict[str, Any]:
         return {**values, "messages": in_parts(values["messages"])} if self._parts[template] else dict(values)
@@ -82,8 +82,7 @@ def prints(text: str) -> bool:
 
 
 def proofs(messages: Messages, tools: object) -> Iterator[tuple[str, Messages, dict[str, Any]]]:
-    """Yield what a conversation has beside its last user message: its name, messages that have MARKER there, and the
-    argument `tools` beside them."""
+    """Yield what a conversation has beside its last user message: its name, messages with MARKER there, and `tools`."""
     user, assistant = _said("user", "x"), _said("assistant", "x")
     beside = {"tools": [_tool("x")]} if tools else {}
     roles = [str(message["role"]) for message in messages]

@@ -17,11 +17,10 @@ def columns_of(schema: pa.Schema) -> str:
     return f"the input is empty ({listed})" if set(schema.names) <= {ROW.name} else listed
 
 
-def used_columns(template: Template, schema: pa.Schema, given: Iterable[str] = ()) -> list[str]:
-    """Return the columns of `schema` that `template` names, in their order; a SchemaError if it names anything else
-    that is not `given`."""
+def used_columns(template: Template, schema: pa.Schema, variables: Iterable[str] = ()) -> list[str]:
+    """Return the columns that `template` names, in their order; a SchemaError for other names than `variables`."""
     by_name = set(schema.names) if template.by_name is None else template.by_name
-    unknown = sorted(template.unknown - set(schema.names) - set(given)) or sorted(by_name - set(schema.names))
+    unknown = sorted(template.unknown - set(schema.names) - set(variables)) or sorted(by_name - set(schema.names))
     if unknown:
         odd = [name for name in schema.names if not name.isidentifier() and unknown[0] in name]
         hint = f"; {OF_ANY_NAME}" if odd else did_you_mean(unknown[0], schema.names)

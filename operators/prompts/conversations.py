@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,24 +19,10 @@ ROLES = (SYSTEM, USER, "assistant")
 Messages = list[dict[str, Any]]
 
 
-class Conversations(ABC):
-    """The conversation that each row begins with. `needs_chat`: the setting that only a chat template can serve, for an
-    error; None if a text alone would do."""
+class PromptColumn:
+    """One user message from a column."""
 
     needs_chat: str | None = None
-
-    @abstractmethod
-    def plan(self, schema: pa.Schema) -> list[str]:
-        """Return the columns that are read; raises SchemaError if one is missing or has another type."""
-
-    @abstractmethod
-    def of(self, row: Mapping[str, Any]) -> Messages:
-        """Return the messages, of one at least, for the values of these columns; raises NoPrompt, or what a template
-        raises."""
-
-
-class PromptColumn(Conversations):
-    """One user message from a column."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,14 +40,13 @@ class PromptColumn(Conversations):
 
     def of(self, row: Mapping[str, Any]) -> Messages:
         if not (text := row[self._name]):
-            what = "null" if text is None else "empty"
-            raise NoPrompt(f"column '{self._name}' is {what}; give it a text or drop the row")
+            state = "null" if text is None else "empty"
+            raise NoPrompt(f"column '{self._name}' is {state}; give it a text or drop the row")
         return [{"role": USER, "content": text}]
 
 
-class MessagesColumn(Conversations):
-    """A column of whole conversations; `operators.prompts.messages` says what it may hold. `key`: the setting that
-    names it."""
+class MessagesColumn:
+    """A column of conversations, as `operators.prompts.messages` has them. `key`: the setting that names it."""
 
     def __init__(self, name: str, key: str = "data.messages_column") -> None:
         self.needs_chat = f"{key}={name!r}"
@@ -77,7 +61,7 @@ class MessagesColumn(Conversations):
         return conversation(row[self._name], self._name)
 
 
-class MessageTemplates(Conversations):
+class MessageTemplates:
     """Messages whose contents are templates over the columns.
 
     Args:
@@ -94,8 +78,7 @@ class MessageTemplates(Conversations):
         roles = [message["role"] for message in messages]
         if other := [role for role in roles if role not in ROLES]:
             raise ConfigError(f"{key}: the role '{other[0]}' is unknown; it is one of {', '.join(ROLES)}")
-        if roles != [USER]:
-            self.needs_chat = f"{key} with more than one user message"
+        self.needs_chat = None if roles == [USER] else f"{key} with more than one user message"
         often = Counter(roles)
         self._messages = [
             (role, Template(message["content"], _named(role, i, often) if key == "messages" else key, strict=True))
@@ -107,11 +90,19 @@ class MessageTemplates(Conversations):
         return [name for name in schema.names if name in used]
 
     def of(self, row: Mapping[str, Any]) -> Messages:
-        made = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
-        for message, (role, template) in zip(made, self._messages, strict=True):
+        messages = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
+        for message, (role, template) in zip(messages, self._messages, strict=True):
             if role == USER and not message["content"]:
                 raise NoPrompt(f"{template.name} gives an empty text")
-        return made
+        return messages
+
+
+Conversations = PromptColumn | MessagesColumn | MessageTemplates
+"""The conversation that each row begins with.
+
+`plan` returns the columns that are read, or raises SchemaError; `of` returns one message or more for their values, or
+raises NoPrompt or what a template raises. `needs_chat`: the setting that only a chat template can serve, for an error;
+None if a text alone would do."""
 
 
 def _named(role: str, index: int, often: Counter[str]) -> str:

@@ -30,9 +30,9 @@ class PartsText(str):
 
     @classmethod
     def of(cls, parts: list[dict[str, Any]]) -> PartsText:
-        made = cls(BETWEEN_PARTS.join(part["text"] for part in parts))
-        made.parts = parts
-        return made
+        text = cls(BETWEEN_PARTS.join(part["text"] for part in parts))
+        text.parts = parts
+        return text
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)  # what takes texts needs no more
@@ -64,8 +64,8 @@ def require_messages(schema: pa.Schema, name: str, key: str = "data.messages_col
 def holds_messages(kind: pa.DataType) -> bool:
     """Return True for lists of structs with a `role` (string) and a `content`."""
     message = kind.value_type if pa.types.is_list(kind) else None
-    found = {f.name: f.type for f in message} if message is not None and pa.types.is_struct(message) else {}
-    return found.get("role") == pa.string() and "content" in found
+    fields = {f.name: f.type for f in message} if message is not None and pa.types.is_struct(message) else {}
+    return fields.get("role") == pa.string() and "content" in fields
 
 
 def conversation(value: object, column: str) -> list[dict[str, Any]]:
@@ -107,10 +107,10 @@ def _parsed(text: str, column: str) -> object:
         raise NoPrompt(f"column '{column}' is JSON that cannot be read: {error}") from error
 
 
-def _message(given: object, where: str) -> dict[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise NoPrompt(f"{where} is {noun(given)}; a message has a role and a content")
-    message = {k: v for k, v in (given or {}).items() if v is not None}
+def _message(value: object, where: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise NoPrompt(f"{where} is {noun(value)}; a message has a role and a content")
+    message = {k: v for k, v in (value or {}).items() if v is not None}
     lacks = [key for key in ("role", "content") if key not in message]
     if lacks and not (lacks == ["content"] and "tool_calls" in message):
         raise NoPrompt(f"{where} has no {lacks[0]}")
@@ -128,10 +128,10 @@ def _call(call: object) -> object:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         return call  # the template judges it
-    if isinstance(given := function.get("arguments"), str):
+    if isinstance(arguments := function.get("arguments"), str):
         with suppress(ValueError, RecursionError):
-            read = json.loads(given)
-            function = {**function, "arguments": read if isinstance(read, dict) else given}
+            read = json.loads(arguments)
+            function = {**function, "arguments": read if isinstance(read, dict) else arguments}
     return {**call, "function": function} if "function" in call else function
 
 
@@ -149,8 +149,8 @@ def _with_text(call: Any) -> Any:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
         return call
-    made = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    return {**call, "function": made} if "function" in call else made
+    changed = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return {**call, "function": changed} if "function" in call else changed
 
 
 def without_nulls(value: Any) -> Any:
@@ -171,9 +171,9 @@ def _text(content: object, where: str) -> str:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    found = part if isinstance(part, Mapping) else {"text": part}
-    text, kind = found.get("text"), found.get("type")
+    fields = part if isinstance(part, Mapping) else {"text": part}
+    text, kind = fields.get("text"), fields.get("type")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
-        return {**found, "type": "text"}
+        return {**fields, "type": "text"}
     named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
     raise NoPrompt(f"{where} has a part {named}, and only text can be read; drop the part or the row")

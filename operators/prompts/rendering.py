@@ -21,14 +21,14 @@ from operators.prompts.conversations import (
 )
 from operators.prompts.messages import NoPrompt
 from operators.prompts.template import Template, reason_of
-from operators.rows.token_lists import PROMPT_LITERALS
+from operators.rows.batches import set_apart
+from operators.rows.token_lists import PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
 from pipeline.api import ROW, Batch, ConfigError, Operator, Output, SchemaError, add_columns, require_column
 from pipeline.api.errors import did_you_mean
 from pipeline.api.records import python_values
 
-PROMPT_TEXT = pa.field("prompt_text", pa.string())
 ASSISTANT = "assistant"
 SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
@@ -65,8 +65,8 @@ class Rendering(Operator):
         messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
     ) -> None:
-        given = {"template": template, "template_file": template_file, "messages": messages}
-        if len(several := [key for key, value in given.items() if value is not None]) > 1:
+        sources = {"template": template, "template_file": template_file, "messages": messages}
+        if len(several := [key for key, value in sources.items() if value is not None]) > 1:
             raise ConfigError(f"both {several[0]} and {several[1]} are set; keep one")
         check_one_of("writes", writes, (ASSISTANT, USER))
         if data.continue_final_message and writes == USER:
@@ -83,7 +83,10 @@ class Rendering(Operator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._row_template = self._user_template()
         path = self._model.chat_template
-        self._unproved = None if path is None else self._chat_template(read_text(path, CHAT_KEY), f"{CHAT_KEY} {path}")
+        self._unproved = None
+        if path is not None:
+            text = read_text(path, CHAT_KEY)
+            self._unproved = Template(text, f"{CHAT_KEY} {path}", strict=False, date=self._model.date_given)
         if self._row_template is not None:
             self._refuse_ignored(self._row_template.name, schema)
             self._columns = used_columns(self._row_template, schema, SPECIAL)
@@ -109,30 +112,28 @@ class Rendering(Operator):
         if self._raw_column is not None:
             raw = batch.data.column(self._raw_column).to_pylist()
         rows = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
-        made = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
+        rendered = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
         prompts: list[Prompt] = []
         failed: dict[int, str] = {}
-        for i, given in enumerate(raw):
-            prompt = next(made) if given is None else self._raw(given)
+        for i, raw_text in enumerate(raw):
+            prompt = next(rendered) if raw_text is None else self._raw(raw_text)
             if isinstance(prompt, Exception):
                 failed[i] = str(prompt) if isinstance(prompt, NoPrompt) else reason_of(prompt)
             else:
                 prompts.append(self._without_bos(prompt))
-        data = batch.data
-        if failed:
-            yield batch.reject(list(failed), list(failed.values()))
-            data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
+        rejects, batch = set_apart(batch, failed)
+        yield from rejects
         if prompts:
+            data = batch.data
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
             said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]
             kept = [data.column(name) for name in self._schema.names[:-2]]
             with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
-            yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), what) for i, what in said))
+            yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), why) for i, why in said))
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
-        """Return the prompt of each row, which has these values of `self._columns`; in its place may be NoPrompt,
-        or what a template raises."""
+        """Return the prompt of each row of values of `self._columns`, or what making it raised."""
         raise NotImplementedError
 
     def _raw(self, text: str) -> Prompt:
@@ -181,9 +182,6 @@ class Rendering(Operator):
         if self._file is not None:
             return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
         return None if self._source is None else Template(self._source, "template", strict=True)
-
-    def _chat_template(self, source: str, name: str) -> Template:
-        return Template(source, name, strict=False, date=self._model.date_given)
 
 
 def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:

@@ -78,7 +78,7 @@ class SpecialTokens:
             node[_END] = {}
         self._begun = re.compile(_alternatives(tree, r"\Z|")) if controls else None
         """Finds the names of control tokens, and what a text ends with that begins one."""
-        self._whole = re.compile(_alternatives(tree, "")) if controls else None
+        self._names = re.compile(_alternatives(tree, "")) if controls else None
         always = [re.escape(token.text) for token in named if token.is_control and token.always_read]
         self._always = re.compile("|".join(always)) if always else None
         self.some_always_read = bool(always)
@@ -86,9 +86,9 @@ class SpecialTokens:
     @classmethod
     def like(cls, names: re.Pattern[str]) -> SpecialTokens:
         """Return the special tokens of a vocabulary that nobody lists, whose names are `names`."""
-        made = cls(())
-        made._begun = made._whole = names
-        return made
+        tokens = cls(())
+        tokens._begun = tokens._names = names
+        return tokens
 
     def without(self, names: Collection[str]) -> SpecialTokens:
         """Return these tokens, of which the controls of some `names` are none."""
@@ -100,9 +100,9 @@ class SpecialTokens:
         if isinstance(value, str):
             return self._marked(value)
         if isinstance(value, Mapping):
-            made = {self.mark(key): self.mark(inner) for key, inner in value.items()}
-            pairs = zip(made.items(), value.items(), strict=False)
-            return made if any(a is not c or b is not d for (a, b), (c, d) in pairs) else value
+            marked = {self.mark(key): self.mark(inner) for key, inner in value.items()}
+            pairs = zip(marked.items(), value.items(), strict=False)
+            return marked if any(a is not c or b is not d for (a, b), (c, d) in pairs) else value
         if isinstance(value, list | tuple):
             items = [self.mark(item) for item in value]
             return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
@@ -110,11 +110,11 @@ class SpecialTokens:
 
     def has_name(self, text: str) -> bool:
         """Return whether `text` has the name of a control token."""
-        return self._whole is not None and self._whole.search(text) is not None
+        return self._names is not None and self._names.search(text) is not None
 
     def is_name(self, text: str, place: int) -> bool:
         """Return whether the name of a control token begins at a character of `text`."""
-        return self._whole is not None and self._whole.match(text, place) is not None
+        return self._names is not None and self._names.match(text, place) is not None
 
     def places(self, text: str, marked: str) -> list[int] | None:
         """Return the characters of `text` at which a name begins that is text; None if `marked`, which the same
@@ -124,34 +124,34 @@ class SpecialTokens:
         pairs = list(zip(marked, text, strict=False))
         if len(marked) == len(text) and all(m in (t, MARK) or m.lower() == t.lower() for m, t in pairs):
             return [i for i, (m, t) in enumerate(pairs) if m == MARK != t and self.is_name(text, i)]
-        count = [sum(self._is_control(piece) for piece in self._pieces(each)) for each in (text, marked)]
+        count = [
+            sum(isinstance(p, SpecialToken) and p.is_control for p in self._pieces(each)) for each in (text, marked)
+        ]
         return [] if count[0] == count[1] else None  # the template took the names out, or escaped them
 
     def ids(self, text: str, marked: str, tokenize: Tokenize) -> npt.NDArray[np.int32]:
-        """Return the int32 ids of `text` without BOS: the control tokens that are not `marked`, and between them
-        texts."""
+        """Return the int32 ids of `text` without BOS: control tokens that are not `marked`, and texts between them."""
         marks = (t for t, m in zip(text, marked, strict=True) if m == MARK)
-        made: list[int] = []
+        ids: list[int] = []
         for piece in self._pieces(marked):
             if isinstance(piece, SpecialToken):
-                made.append(piece.id)
+                ids.append(piece.id)
                 continue
             for part in self._apart(re.sub(MARK, lambda _: next(marks), piece), piece):
-                made += tokenize(part)
-        return np.array(made, np.int32)
+                ids += tokenize(part)
+        return np.array(ids, np.int32)
 
     def _marked(self, text: str) -> str:
         if self._begun is None or (self._firsts and not any(first in text for first in self._firsts)):
             return text
         places, at = [], 0
-        while (found := self._begun.search(text, at)) is not None:
-            places.append(found.start())
-            at = found.start() + 1
+        while (match := self._begun.search(text, at)) is not None:
+            places.append(match.start())
+            at = match.start() + 1
         return with_marks(text, places)
 
     def _pieces(self, text: str) -> list[SpecialToken | str]:
-        """Cut a text at its special tokens, the longest first, each at every place where it stands: llama.cpp's
-        tokenizer_st_partition."""
+        """Cut a text at its special tokens, the longest first: llama.cpp's tokenizer_st_partition."""
         pieces: list[SpecialToken | str] = [text] if text else []
         for token in self._in_order:
             if token.text in text:
@@ -161,25 +161,21 @@ class SpecialTokens:
     def _apart(self, text: str, marked: str) -> Iterator[str]:
         """Cut a text behind each mark at which a token stands that llama.cpp reads in any text."""
         start = 0
-        for found in self._always.finditer(text) if self._always is not None else ():
-            if marked[found.start()] == MARK:
-                yield text[start : found.start() + 1]
-                start = found.start() + 1
+        for match in self._always.finditer(text) if self._always is not None else ():
+            if marked[match.start()] == MARK:
+                yield text[start : match.start() + 1]
+                start = match.start() + 1
         yield text[start:]
-
-    @staticmethod
-    def _is_control(piece: SpecialToken | str) -> bool:
-        return isinstance(piece, SpecialToken) and piece.is_control
 
 
 def with_marks(text: str, places: Sequence[int]) -> str:
     """Return `text` with a mark at each of `places`; the same object for none."""
     if not places:
         return text
-    made = list(text)
+    characters = list(text)
     for place in places:
-        made[place] = MARK
-    return "".join(made)
+        characters[place] = MARK
+    return "".join(characters)
 
 
 def _cut(piece: SpecialToken | str, token: SpecialToken) -> Iterator[SpecialToken | str]:
@@ -198,8 +194,7 @@ def _cut(piece: SpecialToken | str, token: SpecialToken) -> Iterator[SpecialToke
 
 
 def _alternatives(node: dict[str, Any], at_end: str) -> str:
-    """Return a pattern for the names below `node`, of which the shortest will do. `at_end`: what else fits within a
-    name."""
+    """Return a pattern for the names below `node`; the shortest will do. `at_end`: what else fits within a name."""
     return "|".join(
         re.escape(character) + ("" if _END in child else f"(?:{at_end}{_alternatives(child, at_end)})")
         for character, child in node.items()

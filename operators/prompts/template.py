@@ -20,7 +20,7 @@ from jinja2.exceptions import SecurityError
 from pipeline.api.errors import HALF_A_CHARACTER, ConfigError
 
 T = TypeVar("T")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 16 << 20
 CALLS_WITHOUT_CONTENT = re.compile(r"\bcontent['\"]?\]?\s+is\s+none\s*-?%\}")
@@ -81,9 +81,9 @@ class Template:
         except Exception as error:  # an untrusted text goes through two compilers, Jinja's and Python's
             raise ConfigError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
         for node in tree.find_all(OTHER_TEMPLATES):
-            what = type(node).__name__.lower().replace("fromimport", "from ... import")
+            statement = type(node).__name__.lower().replace("fromimport", "from ... import")
             raise ConfigError(
-                f"{name}, line {node.lineno}: {{% {what} %}} takes in another template; write it out here"
+                f"{name}, line {node.lineno}: {{% {statement} %}} takes in another template; write it out here"
             )
 
     def render(self, values: dict[str, Any]) -> str:
@@ -117,30 +117,30 @@ def _columns_by_name(tree: jinja2.nodes.Template) -> frozenset[str] | None:
     """Take `row` in `row['any name']` for all columns; return the names, or None if one is not written out."""
     if any(node.name == "row" and node.ctx != "load" for node in tree.find_all(jinja2.nodes.Name)):
         return frozenset()
-    found = [
+    lookups = [
         node
         for node in tree.find_all(jinja2.nodes.Getitem)
         if isinstance(node.node, jinja2.nodes.Name) and node.node.name == "row"
     ]
-    for node in found:
+    for node in lookups:
         node.node = jinja2.nodes.Name(_BY_NAME, "load", lineno=node.lineno, environment=node.environment)
-    names = [node.arg.value if isinstance(node.arg, jinja2.nodes.Const) else None for node in found]
+    names = [node.arg.value if isinstance(node.arg, jinja2.nodes.Const) else None for node in lookups]
     return frozenset(map(str, names)) if None not in names else None
 
 
-def attempt(make: Callable[[T], Made], given: T) -> Made | Exception:
+def attempt(make: Callable[[T], Result], values: T) -> Result | Exception:
     """Return what `make` makes, or what it raises: an expression of a template may raise anything."""
     try:
-        return make(given)
+        return make(values)
     except Exception as error:
         return error
 
 
-def reason_of(error: Exception) -> str:
-    """Return the reason of a reject for what a template raised."""
+def reason_of(error: Exception, name: str = "template") -> str:
+    """Return the reason of a reject for what the template `name` raised."""
     if isinstance(error, jinja2.TemplateError):
-        return f"template: {error.message}"
-    return f"template: {type(error).__name__}: {error}"
+        return f"{name}: {error.message}"
+    return f"{name}: {type(error).__name__}: {error}"
 
 
 def probe(template: Template, values: dict[str, Any]) -> None:
@@ -163,8 +163,7 @@ def probe(template: Template, values: dict[str, Any]) -> None:
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's own text for training, by its
-    content."""
+    """Replaces `{% generation %}...{% endgeneration %}`, which marks the model's text for training, by its content."""
 
     tags = {"generation"}  # noqa: RUF012 - typed so by Jinja
 

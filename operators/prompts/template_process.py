@@ -81,8 +81,7 @@ class TemplateProcess:
         self.unknown, self.named = frozenset(facts["unknown"]), frozenset(facts["named"])
 
     def render_all(self, rows: Sequence[dict[str, Any]]) -> list[str | Exception]:
-        """Render the template for each of `rows`; in the place of a text may be a TypeError, or a TemplateError with
-        what else was raised."""
+        """Render the template for each of `rows`; an error is a TypeError, or a TemplateError for all else."""
         with self._lock:
             return self._rendered(rows) if rows else []
 
@@ -100,7 +99,7 @@ class TemplateProcess:
         except _Ended as ended:
             if len(rows) == 1:
                 return [SecurityError(str(ended))]
-            return [made for row in rows for made in self._rendered([row])]
+            return [text for row in rows for text in self._rendered([row])]
 
     def _start(self) -> list[Any]:
         self._process = subprocess.Popen(
@@ -141,9 +140,9 @@ class TemplateProcess:
 
 def shared_process(runtime: Runtime, source: str, date: datetime.date | None, proof: dict[str, Any]) -> TemplateProcess:
     """Return the process of a model's chat template, which the runs of this process share as they share the model."""
-    given = (source, "the model's chat template", date, proof)
-    key = ("chat template", repr(given))
-    return runtime.shared(key, lambda: TemplateProcess(*given), lambda process: process.close())
+    arguments = (source, "the model's chat template", date, proof)
+    key = ("chat template", repr(arguments))
+    return runtime.shared(key, lambda: TemplateProcess(*arguments), lambda process: process.close())
 
 
 class _Ended(Exception):

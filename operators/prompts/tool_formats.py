@@ -45,21 +45,9 @@ class ToolFormat:
     marks: re.Pattern[str] | None = None
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a text holds.
-
-    Args:
-        content: the text beside the calls; empty if it is white space.
-        calls: in their order.
-    """
-
-    content: str
-    calls: list[ToolCall]
-
-
-def parse_calls(form: ToolFormat, text: str) -> Found:
-    """Return the calls in an answer, whose control tokens are written out.
+def parse_calls(form: ToolFormat, text: str) -> tuple[str, list[ToolCall]]:
+    """Return the text beside the calls in an answer, whose control tokens are written out, and the calls in their
+    order. White space alone is no text.
 
     Raises:
         BrokenCall: one of them cannot be read, or the text ends within it.
@@ -75,10 +63,10 @@ def parse_calls(form: ToolFormat, text: str) -> Found:
         at = end
     content += text[at:]
     if not calls:
-        return Found(text, [])
+        return text, []
     if form.marks is not None:
         content = form.marks.sub("", content)
-    return Found(content if content.strip() else "", calls)
+    return content if content.strip() else "", calls
 
 
 HERMES = ToolFormat(

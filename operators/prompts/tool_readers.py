@@ -81,8 +81,8 @@ def _call(value: Any) -> ToolCall:
     """Return the call in a JSON object with `name` and `arguments` or `parameters`."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BrokenCall("a call is no object with a name")
-    given = value.get("arguments")
-    return ToolCall(value["name"], _object(value.get("parameters") if given is None else given))
+    arguments = value.get("arguments")
+    return ToolCall(value["name"], _object(value.get("parameters") if arguments is None else arguments))
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def read_tags(text: str, at: int) -> tuple[list[ToolCall], int]:
 
 def _tag_name(text: str, at: int) -> tuple[str, int]:
     """Return the name in a tag and the position behind the tag, which is in one line."""
-    found = _TAG_NAME.match(text, at)
-    if found is None:
+    match = _TAG_NAME.match(text, at)
+    if match is None:
         cut = "<" not in text[at:] and "\n" not in text[at:]
         raise BrokenCall("the text ends within a call" if cut else f"{text[at : at + 20]!r} is no name in a tag")
-    return found[0][:-1], found.end()
+    return match[0][:-1], match.end()
 
 
 def _tag_value(text: str, at: int) -> tuple[str, int]:
@@ -139,10 +139,10 @@ def _tag_value(text: str, at: int) -> tuple[str, int]:
 
 def _until(text: str, at: int, end: str) -> tuple[str, int]:
     """Return the text up to `end`, and the position behind it."""
-    found = text.find(end, at)
-    if found < 0:
+    place = text.find(end, at)
+    if place < 0:
         raise BrokenCall("the text ends within a call")
-    return text[at:found], found + len(end)
+    return text[at:place], place + len(end)
 
 
 def read_llama3(text: str, at: int) -> tuple[list[ToolCall], int]:
@@ -150,8 +150,8 @@ def read_llama3(text: str, at: int) -> tuple[list[ToolCall], int]:
     while True:
         value, at = _json(text, at)
         is_call = isinstance(value, dict) and isinstance(value.get("name"), str)
-        whole = is_call and ({"parameters", "arguments"} & {*value} or {*value} <= {"name", "type"})
-        if not calls and not text.lstrip().startswith("<") and not whole:
+        complete = is_call and ({"parameters", "arguments"} & {*value} or {*value} <= {"name", "type"})
+        if not calls and not text.lstrip().startswith("<") and not complete:
             raise NoCall("a JSON object that is an answer")
         calls.append(_call(value))
         if (following := _NEXT_CALL.match(text, at)) is None:
@@ -211,24 +211,24 @@ def braces(quote: str, closing: str) -> Read:
         return None if plain[0] == "None" else _json(plain[0], 0)[0], plain.end()
 
     def mapping(text: str, at: int) -> tuple[dict[str, Any], int]:
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not text.startswith("}", at := _skip(text, at)):
-            at = _expect(text, at, ",") if made else at
+            at = _expect(text, at, ",") if values else at
             at = _skip(text, at)
             if text.startswith(quote, at):
                 name, at = _until(text, at + len(quote), quote)
             else:
                 key = _KEY.match(text, at)
                 name, at = ("", at) if key is None else (key[0].strip(), key.end())
-            made[name], at = value(text, _expect(text, at, ":"))
-        return made, at + 1
+            values[name], at = value(text, _expect(text, at, ":"))
+        return values, at + 1
 
     def sequence(text: str, at: int) -> tuple[list[Any], int]:
-        made: list[Any] = []
+        items: list[Any] = []
         while not text.startswith("]", at := _skip(text, at)):
-            item, at = value(text, _expect(text, at, ",") if made else at)
-            made.append(item)
-        return made, at + 1
+            item, at = value(text, _expect(text, at, ",") if items else at)
+            items.append(item)
+        return items, at + 1
 
     def read(text: str, at: int) -> tuple[list[ToolCall], int]:
         at = _expect(text, at, "call:")

@@ -36,8 +36,7 @@ def parse_schema(types: Mapping[str, str], key: str = "data.schema") -> pa.Schem
 
 
 def parse_type(text: str, key: str) -> pa.DataType:
-    """Parse a type, for example list<struct<role: string, content: string>>; raise ConfigError with the `key` of the
-    setting if it is misspelt."""
+    """Parse a type as list<struct<role: string, content: string>>; raise ConfigError with `key` if it is misspelt."""
     try:
         if text.count("<") > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")
@@ -79,22 +78,22 @@ def infer_schema(rows: Iterable[Mapping[str, Any]]) -> pa.Schema:
     string). Whole numbers are int64, or uint64 where all fit, and with fractions among them double. Strings stay
     strings, also those of which pyarrow.json would make dates.
     """
-    columns: dict[str, _Seen] = {}
+    columns: dict[str, _Inferred] = {}
     for row in rows:
         for name, value in row.items():
-            columns.setdefault(name, _Seen()).add(value)
-    return pa.schema([(name, seen.type()) for name, seen in columns.items()])
+            columns.setdefault(name, _Inferred()).add(value)
+    return pa.schema([(name, inferred.type()) for name, inferred in columns.items()])
 
 
 def type_of(value: object) -> pa.DataType:
     """Return the Arrow type of a JSON value."""
-    seen = _Seen()
-    seen.add(value)
-    return seen.type()
+    inferred = _Inferred()
+    inferred.add(value)
+    return inferred.type()
 
 
-class _Seen:
-    """The JSON values that were seen at one place of a column. Those of another kind than the first are left out."""
+class _Inferred:
+    """The type of the JSON values at one place of a column. Those of another kind than the first are left out."""
 
     __slots__ = ("fields", "fractions", "inexact", "items", "kind", "least", "most")
 
@@ -102,8 +101,8 @@ class _Seen:
         self.kind: type | None = None
         self.least = self.most = 0
         self.fractions = self.inexact = False
-        self.items: _Seen | None = None
-        self.fields: dict[str, _Seen] = {}
+        self.items: _Inferred | None = None
+        self.fields: dict[str, _Inferred] = {}
 
     def add(self, value: Any) -> None:
         if value is None:
@@ -116,12 +115,12 @@ class _Seen:
         if kind is float:
             self._number(value)
         elif kind is list:
-            self.items = self.items or _Seen()
+            self.items = self.items or _Inferred()
             for item in value:
                 self.items.add(item)
         elif kind is dict:
             for name, inner in value.items():
-                self.fields.setdefault(name, _Seen()).add(inner)
+                self.fields.setdefault(name, _Inferred()).add(inner)
 
     def _number(self, value: float) -> None:
         if isinstance(value, int):
@@ -141,7 +140,7 @@ class _Seen:
         if self.kind is list:
             inner = self.items.type() if self.items else pa.null()
             return JSON_TEXT if inner == JSON_TEXT else pa.list_(inner)
-        fields = {name: seen.type() for name, seen in self.fields.items()}
+        fields = {name: inferred.type() for name, inferred in self.fields.items()}
         return pa.struct(list(fields.items())) if fields and JSON_TEXT not in fields.values() else JSON_TEXT
 
     def _of_numbers(self) -> pa.DataType:
@@ -178,27 +177,27 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
 
 
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """Replace large offsets, views, dictionaries and extensions in `found`, so that there is one string type."""
-    if isinstance(found, pa.BaseExtensionType):
-        return plain_type(found.storage_type)
-    if pa.types.is_dictionary(found):
-        return plain_type(found.value_type)
-    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Replace large offsets, views, dictionaries and extensions in `kind`, so that there is one string type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
-    if pa.types.is_list(found) or pa.types.is_large_list(found):
-        return pa.list_(plain_type(found.value_type))
-    if pa.types.is_fixed_size_list(found):
-        inner = plain_type(found.value_type)
-        return found if inner == found.value_type else pa.list_(inner, found.list_size)
-    if pa.types.is_map(found):
-        pair = plain_type(found.key_type), plain_type(found.item_type)
-        return found if pair == (found.key_type, found.item_type) else pa.map_(*pair)
-    if pa.types.is_struct(found):
-        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in found])
-    return found
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        inner = plain_type(kind.value_type)
+        return kind if inner == kind.value_type else pa.list_(inner, kind.list_size)
+    if pa.types.is_map(kind):
+        pair = plain_type(kind.key_type), plain_type(kind.item_type)
+        return kind if pair == (kind.key_type, kind.item_type) else pa.map_(*pair)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, plain_type(f.type)) for f in kind])
+    return kind
 
 
 def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:

@@ -1,9 +1,9 @@
-"""Hold rows until their chunk ends, and split off rows as rejects."""
+"""Hold rows until their chunk ends, and take rejects out of batches."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from pipeline.system.atomic_files import sorted_by_identity
 
 
 class HeldRows:
-    """The rows of chunks that have not ended: at most `max_open_chunks` chunks at a time. For operators that depend on
-    the order of rows."""
+    """The rows of open chunks, `max_open_chunks` at most, for operators that depend on the order of rows."""
 
     def __init__(self) -> None:
         self._open: dict[int, list[pa.RecordBatch]] = {}
@@ -49,6 +48,16 @@ class WholeChunks(Operator):
     @abstractmethod
     def decide(self, batch: Batch) -> Iterable[Output]:
         """Return the output for all rows of a chunk, in the order of (row, lineage), of one at least."""
+
+
+def set_apart(
+    batch: Batch, reasons: Mapping[int, str], kind: RejectKind = RejectKind.ERROR
+) -> tuple[list[Rejects], Batch]:
+    """Return the rejects of the rows that have a reason, by index, and the batch of the other rows."""
+    if not reasons:
+        return [], batch
+    others = pa.array([i for i in range(batch.num_rows) if i not in reasons], pa.int64())
+    return [batch.reject([*reasons], [*reasons.values()], kind)], batch.with_data(batch.data.take(others))
 
 
 def split(batch: Batch, keep: npt.NDArray[np.bool_], reasons: Sequence[str] | str | None) -> Iterator[Batch | Rejects]:

@@ -51,11 +51,11 @@ class SeenHashes:
 
     def find(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
         """Return the number of the kept row with each of `hashes` (HASH [n]), or -1: int64 [n]."""
-        found = np.full(len(hashes), -1)
+        matches = np.full(len(hashes), -1)
         for run, numbers in self._runs:
             places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
-            found = np.where(run[places] == hashes, numbers[places], found)
-        return found
+            matches = np.where(run[places] == hashes, numbers[places], matches)
+        return matches
 
 
 def _sorted(
@@ -66,8 +66,7 @@ def _sorted(
 
 
 class KeptRows:
-    """The identities of the kept rows by their numbers, from 0 in the order in which they are kept: 9 bytes each, and 4
-    for each number of a lineage."""
+    """The identities of the kept rows by their numbers from 0: 9 bytes each, and 4 for each number of a lineage."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -87,11 +86,11 @@ class KeptRows:
         """Add the rows that were packed at the beginning of `packed`. Returns how many bytes they take."""
         rows, numbers = _SIZES.unpack_from(packed)
         size = int(_SIZES.size + 9 * rows + 4 * numbers)
-        own = packed[:size]  # a view would keep all of `packed` in memory
+        copied = packed[:size]  # a view would keep all of `packed` in memory
         identities = (
-            np.frombuffer(own, "<i8", rows, _SIZES.size),
-            np.frombuffer(own, "u1", rows, _SIZES.size + 8 * rows),
-            np.frombuffer(own, "<i4", numbers, _SIZES.size + 9 * rows),
+            np.frombuffer(copied, "<i8", rows, _SIZES.size),
+            np.frombuffer(copied, "u1", rows, _SIZES.size + 8 * rows),
+            np.frombuffer(copied, "<i4", numbers, _SIZES.size + 9 * rows),
         )
         if rows:
             self._firsts.append(self.count)
@@ -166,9 +165,9 @@ class NearTexts:
     def nearest(self, signature: Signature) -> tuple[int, float] | None:
         """Return the number of the most similar kept text, the earliest of several, and its estimated similarity; None
         if it does not reach the threshold."""
-        found = [(float(np.mean(self._kept[i] == signature)), -i) for i in self._index.query(self._minhash(signature))]
-        similarity, number = max(found, default=(0.0, 0))
-        return (-number, similarity) if found and similarity >= self._near.threshold else None
+        near = [(float(np.mean(self._kept[i] == signature)), -i) for i in self._index.query(self._minhash(signature))]
+        similarity, number = max(near, default=(0.0, 0))
+        return (-number, similarity) if near and similarity >= self._near.threshold else None
 
     def keep(self, signature: Signature) -> None:
         """Add the signature of a kept text."""
@@ -176,8 +175,7 @@ class NearTexts:
         self._kept.append(signature)
 
     def _minhash(self, signature: Signature | None) -> Any:
-        """Make datasketch's object for a signature, or for no text, by copying one: making new permutations takes
-        longer than hashing a text."""
+        """Make datasketch's object for a signature, or no text, as a copy: new permutations take longer than a text."""
         minhash = self._first.copy()
         if signature is not None:
             minhash.hashvalues = signature.astype(np.uint64)
@@ -186,6 +184,6 @@ class NearTexts:
 
 def shingles(text: str, words: int) -> Iterator[bytes]:
     """Yield every `words` consecutive words of `text`."""
-    found = text.lower().split()
-    for i in range(max(1, len(found) - words + 1)):
-        yield " ".join(found[i : i + words]).encode()
+    parts = text.lower().split()
+    for i in range(max(1, len(parts) - words + 1)):
+        yield " ".join(parts[i : i + words]).encode()

@@ -61,12 +61,12 @@ def validator(schema: Any, what: str) -> Validate:
 
     def breach(value: Any) -> str | None:
         try:
-            found = jsonschema.exceptions.best_match(checks.iter_errors(value))
+            error = jsonschema.exceptions.best_match(checks.iter_errors(value))
         except RecursionError:
             return "$ is nested too deeply for the schema"
         except (OverflowError, ValueError):
             return "$ has a number or a character beyond what the schema can be held against"
-        return None if found is None else f"{found.json_path}: {found.message[:_MAX_MESSAGE]}"
+        return None if error is None else f"{error.json_path}: {error.message[:_MAX_MESSAGE]}"
 
     return breach
 
@@ -89,18 +89,15 @@ def text_check(schema: Any, what: str) -> Callable[[str], str | None]:
 def _text_check(schema: str, what: str) -> Callable[[str], str | None]:
     breach = validator(_READER.decode(schema), what)
 
-    def found(text: str) -> str | None:
-        try:
-            return breach(_READER.decode(text))
-        except json.JSONDecodeError as error:
-            return f"no JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
-        except KeyError as error:
-            return f"the key {json.dumps(error.args[0])} comes twice in an object"
-        except (ValueError, RecursionError) as error:  # NaN, 1e999; thousands of brackets
-            return f"no JSON: {error}"
-
     def check(text: str) -> str | None:
-        reason = found(text)
+        try:
+            reason = breach(_READER.decode(text))
+        except json.JSONDecodeError as error:
+            reason = f"no JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
+        except KeyError as error:
+            reason = f"the key {json.dumps(error.args[0])} comes twice in an object"
+        except (ValueError, RecursionError) as error:  # NaN, 1e999; thousands of brackets
+            reason = f"no JSON: {error}"
         return None if reason is None else f"the text does not fit {what}: {reason}"
 
     return check
@@ -138,11 +135,11 @@ def _exact(draft: Any) -> Any:
     import jsonschema
 
     extend: Any = jsonschema.validators.extend
-    known, additional = draft.TYPE_CHECKER, draft.VALIDATORS.get("additionalProperties")
-    whole_floats = known.is_type(1.0, "integer")
+    checker, additional = draft.TYPE_CHECKER, draft.VALIDATORS.get("additionalProperties")
+    whole_floats = checker.is_type(1.0, "integer")
 
     def is_whole(_: Any, value: Any) -> bool:
-        return known.is_type(value, "integer") or (
+        return checker.is_type(value, "integer") or (
             whole_floats and isinstance(value, Exact) and value == value.to_integral_value()
         )
 
@@ -174,13 +171,12 @@ def _exact(draft: Any) -> Any:
         "additionalProperties": others,
     }
     changed = {key: function for key, function in ours.items() if key in draft.VALIDATORS}
-    return extend(draft, changed, type_checker=known.redefine("integer", is_whole))
+    return extend(draft, changed, type_checker=checker.redefine("integer", is_whole))
 
 
 @functools.lru_cache(_MOST_KEPT)
 def _search(pattern: str) -> Callable[[str], bool]:
-    """Return a search for `pattern`, a regex of Rust; of Python if it has what Rust's have not, as look-around. Raise
-    re.error if it is none."""
+    """Return a search for `pattern`, a regex of Rust, or of Python (look-around). Raise re.error if it is neither."""
     try:
         pl.Series([""]).str.contains(pattern)
     except pl.exceptions.ComputeError:
@@ -190,8 +186,7 @@ def _search(pattern: str) -> Callable[[str], bool]:
 
 
 def _references(resolver: Any, resource: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Yield each $ref of a schema (a resource of the package referencing) and of its subschemas, with a function that
-    resolves it."""
+    """Yield each $ref of a schema (a resource of the package referencing) with a function that resolves it."""
     reference = resource.contents.get("$ref") if isinstance(resource.contents, Mapping) else None
     if isinstance(reference, str):
         yield reference, resolver.lookup

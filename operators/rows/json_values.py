@@ -48,20 +48,19 @@ class JsonField:
     as_text: bool = False
     """Any value is kept as the text of its JSON."""
 
-    def value(self, found: Mapping[str, Any]) -> Any:
-        """Return the column's value for the object `found`; raise Misfit if it is missing, or of another type."""
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """Return the column's value for the object `values`; raise Misfit if it is missing, or of another type."""
         path = f"$.{self.name}"
-        if found.get(self.name) is None:
+        if values.get(self.name) is None:
             if self.optional:
                 return None
-            raise Misfit(f"{path} is {'null' if self.name in found else 'missing'}")
-        value = found[self.name]
+            raise Misfit(f"{path} is {'null' if self.name in values else 'missing'}")
+        value = values[self.name]
         return fitted(_written(value, path) if self.as_text else value, self.type, path)
 
 
 def declared_fields(fields: Mapping[str, str], optional: Sequence[str]) -> list[JsonField]:
-    """Parse the fields that users write, name to type; raise ConfigError if a type is misspelt or `optional` names no
-    field."""
+    """Parse fields that users write, name to type; raise ConfigError for a misspelt type or an unknown `optional`."""
     if unknown := [name for name in optional if name not in fields]:
         raise ConfigError(f"optional names '{unknown[0]}', which is none of the fields {', '.join(fields)}")
     return [JsonField(n, parse_type(t, f"fields.{n}"), n in optional, t.strip() == JSON) for n, t in fields.items()]
@@ -81,19 +80,19 @@ def schema_fields(schema: Any) -> list[JsonField]:
 
 def _type(schema: Any, root: Any, place: str) -> pa.DataType:
     """Return the Arrow type of all values that are valid under `schema`, which is at `place` in `root`."""
-    found = _resolved(schema, root)
-    named = found.get("type")
+    resolved = _resolved(schema, root)
+    named = resolved.get("type")
     kinds = [k for k in (named if isinstance(named, list) else [named]) if k != "null"]
-    if kinds == ["object"] and found.get("properties"):
-        inner = found["properties"].items()
+    if kinds == ["object"] and resolved.get("properties"):
+        inner = resolved["properties"].items()
         return pa.struct([pa.field(n, _type(s, root, f"{place}/properties/{n}")) for n, s in inner])
-    if kinds == ["array"] and "items" in found:
-        return pa.list_(_type(found["items"], root, f"{place}/items"))
+    if kinds == ["array"] and "items" in resolved:
+        return pa.list_(_type(resolved["items"], root, f"{place}/items"))
     if sorted(map(str, kinds)) == ["integer", "number"]:
         return pa.float64()
     if len(kinds) == 1 and kinds[0] in _SCALARS:
         return _SCALARS[str(kinds[0])]
-    options = _of_options(found, root, place) if named is None else pa.null()
+    options = _of_options(resolved, root, place) if named is None else pa.null()
     if pa.types.is_null(options):
         raise ConfigError(
             f"schema, at {place}: no single type follows from {str(schema)[:100]}; give the columns with fields as"
@@ -170,10 +169,9 @@ def noun(value: object) -> str:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the pairs of a JSON object (an `object_pairs_hook`), or raise KeyError with a key that comes
-    twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Make a dict of the pairs of a JSON object (`object_pairs_hook`); raise KeyError with a key that comes twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         raise KeyError(next(name for name in names if names.count(name) > 1))
-    return found
+    return values

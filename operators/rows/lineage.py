@@ -31,8 +31,7 @@ def with_lineage(fields: Iterable[pa.Field]) -> pa.Schema:
 
 
 def repeated(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Return, for parents that become `counts` rows each, the parent of each new row, and its number among its
-    siblings, from 0."""
+    """Return the parent of each new row, of parents that become `counts` rows each, and its number there, from 0."""
     parents = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
     return parents, numbers.astype(np.int32)
@@ -61,10 +60,10 @@ def samples(data: pa.RecordBatch) -> dict[tuple[int, tuple[int, ...]], list[int]
     """Group the rows of `data`, sorted by (row, lineage), that differ in nothing but the last number of their lineage:
     the samples of a prompt, or its branches. Returns the indices of each group in order, by row and the rest of the
     lineage, which identify the group."""
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i, (row, lineage) in enumerate(identities(data)):
-        found.setdefault((row, lineage[:-1]), []).append(i)
-    return found
+        groups.setdefault((row, lineage[:-1]), []).append(i)
+    return groups
 
 
 def require_samples(schema: pa.Schema, purpose: str) -> None:
@@ -79,8 +78,7 @@ def hash_of(text: str) -> int:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64 in which each bit depends on every
-    bit."""
+    """Apply SplitMix64's finaliser (Steele et al. 2014), a bijection of uint64: each bit depends on every bit."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

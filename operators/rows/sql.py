@@ -1,17 +1,21 @@
-"""SQL over the columns of one row, as job files write it."""
+"""SQL over the columns of one row, as job files write it; and `where`, which selects rows by it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, SQLInterfaceError, SQLSyntaxError
 
+from operators.rows.batches import set_apart
 from operators.rows.times import most_of_polars, rows_beyond
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import python_values
+from pipeline.api.forecast import Forecast, Task, share
+from pipeline.api.records import Batch, Rejects, python_values
 from pipeline.system.result_files import known_to_polars
 
 _BEYOND_THE_ROW = re.compile(
@@ -85,31 +89,32 @@ class RowExpression:
 
     def beyond(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name in self._columns:
             for row in rows_beyond(data.column(name), most_of_polars):
                 value = python_values(data.column(name).slice(row, 1))[0]
-                found[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
-        return found
+                reasons[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
+        return reasons
 
     def values(self, data: pa.RecordBatch) -> pl.Series:
-        """Evaluate the expression for each row, none of which is `beyond`; raise ValueError if one fails (a text that
-        is no number, say)."""
+        """Evaluate the expression for each row, none of them `beyond`; raise ValueError if one fails."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
-            found = self._evaluate(used)
+            computed = self._evaluate(used)
         except (PolarsError, PanicException) as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
-        if len(found) != data.num_rows:
-            raise ValueError(f"{self._name} gives {len(found)} values for {data.num_rows} rows; it must give one a row")
-        return found
+        if len(computed) != data.num_rows:
+            raise ValueError(
+                f"{self._name} gives {len(computed)} values for {data.num_rows} rows; it must give one a row"
+            )
+        return computed
 
     def _checked(self, schema: pa.Schema) -> pl.DataType:
         try:
             return self._evaluate(_no_rows(schema)).dtype
         except ColumnNotFoundError as error:
-            what, columns = str(error).partition(";")[0], ", ".join(schema.names)
-            quoted = re.search(r'column "(.*)"', what)
+            problem, columns = str(error).partition(";")[0], ", ".join(schema.names)
+            quoted = re.search(r'column "(.*)"', problem)
             if quoted and quoted[1] in self._unknown:
                 raise SchemaError(
                     f"{self._name}: column '{quoted[1]}' has type {self._unknown[quoted[1]]}, which SQL does not know;"
@@ -117,11 +122,13 @@ class RowExpression:
                 ) from error
             if quoted and quoted[0].removeprefix("column ") in self._text:
                 columns += f"; a text takes single quotes: '{quoted[1]}'"
-            raise SchemaError(f"{self._name}: {what}; the columns are {columns}") from error
+            raise SchemaError(f"{self._name}: {problem}; the columns are {columns}") from error
         except (SQLSyntaxError, SQLInterfaceError) as error:
             raise ConfigError(f"{self._name} is not an expression in SQL: {_without_plan(error)}") from error
         except PolarsError as error:
-            texts = [f.name for f in schema if f.type == pa.string() and _names(self._text, f.name)]
+            texts = [
+                f.name for f in schema if f.type == pa.string() and re.search(rf"\b{re.escape(f.name)}\b", self._text)
+            ]
             hint = f"; '{texts[0]}' has texts: data.types={{{texts[0]}: double}} reads numbers" if texts else ""
             raise SchemaError(f"{self._name} does not fit the columns: {_without_plan(error)}{hint}") from error
 
@@ -138,8 +145,62 @@ class RowExpression:
         return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
 
 
-def _names(expression: str, column: str) -> bool:
-    return re.search(rf"\b{re.escape(column)}\b", expression) is not None
+class Where:
+    """Splits batches by a condition on one row, in the SQL of polars; without one, all rows are worked on."""
+
+    def __init__(self, text: str | None) -> None:
+        self._condition = None if text is None else RowExpression("where", text)
+
+    def plan(self, schema: pa.Schema) -> None:
+        """Check the condition against the columns, as RowExpression does."""
+        if self._condition is not None:
+            self._condition.plan(schema, lambda kind: kind == pl.Boolean, "true or false; compare it with something")
+
+    def split(self, batch: Batch) -> tuple[Batch, Batch, list[Rejects]]:
+        """Return the rows to process, those for which the condition is false or null, and rejects of those for which it
+        cannot be evaluated."""
+        beyond = {} if self._condition is None else self._condition.beyond(batch.data)
+        rejects, batch = set_apart(batch, beyond)
+        if self._condition is None or not batch.num_rows:
+            return batch, batch.with_data(batch.data.slice(0, 0)), rejects
+        holds = self._condition.values(batch.data).fill_null(False).to_numpy()
+        if holds.all():
+            return batch, batch.with_data(batch.data.slice(0, 0)), rejects
+        chosen, others = (pa.array(np.flatnonzero(which), pa.int64()) for which in (holds, ~holds))
+        return batch.with_data(batch.data.take(chosen)), batch.with_data(batch.data.take(others)), rejects
+
+    def chosen(self, batch: Batch, kept: Collection[str], schema: pa.Schema) -> tuple[Batch, list[Batch | Rejects]]:
+        """Return the rows to process, and what passes by: rejects, and the other rows under `schema`, the columns
+        `kept` as they are and nulls in all others."""
+        batch, others, beyond = self.split(batch)
+        return batch, [*beyond, *([_passed_by(others, kept, schema)] if others.num_rows else [])]
+
+    def forecast(
+        self,
+        batches: Sequence[Batch],
+        task: Task,
+        of_own: Callable[[Sequence[Batch], Task], Forecast],
+        kept: Collection[str],
+        schema: pa.Schema,
+    ) -> Forecast:
+        """Forecast `task` by `of_own` for the chosen rows; the others pass by (`chosen`) and take no time."""
+        parts = [self.split(batch) for batch in batches]
+        to_process = [chosen for chosen, _, _ in parts if chosen.num_rows]
+        part = share(sum(b.num_rows for b in to_process), sum(b.num_rows for b in batches))
+        result = of_own(to_process, replace(task, rows=task.rows.times(part)))
+        left = [_passed_by(others, kept, schema) for _, others, _ in parts if others.num_rows]
+        return replace(result, rows_out=result.rows_out + task.rows.times(1 - part), output=[*result.output, *left])
+
+
+def _passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
+    data = batch.data
+    columns = [
+        data.column(field.name)
+        if field.name in kept and field.name in data.schema.names
+        else pa.nulls(data.num_rows, field.type)
+        for field in schema
+    ]
+    return batch.with_data(pa.record_batch(columns, schema=schema))
 
 
 def _without_plan(error: BaseException) -> str:

@@ -9,30 +9,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+PROMPT_TEXT = pa.field("prompt_text", pa.string())
 PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
 PROMPT_LITERALS = pa.field("prompt_literals", pa.list_(pa.int32()))
 """The characters of `prompt_text` at which the name of a control token begins that is text of the row, and no token;
 null where there are none."""
-_PROMPT_TEXT = "prompt_text"
 
 
 def literals_of(data: pa.RecordBatch, name: str) -> pa.ListArray | None:
     """Return the column of `prompt_literals` that belongs to column `name`; None if Render did not make that one."""
-    beside = name.removesuffix(_PROMPT_TEXT) + PROMPT_LITERALS.name
-    return data.column(beside) if name.endswith(_PROMPT_TEXT) and beside in data.schema.names else None
+    beside = name.removesuffix(PROMPT_TEXT.name) + PROMPT_LITERALS.name
+    return data.column(beside) if name.endswith(PROMPT_TEXT.name) and beside in data.schema.names else None
 
 
 def rows_with_names(data: pa.RecordBatch, names: Iterable[str], has_name: Callable[[str], bool]) -> list[int]:
     """Return the places of the rows that have the name of a control token in a text, or one of a list of texts, of
     these columns; those of Render are left out."""
-    found: set[int] = set()
+    places: set[int] = set()
     for name in names:
         if literals_of(data, name) is None:
             for i, value in enumerate(data.column(name).to_pylist()):
                 texts = [value] if isinstance(value, str) else value or ()
                 if any(isinstance(text, str) and has_name(text) for text in texts):
-                    found.add(i)
-    return sorted(found)
+                    places.add(i)
+    return sorted(places)
 
 
 def list_column(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32]) -> pa.ListArray:

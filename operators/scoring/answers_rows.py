@@ -1,4 +1,5 @@
-"""AnswersRows: the base of operators that add what a model, or a server, finds for the texts of each row."""
+"""AnswersRows: the base of operators that add what a model, or a server, finds for the texts of each row; and these
+answers in the completion store."""
 
 from __future__ import annotations
 
@@ -7,12 +8,73 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from operators.rows.row_condition import Where
-from operators.scoring.stored_answers import Answer, StoredAnswers
+from operators.generation.journal import StoredCompletion
+from operators.generation.store_lookup import CompletionKeys, LookupCounts
+from operators.generation.wiring import shared_store
+from operators.rows.batches import set_apart
+from operators.rows.sql import Where
 from operators.settings import StoreSettings
-from pipeline.api import Batch, Operator, Output, add_columns
+from pipeline.api import Batch, Operator, Output, Runtime, add_columns
+
+Answer = tuple[npt.NDArray[np.floating[Any]], ...]
+"""Arrays of numbers, of the type of their operator."""
+
+
+class StoredAnswers(LookupCounts):
+    """Finds the answers of a node in the completion store, and keeps its new ones, bit for bit.
+
+    Args:
+        runtime: of the node.
+        settings: of the store. Answers have no finish reason, so `retry` says nothing about them.
+        kind: the type of the numbers, of NumPy: four bytes or eight.
+        context: all that an answer depends on besides what a row asks.
+    """
+
+    def __init__(self, runtime: Runtime, settings: StoreSettings, kind: str, *context: object) -> None:
+        self._store = shared_store(runtime, settings)
+        self._keys = CompletionKeys(*context)
+        self._kind, self._runtime = kind, runtime
+        if self._store is not None:
+            super().__init__(runtime)
+            digest, stored = self._keys.settings(b""), self._store.settings
+            self._missed = "missed_new" if digest in stored or not stored else "missed_settings"
+            self._store.note_settings({digest})
+            runtime.resource(("stored answers", runtime.node), lambda: self, StoredAnswers.say)
+
+    def key(self, parts: Iterable[bytes]) -> bytes:
+        """Return the key of a row that asks `parts`, in this order."""
+        return self._keys.of(parts)
+
+    def find(self, keys: Seq[bytes]) -> dict[bytes, Answer]:
+        """Return the answers that are stored under `keys`, one for each row, by key."""
+        if self._store is None:
+            return {}
+        stored = self._store.find(list(dict.fromkeys(keys)))
+        is_own = {key: one.run == self._runtime.run_id for key, one in stored.items()}
+        self._count(
+            self._missed if key not in stored else "found_resumed" if is_own[key] else "found_earlier" for key in keys
+        )
+        return {key: self._decoded(one) for key, one in stored.items()}
+
+    def keep(self, answers: Mapping[bytes, Answer]) -> None:
+        """Store `answers` by key."""
+        if self._store is not None:
+            self._store.put({key: self._encoded(answer) for key, answer in answers.items()})
+
+    def _encoded(self, answer: Answer) -> StoredCompletion:
+        """Put the bytes of the numbers where a completion has its ids, and the lengths of the arrays into its text."""
+        content = b"".join([numbers.astype(self._kind, copy=False).tobytes() for numbers in answer])
+        lengths = ",".join(str(len(numbers)) for numbers in answer)
+        return StoredCompletion(np.frombuffer(content, np.int32), lengths, "", run=self._runtime.run_id)
+
+    def _decoded(self, stored: StoredCompletion) -> Answer:
+        numbers = np.frombuffer(np.asarray(stored.ids, np.int32).tobytes(), self._kind)
+        ends = np.cumsum([int(length) for length in stored.text.split(",")])
+        return tuple(np.split(numbers, ends[:-1]))
 
 
 class AnswersRows(Operator):
@@ -73,28 +135,25 @@ class AnswersRows(Operator):
     def process(self, batch: Batch) -> Iterable[Output]:
         batch, beside = self._where.chosen(batch, batch.data.schema.names, self._schema)
         yield from beside
-        if unread := self._unread(batch.data):
-            yield batch.reject(list(unread), list(unread.values()))
-            others = [i for i in range(batch.num_rows) if i not in unread]
-            batch = batch.with_data(batch.data.take(pa.array(others, pa.int64())))
+        rejects, batch = set_apart(batch, self._unread(batch.data))
+        yield from rejects
         if not batch.num_rows:
             return
-        found: dict[int, Any] = dict(enumerate(self._texts(batch.data)))
-        read = {i: text for i, text in found.items() if not isinstance(text, str)}
-        found |= dict(zip(read, self._answered(list(read.values())), strict=True))
-        refused = {i: why for i, why in found.items() if isinstance(why, str)}
-        if refused:
-            yield batch.reject(list(refused), list(refused.values()))
-        kept = [i for i in found if i not in refused]
-        if kept:
-            rows = batch.data.take(pa.array(kept, pa.int64()))
-            columns = [*rows.columns, *self._arrays([read[i] for i in kept], [found[i] for i in kept])]
-            yield batch.with_data(pa.record_batch(columns, schema=self._schema), told=self._told(rows))
+        texts: dict[int, Any] = dict(enumerate(self._texts(batch.data)))
+        readable = {i: text for i, text in texts.items() if not isinstance(text, str)}
+        answers: dict[int, Any] = texts | dict(zip(readable, self._answered(list(readable.values())), strict=True))
+        rejects, batch = set_apart(batch, {i: why for i, why in answers.items() if isinstance(why, str)})
+        yield from rejects
+        if batch.num_rows:
+            kept = [i for i, answer in answers.items() if not isinstance(answer, str)]
+            arrays = self._arrays([texts[i] for i in kept], [answers[i] for i in kept])
+            told = self._told(batch.data)
+            yield batch.with_data(pa.record_batch([*batch.data.columns, *arrays], schema=self._schema), told=told)
 
     def _answered(self, texts: Seq[Any]) -> list[Answer | str]:
         """Return the answer to each of `texts`, from the store or read now, or why there is none."""
         keys = [self._key(text) for text in texts]
-        found: dict[bytes, Answer | str] = dict(self._stored.find(keys))
-        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in found}:
-            found |= self._read_new(new)
-        return [found[key] for key in keys]
+        answers: dict[bytes, Answer | str] = dict(self._stored.find(keys))
+        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in answers}:
+            answers |= self._read_new(new)
+        return [answers[key] for key in keys]

@@ -43,12 +43,12 @@ class ReadsHead(ReadsTexts):
 
     def _heads(self, texts: Seq[Text]) -> Iterator[tuple[int, Logits]]:
         """Yield the number of each text and the outputs of the head for it, float32 [labels]."""
-        found: dict[int, Logits] = {}
+        outputs: dict[int, Logits] = {}
 
         def take(part: Part) -> None:
-            found.update((number, part.rows[0].copy()) for number in part.texts)
+            outputs.update((number, part.rows[0].copy()) for number in part.texts)
 
-        return ((i, found.pop(i)) for i in self._read(texts, take))
+        return ((i, outputs.pop(i)) for i in self._read(texts, take))
 
 
 def sigmoid(logit: float) -> float:

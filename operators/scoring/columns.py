@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.generation.completions import LOGPROBS
-from operators.scoring.stored_answers import Answer
+from operators.scoring.answers_rows import Answer
 
 EMBEDDING = "embedding"
 SCORE = (
@@ -64,7 +64,7 @@ def query_and_documents(
     for name, value in zip(names, row, strict=True):
         if not value:
             return f"column '{name}' is {'null' if value is None else 'empty'}"
-    given = [text for text in documents or () if text]
-    if query is None or len(given) < len(documents or ()):
+    texts = [text for text in documents or () if text]
+    if query is None or len(texts) < len(documents or ()):
         return f"column '{names[1]}' has a document that is null or empty"
-    return query, given
+    return query, texts

@@ -48,7 +48,7 @@ class ReadsLikelihoods(ReadsTexts):
     ) -> Iterator[tuple[int, Likelihood]]:
         """Read `texts`; yield the number of each and how likely the tokens of its target are: the first one after the
         token `first` of the text, each of the others after the next token. `counts`: see `_read`."""
-        found = [Likelihood(np.empty(len(target), np.float32)) for target in targets]
+        likelihoods = [Likelihood(np.empty(len(target), np.float32)) for target in targets]
 
         def take(part: Part) -> None:
             for position, logits in enumerate(part.rows, part.start):
@@ -59,10 +59,10 @@ class ReadsLikelihoods(ReadsTexts):
                     for i, token, logprob in zip(
                         wanted, tokens, score_each(logits, tokens, self._scratch), strict=True
                     ):
-                        found[i].logprobs[position - texts[i].first] = logprob
-                        found[i].is_greedy &= token == likeliest
+                        likelihoods[i].logprobs[position - texts[i].first] = logprob
+                        likelihoods[i].is_greedy &= token == likeliest
 
-        return ((i, found[i]) for i in self._read(texts, take, counts))
+        return ((i, likelihoods[i]) for i in self._read(texts, take, counts))
 
     def _tokenized_jointly(self, pairs: Iterable[tuple[str, str, str]]) -> Iterator[tuple[TokenIds, TokenIds]]:
         """Tokenize each text of a row together with what comes before it, given as it is and marked
@@ -72,9 +72,9 @@ class ReadsLikelihoods(ReadsTexts):
         the beginning of the second. So does `_encode_pair` of lm-evaluation-harness.
         """
         joined, mark = self._tokens_of.joined, self._tokens_of.mark
-        for before, marked, text in pairs:
-            ids = joined(before.rstrip(), marked.rstrip())
-            yield ids, joined(before + text, marked + mark(text))[len(ids) :]
+        for prefix, marked, text in pairs:
+            ids = joined(prefix.rstrip(), marked.rstrip())
+            yield ids, joined(prefix + text, marked + mark(text))[len(ids) :]
 
 
 def check_joint(schema: pa.Schema, joint: bool, columns: Seq[str]) -> None:
@@ -85,4 +85,4 @@ def check_joint(schema: pa.Schema, joint: bool, columns: Seq[str]) -> None:
 
 def any_nan(likelihoods: Seq[Likelihood]) -> bool:
     """Return whether a log-probability is NaN."""
-    return any(bool(np.isnan(found.logprobs).any()) for found in likelihoods)
+    return any(bool(np.isnan(likelihood.logprobs).any()) for likelihood in likelihoods)

@@ -85,10 +85,10 @@ class Cuts:
     def tree(self, texts: Seq[Text]) -> TokenSpan:
         """Return the root, an empty piece, of the tree of `texts`; each is a path from it."""
         root = TokenSpan(0, np.empty(0, np.int32), 1)
-        found, path, before = [root], [root], None
+        pieces, path, previous = [root], [root], None
         for number in sorted(range(len(texts)), key=lambda i: texts[i].key):
             text = texts[number]
-            path = self._up_to(path, 0 if before is None else self._shared(before, text), found)
+            path = self._up_to(path, 0 if previous is None else self._shared(previous, text), pieces)
             for start, end in text.parts:
                 least = self._chunking.least(end - start)
                 at = max(start, path[-1].end)
@@ -97,22 +97,22 @@ class Cuts:
                     piece = TokenSpan(at, text.ids[at : at + count], least)
                     path[-1].left.append(piece)
                     path.append(piece)
-                    found.append(piece)
+                    pieces.append(piece)
                     at = piece.end
             for piece in path:
                 piece.texts.append(number)
-            before = text
-        for piece in found:
+            previous = text
+        for piece in pieces:
             piece.left.sort(key=lambda piece: len(piece.ids))
         return root
 
-    def _shared(self, before: Text, text: Text) -> int:
-        """Return how many tokens of `text` may be taken from `before`."""
+    def _shared(self, previous: Text, text: Text) -> int:
+        """Return how many tokens of `text` may be taken from `previous`."""
         if not self._sharing:
             return 0
         count = 0
-        for (start, end), (_, other_end) in zip(text.parts, before.parts, strict=False):
-            part, other = text.ids[start:end], before.ids[start:other_end]
+        for (start, end), (_, other_end) in zip(text.parts, previous.parts, strict=False):
+            part, other = text.ids[start:end], previous.ids[start:other_end]
             common = common_length(part, other)
             if common < end - start or end != other_end:
                 common = self._chunking.shared(part, other, common)
@@ -120,7 +120,7 @@ class Cuts:
             count = end
         return count
 
-    def _up_to(self, path: list[TokenSpan], count: int, found: list[TokenSpan]) -> list[TokenSpan]:
+    def _up_to(self, path: list[TokenSpan], count: int, pieces: list[TokenSpan]) -> list[TokenSpan]:
         """Return the beginning of `path` with `count` tokens, or with fewer where no piece may be cut there; cut the
         last piece."""
         path = [piece for piece in path if piece.start < count or piece.start == piece.end]
@@ -132,5 +132,5 @@ class Cuts:
             return path[:-1]
         rest = TokenSpan(last.start + kept, last.ids[kept:], last.least, list(last.texts), last.left)
         last.ids, last.left = last.ids[:kept], [rest]
-        found.append(rest)
+        pieces.append(rest)
         return path

@@ -28,9 +28,8 @@ from operators.generation.wiring import (
     of_engine,
     warn_unless_exact,
 )
-from operators.scoring.answers_rows import AnswersRows
+from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
 from operators.scoring.prefix_tree import Text
-from operators.scoring.stored_answers import Answer, StoredAnswers
 from operators.scoring.text_batches import DecoderReader, Part, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import ModelSettings, StoreSettings
@@ -39,14 +38,13 @@ from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runt
 from pipeline.api.errors import Cancelled
 from pipeline.api.records import Batch, require_column
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
 """Types of a column of texts: strings, or lists of token ids."""
 
 
 class ReadsTexts(AnswersRows, UsesModel, Forecasts):
-    """Base of operators that compute columns from texts, with a context of their own. `columns`: those whose texts are
-    joined into one."""
+    """Base of operators that compute columns from texts, with a context of their own. `columns` are joined into one."""
 
     scope = Scope.MODEL
     wanted: ClassVar[Wanted]
@@ -109,16 +107,16 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
 
     def identity(self) -> Identity:
         self._take_context()
-        found = self._thread.call(self._canary)
-        return replace(identity_of(self._loaded, self._settings), bits=found)
+        bits = self._thread.call(self._canary)
+        return replace(identity_of(self._loaded, self._settings), bits=bits)
 
     def _canary(self) -> str:
         """Return a hash of the outputs for three fixed texts, to the bit. Runs on the engine's thread."""
-        found: dict[tuple[int, int], bytes] = {}
+        hashes: dict[tuple[int, int], bytes] = {}
         for parts in self._reader.read([Text(ids) for ids in fixed_texts(self._loaded.n_vocab, self._room)]):
             for part in parts:
-                found[part.texts[0], part.start] = hashlib.blake2b(part.rows.tobytes(), digest_size=8).digest()
-        return hashlib.blake2b(b"".join(found[key] for key in sorted(found)), digest_size=8).hexdigest()
+                hashes[part.texts[0], part.start] = hashlib.blake2b(part.rows.tobytes(), digest_size=8).digest()
+        return hashlib.blake2b(b"".join(hashes[key] for key in sorted(hashes)), digest_size=8).hexdigest()
 
     def close(self) -> None:
         if self._lent is not None:
@@ -130,8 +128,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         self.open(runtime)
         try:
             prepare_s = time.perf_counter() - began
-            found = forecast_texts(self.process, self._token_counts, self._columns, batches, task)
-            return replace(found, prepare_s=prepare_s)
+            forecast = forecast_texts(self.process, self._token_counts, self._columns, batches, task)
+            return replace(forecast, prepare_s=prepare_s)
         finally:
             self.close()
 
@@ -143,12 +141,12 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
 
     def _read_new(self, texts: Mapping[bytes, Any]) -> dict[bytes, Answer | str]:
         keys = list(texts)
-        found: dict[bytes, Answer | str] = {}
+        answers: dict[bytes, Answer | str] = {}
         for number, answer in self._answers(list(texts.values())):
-            found[keys[number]] = self.broken if answer is None else answer
+            answers[keys[number]] = self.broken if answer is None else answer
             if answer is not None:
                 self._stored.keep({keys[number]: answer})
-        return found
+        return answers
 
     def _told(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
         return self._tokens_of.told(rows, self._columns)
@@ -227,8 +225,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         """Yield the int32 token ids of each text of a row. `begins`: see `_ids`."""
         return self._each(self._tokens_of.texts(texts), begins=begins)
 
-    def _each(self, found: tuple[TokenIds, TokenIds], *, begins: bool) -> Iterator[TokenIds]:
-        flat, offsets = found
+    def _each(self, tokenized: tuple[TokenIds, TokenIds], *, begins: bool) -> Iterator[TokenIds]:
+        flat, offsets = tokenized
         skipped = 1 if self._loaded.add_bos and not begins else 0
         for start, end in itertools.pairwise(offsets.tolist()):
             yield flat[start + skipped : end]
@@ -249,17 +247,17 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         """Return each text of column `name` with the tokens that close it, or the reason why it cannot be read.
         `purpose`: what the operator does with a text, for that reason."""
         column = data.column(name)
-        own = self._bos(column)
-        found: list[Text | str] = []
+        bos_tokens = self._bos(column)
+        texts: list[Text | str] = []
         for ids in self._ids(data, name, begins=True):
             if ids is None:
-                found.append(f"column '{name}' is null")
-            elif len(ids) <= own:
-                found.append(f"column '{name}' is empty; there is nothing to {purpose}")
+                texts.append(f"column '{name}' is null")
+            elif len(ids) <= bos_tokens:
+                texts.append(f"column '{name}' is empty; there is nothing to {purpose}")
             else:
                 closed = self._closed(ids)
-                found.append(self._unreadable(closed) or Text(closed))
-        return found
+                texts.append(self._unreadable(closed) or Text(closed))
+        return texts
 
     def _unreadable(self, ids: TokenIds) -> str | None:
         """Return the reason why the model cannot read a text; None if it can."""
@@ -271,27 +269,27 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         return None
 
     @staticmethod
-    def _by_row(sizes: Seq[int], found: Iterable[tuple[int, Found]]) -> Iterator[tuple[int, list[Found]]]:
+    def _by_row(sizes: Seq[int], results: Iterable[tuple[int, Result]]) -> Iterator[tuple[int, list[Result]]]:
         """Yield the number of each row and what was found for all its texts, when that is complete.
 
         Args:
             sizes: texts of each row.
-            found: for texts, by their numbers through all rows.
+            results: for texts, by their numbers through all rows.
         """
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        ends, there = np.cumsum(sizes), dict[int, Found]()
+        ends, waiting = np.cumsum(sizes), dict[int, Result]()
         left = list(sizes)
-        for text, one in found:
-            there[text] = one
+        for text, one in results:
+            waiting[text] = one
             row = int(owners[text])
             left[row] -= 1
             if not left[row]:
-                yield row, [there.pop(i) for i in range(ends[row] - sizes[row], ends[row])]
+                yield row, [waiting.pop(i) for i in range(ends[row] - sizes[row], ends[row])]
 
     def _token_counts(self, data: pa.RecordBatch) -> list[int | None]:
         """Return the number of tokens to read for each row; None if it is rejected."""
-        return [None if isinstance(found, str) else self._tokens(found) for found in self._texts(data)]
+        return [None if isinstance(text, str) else self._tokens(text) for text in self._texts(data)]
 
-    def _tokens(self, found: Any) -> int:
+    def _tokens(self, text: Any) -> int:
         """Return the number of tokens to read for a row, of what `_texts` found."""
-        return len(found.ids)
+        return len(text.ids)

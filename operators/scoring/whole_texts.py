@@ -180,8 +180,8 @@ class WholeTexts:
         waiting = Waiting([len(ids) for ids in texts])
         while waiting:
             call, limit = TextCall(), max(CALL_TOKENS, -(-waiting.longest // TILE) * TILE)
-            while found := waiting.take(call.end, limit):
-                number, start = found
+            while placed := waiting.take(call.end, limit):
+                number, start = placed
                 call.add(texts[number], number, start)
                 if not self._packs:
                     break

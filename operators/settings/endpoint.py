@@ -42,10 +42,10 @@ def _is_count(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
-def _are_prices(given: object) -> bool:
-    if not isinstance(given, dict) or not {"input", "output"} <= given.keys() <= set(PRICES):
+def _are_prices(prices: object) -> bool:
+    if not isinstance(prices, dict) or not {"input", "output"} <= prices.keys() <= set(PRICES):
         return False
-    values = given.values()
+    values = prices.values()
     return all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf for v in values)
 
 
@@ -101,9 +101,9 @@ class EndpointSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         for key in fields(ModelSettings):
-            if key.metadata["local"] and (given := getattr(self, key.name)) != default_of(key):
+            if key.metadata["local"] and (value := getattr(self, key.name)) != default_of(key):
                 raise ConfigError(
-                    f"model.{key.name}={given} is of a model in this process, and model.url names a server"
+                    f"model.{key.name}={value} is of a model in this process, and model.url names a server"
                 )
         urls = self.url if isinstance(self.url, list) else [self.url]
         for url in urls or [None]:

@@ -159,10 +159,10 @@ class OutputSettings:
     def __post_init__(self) -> None:
         check_values(self, "output")
         check_one_of("output.format", self.format, WRITTEN)
-        known = WRITTEN[self.format].compressions
-        self.compression = known[0] if self.compression == "auto" else self.compression
-        allowed = f"with output.format={self.format} it is one of {', '.join(known)}"
-        check(self.compression in known, "output.compression", self.compression, allowed)
+        compressions = WRITTEN[self.format].compressions
+        self.compression = compressions[0] if self.compression == "auto" else self.compression
+        allowed = f"with output.format={self.format} it is one of {', '.join(compressions)}"
+        check(self.compression in compressions, "output.compression", self.compression, allowed)
         most = LEVELS.get(self.compression, 0)
         allowed = f"{self.compression} has levels 1 to {most}" if most else f"{self.compression} has no levels"
         level = self.compression_level
@@ -187,13 +187,13 @@ class OutputSettings:
         return card if is_asked_for or self.publish is not None else None
 
 
-def _card(given: object) -> CardSettings | bool | None:
+def _card(card: object) -> CardSettings | bool | None:
     """Read `output.card` from a job, the command line or config.yaml: true, keys, or None for false."""
-    if isinstance(given, CardSettings) or given is True:
-        return given
-    if isinstance(given, dict) and given.keys() <= {f.name for f in fields(CardSettings)}:
-        return CardSettings(**given)
-    check(given is None or given is False, "output.card", given, "it is true, false, or has the keys license and text")
+    if isinstance(card, CardSettings) or card is True:
+        return card
+    if isinstance(card, dict) and card.keys() <= {f.name for f in fields(CardSettings)}:
+        return CardSettings(**card)
+    check(card is None or card is False, "output.card", card, "it is true, false, or has the keys license and text")
     return None
 
 

@@ -84,9 +84,9 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check_values(self, "model")
-        if own := sorted((self.template_kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
-            instead = "write data.tools" if own[0] == "tools" else "leave it out"
-            raise ConfigError(f"model.template_kwargs has '{own[0]}', which Render gives to the template; {instead}")
+        if taken := sorted((self.template_kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
+            instead = "write data.tools" if taken[0] == "tools" else "leave it out"
+            raise ConfigError(f"model.template_kwargs has '{taken[0]}', which Render gives to the template; {instead}")
 
     @classmethod
     def kind_of(cls, values: Mapping[str, Any]) -> type[ModelSettings]:

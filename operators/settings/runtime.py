@@ -156,8 +156,8 @@ class EngineSettings:
     @property
     def memory_limit_bytes(self) -> int | None:
         """`memory_limit` in bytes."""
-        found = _BYTES.fullmatch(str(self.memory_limit))
-        return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
+        match = _BYTES.fullmatch(str(self.memory_limit))
+        return None if match is None else int(float(match[1]) * _UNITS[match[2].lower()])
 
     @property
     def of_bits(self) -> str:

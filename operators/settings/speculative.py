@@ -35,8 +35,8 @@ class SpeculativeSettings(DecodeSettings):
 
     def __post_init__(self) -> None:
         keys = {"model", "gpu_layers"}
-        known = self.draft == LOOKUP or (isinstance(self.draft, dict) and self.draft.keys() <= keys)
-        check(known, "decode.draft", self.draft, f"it is {LOOKUP}; a model is named by decode.draft.model=small.gguf")
+        fits = self.draft == LOOKUP or (isinstance(self.draft, dict) and self.draft.keys() <= keys)
+        check(fits, "decode.draft", self.draft, f"it is {LOOKUP}; a model is named by decode.draft.model=small.gguf")
         if (model := self.draft_model) is not None:
             layers = model.gpu_layers
             check(isinstance(model.path, str), "decode.draft.model", model.path, "it is the path of a GGUF file")
@@ -48,10 +48,10 @@ class SpeculativeSettings(DecodeSettings):
     @property
     def draft_model(self) -> ModelSettings | None:
         """The model that makes the drafts; None: they are looked up."""
-        given = self.draft if isinstance(self.draft, dict) else {}
-        if given.get("model") is None:
+        draft = self.draft if isinstance(self.draft, dict) else {}
+        if draft.get("model") is None:
             return None
-        return ModelSettings(path=given["model"], gpu_layers=given.get("gpu_layers", 0))
+        return ModelSettings(path=draft["model"], gpu_layers=draft.get("gpu_layers", 0))
 
     def identity(self, *, exact: bool) -> dict[str, Any]:
         """Be that of decode=autoregressive where the text is the same to the bit: a store serves both."""

@@ -43,9 +43,9 @@ class StructuredSettings:
     after_reasoning: bool = in_data(True, unsent="the server decides it")
 
     def __post_init__(self) -> None:
-        given = [key for key in KINDS if getattr(self, key) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"sampling.structured has {' and '.join(given)}; give one of them")
+        kinds = [key for key in KINDS if getattr(self, key) is not None]
+        if len(kinds) > 1:
+            raise ConfigError(f"sampling.structured has {' and '.join(kinds)}; give one of them")
         if self.optional and self.json_schema_column is None:
             raise ConfigError("sampling.structured.optional=true is about json_schema_column, which is not given")
         check_values(self, "sampling.structured")
@@ -62,24 +62,24 @@ KINDS = tuple(key.name for key in fields(StructuredSettings) if key.metadata.get
 
 def choice_check(choices: Sequence[str]) -> Callable[[str], str | None]:
     """Return a function that says why a text is none of `choices`, or returns None."""
-    known = frozenset(choices)
+    allowed = frozenset(choices)
     return lambda text: (
-        None if text in known else "the text does not fit sampling.structured.choices: it is none of them"
+        None if text in allowed else "the text does not fit sampling.structured.choices: it is none of them"
     )
 
 
-def read_schema(given: Any, key: str) -> Any:
+def read_schema(schema: Any, key: str) -> Any:
     """Return the JSON schema that the setting `key` gives as a mapping, as JSON text, or as the path of a file.
 
     Raises:
         ConfigError: it is no JSON, or no schema.
         InputError: the file cannot be read.
     """
-    if not isinstance(given, str):
-        return given
-    if given.lstrip()[:1] == "{" or given.strip() in ("true", "false"):
-        return parse_schema(given, key)
-    return parse_schema(read_text(given, key), f"{key}: the file {given}")
+    if not isinstance(schema, str):
+        return schema
+    if schema.lstrip()[:1] == "{" or schema.strip() in ("true", "false"):
+        return parse_schema(schema, key)
+    return parse_schema(read_text(schema, key), f"{key}: the file {schema}")
 
 
 def parse_schema(text: str, what: str) -> dict[str, Any] | bool:

@@ -79,13 +79,13 @@ def _files_of(path: str, data: DataSettings, warn: Callable[[str], None]) -> lis
         prefix = next((p for p in ON_DISK if path.startswith(p)), "")
         path = str(Path(path.removeprefix(prefix)).expanduser())
     try:
-        found = _files_at(storage, path, data, warn)
+        files = _files_at(storage, path, data, warn)
     except OSError as error:
         raise unreadable(error.filename or storage.shown(path), error) from error
-    for file in found:
+    for file in files:
         if file.codec and not FORMATS[file.format].packed:
             raise InputError(f"{file} is compressed as a whole, which {file.format} files do inside; unpack it")
-    return found
+    return files
 
 
 def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[str], None]) -> list[InputFile]:
@@ -100,7 +100,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
         return [replace(file, format=ENDINGS[file.suffix] if wanted == "auto" else wanted)]
     if kind == DIRECTORY:
         trusted = wanted == LINES.name
-        found, where = storage.listing(path), f"the directory {shown}"
+        paths, where = storage.listing(path), f"the directory {shown}"
     elif kind is not None:
         raise InputError(f"data.path={shown} is {kind}; {REMEDIES}")
     else:
@@ -108,14 +108,14 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
         if not glob.has_magic(pattern.partition("?")[0] if WEB.match(path) else ESCAPED.sub("", pattern)):
             raise InputError(f"data.path={shown} does not exist{_near(storage, path)}")
         trusted = wanted != "auto"
-        found, where = storage.matches(pattern), f"the pattern {shown}"
-    chosen, others = _sorted_out(storage, found, wanted, trusted=trusted)
+        paths, where = storage.matches(pattern), f"the pattern {shown}"
+    chosen, others = _sorted_out(storage, paths, wanted, trusted=trusted)
     if not chosen and data.empty == "error":
-        names = [PurePosixPath(path).name for path in _in_order(found)]
+        names = [PurePosixPath(path).name for path in _in_order(paths)]
         raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {OR_EMPTY}")
     if others:
-        told = f"{some(others)} ({len(others)} in all)"
-        warn(f"{where} has what is not read: {told}; the names of files that are read end in {_endings(wanted)}")
+        listed = f"{some(others)} ({len(others)} in all)"
+        warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen
@@ -133,9 +133,9 @@ def _literal(storage: Storage, pattern: str) -> str:
 
 
 def _sorted_out(
-    storage: Storage, found: Mapping[str, str | None], wanted: str, *, trusted: bool
+    storage: Storage, paths: Mapping[str, str | None], wanted: str, *, trusted: bool
 ) -> tuple[list[InputFile], list[str]]:
-    """Return the input files among `found`, and the names of others that somebody may take for read.
+    """Return the input files among `paths`, and the names of others that somebody may take for read.
 
     Args:
         trusted: all files have the format `wanted`.
@@ -145,10 +145,10 @@ def _sorted_out(
     """
     files: list[InputFile] = []
     others: list[str] = []
-    suffixes = {InputFile(path, storage).suffix for path, kind in found.items() if trusted and kind == FILE} - {""}
-    parents = {str(parent) for path, kind in found.items() if kind == FILE for parent in PurePosixPath(path).parents}
-    for path in _in_order(found):
-        file, kind = InputFile(path, storage), found[path]
+    suffixes = {InputFile(path, storage).suffix for path, kind in paths.items() if trusted and kind == FILE} - {""}
+    parents = {str(parent) for path, kind in paths.items() if kind == FILE for parent in PurePosixPath(path).parents}
+    for path in _in_order(paths):
+        file, kind = InputFile(path, storage), paths[path]
         if not file.name or file.name.startswith((".", "_")) or file.name.endswith(".tmp"):
             continue
         form = wanted if trusted and (kind != DIRECTORY or file.suffix in suffixes) else _format(file, wanted)
@@ -157,8 +157,8 @@ def _sorted_out(
         elif kind == DIRECTORY and str(PurePosixPath(path)) in parents:
             continue  # files in it are found, too
         elif form is not None:
-            what = "a folder" if kind == DIRECTORY else kind or "there no more"
-            raise InputError(f"{file} is named like a file of rows and is {what}; {REMEDIES}")
+            noun = "a folder" if kind == DIRECTORY else kind or "there no more"
+            raise InputError(f"{file} is named like a file of rows and is {noun}; {REMEDIES}")
         elif kind == DIRECTORY:
             others.append(f"{file.name}/")
         elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in ENDINGS):
@@ -179,9 +179,9 @@ def _in_order(paths: Iterable[str]) -> list[str]:
 
 
 def _endings(wanted: str) -> str:
-    known = [e for e, kind in ENDINGS.items() if wanted in ("auto", kind)]
+    endings = [e for e, kind in ENDINGS.items() if wanted in ("auto", kind)]
     packed = f" (or {', '.join(CODECS)} behind it)" if wanted == "auto" or FORMATS[wanted].packed else ""
-    return ", ".join(known) + packed
+    return ", ".join(endings) + packed
 
 
 def some(names: Sequence[str]) -> str:
@@ -197,8 +197,8 @@ def _near(storage: Storage, path: str) -> str:
         return f"; nor does the directory {storage.shown(parent)}"
     names = [PurePosixPath(p).name for p in _in_order(storage.listing(parent))]
     names = [name for name in names if not name.startswith(".")]
-    own = PurePosixPath(path).name
-    hint = did_you_mean(own, names, f"data.path={storage.shown(path).removesuffix(own)}")
+    last = PurePosixPath(path).name
+    hint = did_you_mean(last, names, f"data.path={storage.shown(path).removesuffix(last)}")
     return f"; the directory {storage.shown(parent)} has {some(names)}{hint}"
 
 
@@ -206,34 +206,34 @@ def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:
     """Return the paths or URLs of the files of a dataset, and the settings to read them with."""
     if data.path is not None:
         raise ConfigError("both data.path and data.dataset are set; keep one")
-    what = f"data.dataset={data.dataset}"
+    setting = f"data.dataset={data.dataset}"
     try:
         from datasets import load_dataset_builder
     except ImportError as error:
-        raise ConfigError(f"{what} needs datasets ({error}): {install('datasets')}") from error
+        raise ConfigError(f"{setting} needs datasets ({error}): {install('datasets')}") from error
     try:
         builder = load_dataset_builder(data.dataset, data.config, revision=data.revision)
     except Exception as error:  # a dozen classes of three packages
-        raise _not_loaded(data, what, error) from error
+        raise _not_loaded(data, setting, error) from error
     files = builder.config.data_files or {}
     if data.split not in files:
         raise ConfigError(f"data.split={data.split} is no split of {data.dataset}; it has {', '.join(files) or 'none'}")
     paths = [str(path) for path in files[data.split]]
     kind = data.format
     if kind == "auto" and any(InputFile(path).suffix not in ENDINGS for path in paths):
-        found = type(builder).__module__.rpartition(".")[2]  # JSONL is often named .json there
+        builder_kind = type(builder).__module__.rpartition(".")[2]  # JSONL is often named .json there
         named = {form.hub: form.name for form in FORMATS.values() if form.hub}
-        if found not in named:
-            known = ", ".join(named)
-            raise InputError(f"{data.dataset} is made of files of the kind '{found}'; those read are {known}")
-        kind = named[found]
+        if builder_kind not in named:
+            readable = ", ".join(named)
+            raise InputError(f"{data.dataset} is made of files of the kind '{builder_kind}'; those read are {readable}")
+        kind = named[builder_kind]
     return paths, replace(data, dataset=None, format=kind)
 
 
-def _not_loaded(data: DataSettings, what: str, error: Exception) -> PipelineError:
+def _not_loaded(data: DataSettings, setting: str, error: Exception) -> PipelineError:
     why = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if {cls.__name__ for cls in type(error).__mro__} & set(UNREACHABLE):
-        return SourceError(f"{what}: the Hub cannot be reached ({why}); run the same command again")
+        return SourceError(f"{setting}: the Hub cannot be reached ({why}); run the same command again")
     if isinstance(error, ValueError) and data.config is not None and data.config in str(error):
-        return ConfigError(f"{what}: data.config={data.config}: {why}")
-    return InputError(f"{what} cannot be found: {why}")
+        return ConfigError(f"{setting}: data.config={data.config}: {why}")
+    return InputError(f"{setting} cannot be found: {why}")

@@ -41,7 +41,7 @@ def columns_of(
         InputError: a file is not of its format, or no row of all files is.
         ConfigError, SchemaError: what `common_schema` raises.
     """
-    found: dict[Reader, pa.Schema] = {}
+    schemas: dict[Reader, pa.Schema] = {}
     blank: list[str] = []
     useless: list[NoRowFitsError] = []
     for i, reader in enumerate(readers):
@@ -54,18 +54,18 @@ def columns_of(
             continue
         is_text = isinstance(reader, TextReader)
         if schema.names or not is_text:
-            found[reader] = schema
+            schemas[reader] = schema
         if is_text and stamps[reader.file].size_bytes < HEAD_BYTES and reader.file.is_blank():
             blank.append(str(reader.file))
-    if useless and not found:
+    if useless and not schemas:
         raise useless[0]
     for none in useless:
         warn(f"{none}. Lines of it that are no rows are rejects, and the other files are read")
     if blank and len(blank) < len(readers):
         warn(f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them")
-    if not any(schema.names for schema in found.values()):
+    if not any(schema.names for schema in schemas.values()):
         return parse_schema(data.schema) if data.schema else pa.schema([])
-    return common_schema([*found], [*found.values()], data.rename or {})
+    return common_schema([*schemas], [*schemas.values()], data.rename or {})
 
 
 def assumed_columns(data: DataSettings) -> list[pa.Field]:
@@ -86,8 +86,8 @@ def asked(reader: Reader, ask: Callable[[], T]) -> T:
     except UNREADABLE as error:
         like = reader.file.looks_like()
         if like == EMPTY:
-            what = f"{reader.file} is empty, which no {reader.file.format} file is"
-            raise InputError(f"{what}; make or fetch it again, or take it away") from error
+            problem = f"{reader.file} is empty, which no {reader.file.format} file is"
+            raise InputError(f"{problem}; make or fetch it again, or take it away") from error
         remedy = "" if is_hopeless(like) else ". If it is another format, write data.format="
         remedy = f"it begins like {like}{remedy}"
         raise explained(reader.file, error, f"as {reader.file.format}", remedy) from error
@@ -113,12 +113,12 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
     merged: dict[str, pa.DataType] = {}
     for reader, schema in zip(readers, schemas, strict=True):
         _check_names(schema, reader.file, rename)
-        found = {f.name: f.type for f in schema}
-        if merged and not reader.optional_columns and (odd := found.keys() ^ merged.keys()):
+        types = {f.name: f.type for f in schema}
+        if merged and not reader.optional_columns and (odd := types.keys() ^ merged.keys()):
             first = readers[0].file
-            has, lacks = (reader.file, first) if odd & found.keys() else (first, reader.file)
+            has, lacks = (reader.file, first) if odd & types.keys() else (first, reader.file)
             raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
-        for name, kind in found.items():
+        for name, kind in types.items():
             both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
             if both is None and reader.texts and name not in reader.types:
                 both = pa.string()

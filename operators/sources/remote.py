@@ -84,13 +84,13 @@ class RemoteStorage(Storage):
 
     def listing(self, path: str) -> Mapping[str, str | None]:
         with self.explaining(path):
-            found = self._fs.ls(path, detail=True)
-        return {entry["name"]: self._resolved(entry) for entry in found}
+            entries = self._fs.ls(path, detail=True)
+        return {entry["name"]: self._resolved(entry) for entry in entries}
 
     def matches(self, pattern: str) -> Mapping[str, str | None]:
         with self.explaining(pattern):
-            found = self._fs.glob(pattern, detail=True)
-        return {name: self._resolved(entry) for name, entry in found.items()}
+            entries = self._fs.glob(pattern, detail=True)
+        return {name: self._resolved(entry) for name, entry in entries.items()}
 
     def _resolved(self, entry: Mapping[str, Any]) -> str | None:
         """Return the kind of what is listed; of a link, of what it leads to."""

@@ -11,17 +11,15 @@ import pyarrow as pa
 
 from operators.generation.completions import REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
-from operators.steps.schema import json_schema
-from operators.steps.step import Step
+from operators.steps.step import Step, json_schema
 from pipeline.api.errors import ConfigError, did_you_mean
 
 SOURCE, SINK = "read", "write"
 READS = {"_target_": "operators.sources.read_prompts.ReadPrompts"}
 WRITES = {"_target_": "operators.sinks.write_rows.WriteRows"}
-PROMPT_TEXT = "prompt_text"
 Node = dict[str, Any]
 """What a job says of a node: op, inputs, on_error; and `step`, the one that it was made for."""
 KEYS = {
@@ -57,28 +55,28 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
     Raises:
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
     """
-    own = {name: dict(node) for name, node in nodes.items()}
+    job_nodes = {name: dict(node) for name, node in nodes.items()}
     chains = {name: _chain(name, step, groups[name]) for name, step in steps.items()}
-    made = [node for chain in chains.values() for node in chain]
+    new_nodes = [node for chain in chains.values() for node in chain]
     for step, chain in chains.items():
-        if twice := [n for n in chain if n in own or n in (SOURCE, SINK) or made.count(n) > 1]:
+        if twice := [n for n in chain if n in job_nodes or n in (SOURCE, SINK) or new_nodes.count(n) > 1]:
             raise ConfigError(f"step '{step}' makes a node '{twice[0]}', and there is another; rename one of them")
-    source = next((name for name, node in own.items() if not node["inputs"] and name != SINK), SOURCE)
-    own.setdefault(source, {"op": READS, "inputs": []})
-    inputs = _inputs(steps, source, own)
+    source = next((name for name, node in job_nodes.items() if not node["inputs"] and name != SINK), SOURCE)
+    job_nodes.setdefault(source, {"op": READS, "inputs": []})
+    inputs = _inputs(steps, source, job_nodes)
     final = list(steps)[-1]
     if not any(final in read for read in inputs.values()):
-        sink = own.setdefault(SINK, {"op": WRITES, "inputs": []})
+        sink = job_nodes.setdefault(SINK, {"op": WRITES, "inputs": []})
         inputs[SINK] = sink["inputs"] = sink["inputs"] or [final]
     _refuse_cycle(inputs, steps)
     last = {name: next(reversed(chain)) for name, chain in chains.items()}
-    all_nodes = {source: _with_json_columns(own[source], chains)}
+    all_nodes = {source: _with_json_columns(job_nodes[source], chains)}
     for step, chain in chains.items():
         read = [last.get(name, name) for name in inputs[step]]
         for name, node in chain.items():
             all_nodes[name] = {"inputs": read, "step": step, **node}
             read = [name]
-    rest = {name: {**node, "inputs": [last.get(i, i) for i in node["inputs"]]} for name, node in own.items()}
+    rest = {name: {**node, "inputs": [last.get(i, i) for i in node["inputs"]]} for name, node in job_nodes.items()}
     return {**all_nodes, **{name: node for name, node in rest.items() if name != source}}
 
 
@@ -110,19 +108,19 @@ def _with_json_columns(source: Node, chains: Mapping[str, Mapping[str, Node]]) -
     return {**source, "op": {**source["op"], "json_columns": columns}}
 
 
-def _inputs(steps: Mapping[str, Step], source: str, own: Mapping[str, Node]) -> dict[str, list[str]]:
+def _inputs(steps: Mapping[str, Step], source: str, job_nodes: Mapping[str, Node]) -> dict[str, list[str]]:
     """Return the names of the steps and nodes that each step and node reads."""
-    found = {name: node["inputs"] for name, node in own.items()}
-    before = source
+    inputs = {name: node["inputs"] for name, node in job_nodes.items()}
+    previous = source
     for name, step in steps.items():
         after = [step.after] if isinstance(step.after, str) else step.after
         for other in after or ():
-            if other not in steps and other not in own:
-                hint = did_you_mean(other, [*steps, *own]) or f"; there are {', '.join([*steps, *own])}"
+            if other not in steps and other not in job_nodes:
+                hint = did_you_mean(other, [*steps, *job_nodes]) or f"; there are {', '.join([*steps, *job_nodes])}"
                 raise ConfigError(f"step '{name}': after: {other} is no step and no node{hint}")
-        found[name] = after or [before]
-        before = name
-    return found
+        inputs[name] = after or [previous]
+        previous = name
+    return inputs
 
 
 def _refuse_cycle(inputs: Mapping[str, list[str]], steps: Mapping[str, Step]) -> None:
@@ -141,23 +139,23 @@ def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
         raise ConfigError(f"step '{name}': it gives a column its name, so it has letters, digits and _ only")
     try:
         if step.op is not None:
-            made = {name: {"op": step.op, "on_error": step.on_error}}
+            nodes = {name: {"op": step.op, "on_error": step.on_error}}
         else:
-            made = {node: {"op": op} for node, op in _nodes(name, step, groups)}
+            nodes = {node: {"op": op} for node, op in _nodes(name, step, groups)}
     except ConfigError as error:
         raise ConfigError(f"step '{name}': {error}") from error
     for key, where in (("keep", step.keep), ("drop", f"({step.drop}) IS NOT TRUE" if step.drop else None)):
         if where is not None:
             reason = f"{key}: {getattr(step, key)}"
-            made[f"{name}_{key}"] = {"op": {"_target_": "operators.filter.Filter", "where": where, "reason": reason}}
+            nodes[f"{name}_{key}"] = {"op": {"_target_": "operators.filter.Filter", "where": where, "reason": reason}}
     if step.op is None:
-        made[f"{name}_columns"] = {"op": _without_intermediates(name, step, groups)}
-    return made
+        nodes[f"{name}_columns"] = {"op": _without_intermediates(name, step, groups)}
+    return nodes
 
 
 def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and op of the nodes that ask the model and make the step's columns."""
-    model, runtime = groups["model"], groups["runtime"]
+    model, runtime, kept = groups["model"], groups["runtime"], _asked(step, groups)
     prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
     yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt}
     yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
@@ -168,23 +166,22 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             "_target_": "operators.generate.Generate",
             "sampling": _sampling(step, groups["sampling"]),
             **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
-            "completion_ids": "completion_ids" in _asked(step, groups),
+            "completion_ids": "completion_ids" in kept,
             "completion_text": groups["output"].completion_text,
-            "reasoning": _keeps(REASONING, _asked(step, groups)),
-            "tool_calls": _keeps(TOOL_CALLS, _asked(step, groups)),
+            "reasoning": _keeps(REASONING, kept),
+            "tool_calls": _keeps(TOOL_CALLS, kept),
             "as": name,
             **({} if step.where is None else {"where": step.where}),
         },
     )
-    asked = _asked(step, groups)
-    names, drop, made = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT, PROMPT_LITERALS.name]
-    if PROMPT_TEXT in asked:
-        names |= {column: f"{name}_{column}" for column in made}
+    names, drop, prompt_columns = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
+    if PROMPT_TEXT.name in kept:
+        names |= {column: f"{name}_{column}" for column in prompt_columns}
     else:
-        drop += made
+        drop += prompt_columns
     yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names, "drop": drop}
     if step.extract is not None or step.score is not None:
-        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, asked)}
+        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, kept)}
     if step.schema is not None:
         columns = json_schema(step.schema)[1]
         yield f"{name}_json", {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name, **columns}
@@ -203,49 +200,49 @@ def _sampling(step: Step, sampling: SamplingSettings) -> SamplingSettings:
         changes["logprobs"] = 0
     schema = None if step.schema is None else json_schema(step.schema)[0]
     if any(kind is not None for kind in (schema, step.choices, step.regex)):
-        own = StructuredSettings(json_schema=schema, choices=step.choices, regex=step.regex)
-        whole = sampling.structured
-        changes["structured"] = replace(own, whitespace=whole.whitespace, skip_forced=whole.skip_forced)
+        constraint = StructuredSettings(json_schema=schema, choices=step.choices, regex=step.regex)
+        of_job = sampling.structured
+        changes["structured"] = replace(constraint, whitespace=of_job.whitespace, skip_forced=of_job.skip_forced)
     return replace(sampling, **changes)
 
 
-def _value(name: str, step: Step, asked: Collection[str]) -> dict[str, Any]:
+def _value(name: str, step: Step, kept: Collection[str]) -> dict[str, Any]:
     """Return the arguments of Map that make the step's value of the completion, which has the step's name."""
-    whole = {f"{name}_{TEXT}": f'"{name}"'} if TEXT in asked else {}
+    full_text = {f"{name}_{TEXT}": f'"{name}"'} if TEXT in kept else {}
     text = f"{{% set completion = {name} %}}{step.extract or '{{ completion }}'}"
     if step.score is None:
-        return {"columns": whole, "templates": {name: text}}
+        return {"columns": full_text, "templates": {name: text}}
     least, most = step.score
-    return {"columns": whole, "numbers": {name: {"template": text, "least": least, "most": most}}}
+    return {"columns": full_text, "numbers": {name: {"template": text, "least": least, "most": most}}}
 
 
-def _keeps(fields: Iterable[pa.Field], asked: Collection[str]) -> bool:
-    return any(field.name in asked for field in fields)
+def _keeps(fields: Iterable[pa.Field], kept: Collection[str]) -> bool:
+    return any(field.name in kept for field in fields)
 
 
 def _asked(step: Step, groups: Groups) -> set[str]:
     """Return the columns of a completion to keep, without the step's prefix."""
     output = groups["output"]
-    by_job = {PROMPT_TEXT: output.prompt_text, "completion_ids": output.completion_ids}
+    by_job = {PROMPT_TEXT.name: output.prompt_text, "completion_ids": output.completion_ids}
     return {*step.columns, *(column for column, wanted in by_job.items() if wanted)}
 
 
 def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, Any]:
     """Return the op that drops what nobody asked for."""
-    asked, sampling = _asked(step, groups), groups["sampling"]
+    kept, sampling = _asked(step, groups), groups["sampling"]
     if sampling.logprobs is not None:
-        asked |= {"logprobs", "top_logprobs"}
-    made = completion_fields(
+        kept |= {"logprobs", "top_logprobs"}
+    fields = completion_fields(
         _sampling(step, sampling),
-        keep_ids="completion_ids" in asked,
-        reasons=_keeps(REASONING, asked),
-        calls=_keeps(TOOL_CALLS, asked),
+        keep_ids="completion_ids" in kept,
+        reasons=_keeps(REASONING, kept),
+        calls=_keeps(TOOL_CALLS, kept),
     )
-    known = [*(f.name for f in made), PROMPT_TEXT, "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
-    if unknown := [column for column in step.columns if column not in known]:
-        hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
+    names = [*(f.name for f in (*fields, PROMPT_TEXT)), "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
+    if unknown := [column for column in step.columns if column not in names]:
+        hint = did_you_mean(unknown[0], names) or f"; there are {', '.join(names)}"
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")
     if TEXT in step.columns and step.extract is None and step.score is None:
         raise ConfigError(f"step '{name}': columns has '{TEXT}', and that is what the column '{name}' holds")
-    drop = [f"{name}_{f.name}" for f in made if f.name not in {*asked, TEXT}]
+    drop = [f"{name}_{f.name}" for f in fields if f.name not in {*kept, TEXT}]
     return {"_target_": "operators.columns.Select", "drop": drop}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from operators.settings.checks import check, check_one_of
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, did_you_mean
 
 PICKS = ("all", "best", "majority")
 OF_EVERY_ROW = ("n", "pick", "schema", "extract", "score")
@@ -14,6 +15,15 @@ OF_EVERY_ROW = ("n", "pick", "schema", "extract", "score")
 OF_ANY_NODE = ("op", "after", "keep", "drop", "on_error")
 PROMPTS = ("prompt", "messages")
 ANSWERS = ("choices", "regex", "schema")
+TYPES = {
+    **dict.fromkeys(("string", "str", "text"), ("string", "string")),
+    **dict.fromkeys(("int", "integer", "int64"), ("integer", "int64")),
+    **dict.fromkeys(("float", "number", "double"), ("number", "double")),
+    **dict.fromkeys(("bool", "boolean"), ("boolean", "bool")),
+}
+"""Types of JSON and of Arrow, by the words of the short form."""
+_LIST = re.compile(r"list\s*[<\[](.+)[>\]]")
+_OF_JSON_SCHEMA = ("properties", "anyOf", "oneOf", "allOf", "$ref", "$schema", "$defs")
 
 
 @dataclass
@@ -87,9 +97,9 @@ class Step:
             return
         self._check_prompt()
         check_one_of("pick", self.pick, PICKS)
-        given = [key for key in ANSWERS if getattr(self, key) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"has {' and '.join(given)}; keep one of them")
+        answers = [key for key in ANSWERS if getattr(self, key) is not None]
+        if len(answers) > 1:
+            raise ConfigError(f"has {' and '.join(answers)}; keep one of them")
         if self.schema is not None and (self.extract is not None or self.score is not None):
             raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
         check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
@@ -122,3 +132,36 @@ class Step:
             turns += [("user", example["user"]), ("assistant", example["assistant"])]
         turns.append(("user", self.prompt))
         return [{"role": role, "content": text} for role, text in turns if text is not None]
+
+
+def json_schema(given: dict[str, Any] | str) -> tuple[Any, dict[str, Any]]:
+    """Return the JSON schema that the `schema` of a step means, and the arguments of ParseJson that make columns of it.
+
+    Raises:
+        ConfigError: a type of the short form is unknown.
+    """
+    if isinstance(given, str) or given.get("type") == "object" or any(key in given for key in _OF_JSON_SCHEMA):
+        return given, {"schema": given}
+    forms = {name: _form(name, kind) for name, kind in given.items()}
+    schema = {
+        "type": "object",
+        "properties": {name: form for name, (form, _) in forms.items()},
+        "required": list(forms),
+        "additionalProperties": False,
+    }
+    return schema, {"fields": {name: kind for name, (_, kind) in forms.items()}}
+
+
+def _form(name: str, kind: object) -> tuple[dict[str, Any], str]:
+    """Return the JSON schema and the Arrow type of a key of the short form."""
+    if isinstance(kind, list) and kind and all(isinstance(text, str) for text in kind):
+        return {"enum": kind}, "string"
+    if isinstance(kind, str) and (inside := _LIST.fullmatch(kind)):
+        form, of = _form(name, inside[1])
+        return {"type": "array", "items": form}, f"list<{of}>"
+    if not isinstance(kind, str) or kind not in TYPES:
+        hint = did_you_mean(str(kind), TYPES)
+        allowed = "string, int, float, bool, list<...>, or a list of the texts that it may be"
+        raise ConfigError(f"schema.{name} is {kind!r}, and a type is {allowed}{hint}")
+    of_json, of_arrow = TYPES[kind]
+    return {"type": of_json}, of_arrow

@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "doctor": Command("[--json]", "check that this machine is set up", "tools.build.doctor"),
     "jobs": Command("[--config-dir DIR]", "list the jobs", "pipeline.cli.jobs"),
-    "operators": Command("[NAME ...]", "list or explain what jobs are made of", "operators.catalog"),
+    "operators": Command("[NAME ...]", "list or explain what jobs are made of", "pipeline.cli.operators"),
     "prompt": Command(
         "job=NAME row=N [node=NAME] [KEY=VALUE ...]", "print the prompt of a row and its tokens", "pipeline.cli.prompt"
     ),

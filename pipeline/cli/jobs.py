@@ -97,7 +97,7 @@ def of_jobs() -> Schema:
 
 def _of_operator() -> Schema:
     """Return the schema of `op`: arguments are known where `_target_` is one of our operators."""
-    targets = load_object("operators.catalog:targets")()
+    targets = load_object("operators:targets")()
     rules = []
     for target in targets:
         arguments = schema_of(load_object(target))

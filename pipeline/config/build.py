@@ -60,7 +60,7 @@ def load_object(target: str) -> Any:
     """Import the object `package.module.Name` or `package.module:Name`; raises ConfigError."""
     module_name, _, name = target.replace(":", ".").rpartition(".")
     if not module_name:
-        ours = load_object("operators.catalog:targets")()
+        ours = load_object("operators:targets")()
         meant = next((f"; did you mean {path}?" for path in ours if path.endswith(f".{name}")), "")
         raise ConfigError(f"'{target}' names no module; write package.module.Class{meant}")
     try:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators import targets
 from operators.best_of import BestOf, Majority
 from operators.call import Call
-from operators.catalog import CATALOG
 from operators.columns import Rename, Select
 from operators.dedup import Dedup
 from operators.explode import Explode
@@ -136,10 +136,7 @@ def test_what_workers_may_run_gives_each_row_what_it_gives_it_alone(name):
 
 
 def test_every_transform_of_the_catalog_that_workers_may_run_is_here():
-    paths = [path for paths in CATALOG.values() for path in paths]
-    classes = [
-        getattr(import_module(f"operators.{path.rpartition('.')[0]}"), path.rpartition(".")[2]) for path in paths
-    ]
+    classes = [getattr(import_module(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in targets()]
     moved = {cls.__name__ for cls in classes if cls.scope is Scope.ROW}
     assert moved - {type(TRANSFORMS[name]()).__name__ for name in OF_ONE_ROW} == NEED_A_MODEL
 

@@ -121,8 +121,7 @@ def requests(spec: Spec) -> list[dict[str, Any]]:
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:
-    """Send every body to /completion, `clients` at a time; return the answers in order. Raises ChildFailed if one was
-    not answered."""
+    """Send every body to /completion, `clients` at a time; return the answers in order. Raises ChildFailed."""
     pool = ThreadPoolExecutor(clients)
     try:
         return list(pool.map(lambda body: json.loads(_ask(port, "/completion", _ANSWER_S, body)), bodies))

@@ -71,7 +71,7 @@ def _medians(rows: int, n_vocab: int, rounds: int) -> dict[str, float]:
 
 def _llama_step(params: SamplingParams, logits: npt.NDArray[np.float32]) -> Callable[[], None]:
     """Return a step of llama.cpp's chain with the same values, one row at a time."""
-    chain, found = LlamaSampler(), LlamaTokenDataArray(n_vocab=logits.shape[1])
+    chain, candidates = LlamaSampler(), LlamaTokenDataArray(n_vocab=logits.shape[1])
     if params.temperature == 0:
         chain.add_greedy()
     else:
@@ -83,8 +83,8 @@ def _llama_step(params: SamplingParams, logits: npt.NDArray[np.float32]) -> Call
 
     def step() -> None:
         for row in logits:
-            found.copy_logits(row)
-            llama_cpp.llama_sampler_apply(chain.sampler, ctypes.byref(found.candidates))
+            candidates.copy_logits(row)
+            llama_cpp.llama_sampler_apply(chain.sampler, ctypes.byref(candidates.candidates))
 
     return step
 

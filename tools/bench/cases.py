@@ -30,18 +30,18 @@ class Case:
 
 def cases(bench: BenchSettings) -> list[Case]:
     """Return all cases. Within a scenario and a number of slots the contenders alternate, A B A B: machines drift."""
-    asked = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
-    for key, given, known in asked:
-        unknown = [name for name in given if name not in known]
+    lists = (("scenarios", bench.scenarios, tuple(SCENARIOS)), ("toggle", bench.toggle, TOGGLES))
+    for key, chosen, known in lists:
+        unknown = [name for name in chosen if name not in known]
         check(not unknown, f"bench.{key}", unknown, f"there are {', '.join(known)}")
     names = [*bench.scenarios, *(f"toggle_{name}" for name in bench.toggle)]
-    found = [case for name in names for case in _of_scenario(name, bench)]
-    if not found:
-        there = sorted({c.name for name in names for c in ALL[name].contenders})
+    all_cases = [case for name in names for case in _of_scenario(name, bench)]
+    if not all_cases:
+        contenders = sorted({c.name for name in names for c in ALL[name].contenders})
         raise ConfigError(
-            f"bench.contenders={bench.contenders} leaves nothing to measure; there are {', '.join(there)}"
+            f"bench.contenders={bench.contenders} leaves nothing to measure; there are {', '.join(contenders)}"
         )
-    return found
+    return all_cases
 
 
 def _of_scenario(name: str, bench: BenchSettings) -> Iterator[Case]:
@@ -63,8 +63,7 @@ class EmitCases(Source):
     """
 
     def __init__(self, bench: BenchSettings, chunk_rows: int) -> None:
-        if chunk_rows < 1:
-            raise ConfigError(f"chunk_rows={chunk_rows} cannot work: it is 1 or more")
+        check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
         self._cases = cases(bench)
         self._chunk_rows = chunk_rows
         self._sent = 0

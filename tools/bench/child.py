@@ -25,7 +25,7 @@ class ChildFailed(Exception):
     """A child cannot be started, failed, took too long or was cancelled; the message says which."""
 
 
-class Done(NamedTuple):
+class ChildResult(NamedTuple):
     """Output and cost of a process: `cpu_s` is user and system time, `peak_rss_mb` its peak memory in MiB."""
 
     output: str
@@ -34,7 +34,7 @@ class Done(NamedTuple):
     peak_rss_mb: float
 
 
-def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> Done:
+def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> ChildResult:
     """Run `command` to its end, or until `timeout_s` are over or `cancelled` comes true, which is a failure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out, err = Path(folder) / "stdout", Path(folder) / "stderr"
@@ -57,7 +57,7 @@ def run_child(command: Sequence[str], timeout_s: float, cancelled: Callable[[], 
             raise ChildFailed(f"{' '.join(command[:4])} ... ended with {process.returncode}: {words}")
         # Second choice: the kernel's figure is at least the memory of this process when it started the child.
         peak = peak or usage.ru_maxrss / RSS_UNITS_IN_MIB
-        return Done(out.read_text(errors="replace"), wall_s, usage.ru_utime + usage.ru_stime, peak)
+        return ChildResult(out.read_text(errors="replace"), wall_s, usage.ru_utime + usage.ru_stime, peak)
 
 
 def start(command: Sequence[str], out: Path, err: Path, *, start_new_session: bool = False) -> subprocess.Popen[bytes]:
@@ -95,7 +95,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def peak_rss_mb(pid: int) -> float:
     """Return the peak memory of a process in MiB; 0 if the kernel does not tell."""
     try:
-        found = re.search(r"^VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(r"^VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) / 1024 if found else 0
+    return int(match[1]) / 1024 if match else 0

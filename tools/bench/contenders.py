@@ -158,8 +158,8 @@ class Function(Contender):
 
     def command(self, spec: Spec) -> list[str]:
         room = self.row_tokens or spec.runtime.max_sequence_tokens
-        given = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
-        (spec.folder / SPEC).write_bytes(pickle.dumps(given))
+        sized = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
+        (spec.folder / SPEC).write_bytes(pickle.dumps(sized))
         return [sys.executable, "-m", "tools.bench.contenders", self.function, str(spec.folder)]
 
     def figures(self, spec: Spec, output: str) -> Figures:
@@ -205,11 +205,11 @@ class BatchedBench(Program):
         ]
 
     def figures(self, spec: Spec, output: str) -> Figures:
-        found = next((v for v in _json_lines(output) if "speed_tg" in v), None)
-        if found is None:
+        row = next((v for v in _json_lines(output) if "speed_tg" in v), None)
+        if row is None:
             raise ValueError(f"{self.name} printed no results: {output[-300:]!r}")
-        note = f"of {found['pl']} rows with {found['pp']} + {found['tg']} tokens"
-        return _computed(spec.workload, found["speed_pp"], found["speed_tg"], 1000 * found["t_tg"] / found["tg"], note)
+        note = f"of {row['pl']} rows with {row['pp']} + {row['tg']} tokens"
+        return _computed(spec.workload, row["speed_pp"], row["speed_tg"], 1000 * row["t_tg"] / row["tg"], note)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def ggml(name: str, *arguments: Any, returns: type[Any] | None = Address) -> Any
     """Call a function of ggml."""
     function = getattr(binding._lib, name)
     function.restype = returns
-    made = function(*(ctypes.c_int64(each) if isinstance(each, int) else each for each in arguments))
-    return Address(made) if returns is Address else made
+    result = function(*(ctypes.c_int64(each) if isinstance(each, int) else each for each in arguments))
+    return Address(result) if returns is Address else result
 
 
 class Bench:
@@ -79,8 +79,8 @@ class Bench:
 
     def _of_registry(self, name: str, returns: Any, *takes: Any) -> Callable[..., Any]:
         registry = ggml("ggml_backend_dev_backend_reg", self.device)
-        found = ggml("ggml_backend_reg_get_proc_address", registry, name.encode())
-        return ctypes.CFUNCTYPE(returns, *takes)(found.value)
+        address = ggml("ggml_backend_reg_get_proc_address", registry, name.encode())
+        return ctypes.CFUNCTYPE(returns, *takes)(address.value)
 
     def speed(self, place: str, kind: str, rows: int, values: int, columns: int) -> float | None:
         """Return multiplications a second; None where llama.cpp does not keep such a matrix there."""
@@ -129,50 +129,50 @@ class Bench:
             at_least_s: it is computed again and again for so long.
         """
         with _context() as context:
-            given = [(each, self._tensor(context, each)) for each in (queries, keys, values)]
-            given.append((mask, self._tensor(context, mask[:, None])))
-            swapped = [ggml("ggml_permute", context, each, *map(ctypes.c_int, (0, 2, 1, 3))) for _, each in given[:3]]
+            pairs = [(each, self._tensor(context, each)) for each in (queries, keys, values)]
+            pairs.append((mask, self._tensor(context, mask[:, None])))
+            swapped = [ggml("ggml_permute", context, each, *map(ctypes.c_int, (0, 2, 1, 3))) for _, each in pairs[:3]]
             numbers = map(ctypes.c_float, (scale, 0.0, cap))
-            output = ggml("ggml_flash_attn_ext", context, *swapped, given[3][1], *numbers)
+            output = ggml("ggml_flash_attn_ext", context, *swapped, pairs[3][1], *numbers)
             if sinks is not None:
-                given.append((sinks, self._tensor(context, sinks)))
-                ggml("ggml_flash_attn_ext_add_sinks", output, given[-1][1], returns=None)
-            return self._computed(context, output, given, queries.shape, at_least_s)
+                pairs.append((sinks, self._tensor(context, sinks)))
+                ggml("ggml_flash_attn_ext_add_sinks", output, pairs[-1][1], returns=None)
+            return self._computed(context, output, pairs, queries.shape, at_least_s)
 
     def multiply(self, weights: Floats, inputs: Floats, name: bytes) -> Floats:
         """Return `inputs`, (tokens, size), times a matrix in F32 of that name, (rows, size): (tokens, rows)."""
         with _context() as context:
-            given = [(each, self._tensor(context, each)) for each in (weights, inputs)]
-            ggml("ggml_set_name", given[0][1], name)
-            output = ggml("ggml_mul_mat", context, *(tensor for _, tensor in given))
-            return self._computed(context, output, given, (len(inputs), len(weights)))[0]
+            pairs = [(each, self._tensor(context, each)) for each in (weights, inputs)]
+            ggml("ggml_set_name", pairs[0][1], name)
+            output = ggml("ggml_mul_mat", context, *(tensor for _, tensor in pairs))
+            return self._computed(context, output, pairs, (len(inputs), len(weights)))[0]
 
     def _computed(
         self,
         context: Address,
         output: Address,
-        given: Sequence[tuple[np.ndarray[Any, Any], Address]],
+        pairs: Sequence[tuple[np.ndarray[Any, Any], Address]],
         shape: tuple[int, ...],
         at_least_s: float = 0.0,
     ) -> tuple[Floats, float]:
-        """Return `output`, of that shape, and the least time of some runs. `given`: arrays and the tensors for them."""
+        """Return `output`, of that shape, and the least time of some runs. `pairs`: arrays and the tensors for them."""
         graph = ggml("ggml_new_graph", context)
         ggml("ggml_build_forward_expand", graph, output, returns=None)
         buffer = ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, self.places[PLAIN])
         try:
-            for array, tensor in given:
+            for array, tensor in pairs:
                 _set(tensor, np.ascontiguousarray(array))
             seconds = self._seconds(graph, at_least_s)
-            made = np.empty(shape, np.float32)
-            ggml("ggml_backend_tensor_get", output, Address(made.ctypes.data), 0, made.nbytes, returns=None)
-            return made, seconds
+            result = np.empty(shape, np.float32)
+            ggml("ggml_backend_tensor_get", output, Address(result.ctypes.data), 0, result.nbytes, returns=None)
+            return result, seconds
         finally:
             ggml("ggml_backend_buffer_free", buffer, returns=None)
 
     def _tensor(self, context: Address, array: np.ndarray[Any, Any]) -> Address:
         lengths = [*reversed(array.shape), 1, 1, 1][:4]
-        made: Address = ggml("ggml_new_tensor_4d", context, _F16 if array.dtype == np.float16 else _F32, *lengths)
-        return made
+        tensor: Address = ggml("ggml_new_tensor_4d", context, _F16 if array.dtype == np.float16 else _F32, *lengths)
+        return tensor
 
     def _seconds(self, graph: Address, at_least_s: float = _LONG_ENOUGH_S) -> float:
         best, began, start = float("inf"), time.perf_counter(), 0.0
@@ -199,10 +199,10 @@ def _set(tensor: Address, data: np.ndarray[Any, Any]) -> None:
 def _quantised(kind: str, rows: int, values: int) -> np.ndarray[Any, Any]:
     drawn = np.random.default_rng(1).standard_normal((_QUANTISED, values), np.float32)
     n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    made = np.empty((_QUANTISED, values // n_values * n_bytes), np.uint8)
-    number, given = int(GGMLQuantizationType[kind]), Address(drawn.ctypes.data)
-    ggml("ggml_quantize_chunk", number, given, Address(made.ctypes.data), 0, _QUANTISED, values, None, returns=None)
-    return np.tile(made, (rows // _QUANTISED, 1))
+    blocks = np.empty((_QUANTISED, values // n_values * n_bytes), np.uint8)
+    number, source = int(GGMLQuantizationType[kind]), Address(drawn.ctypes.data)
+    ggml("ggml_quantize_chunk", number, source, Address(blocks.ctypes.data), 0, _QUANTISED, values, None, returns=None)
+    return np.tile(blocks, (rows // _QUANTISED, 1))
 
 
 def _print_attention(bench: Bench, library: ctypes.CDLL | None) -> None:
@@ -230,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     options = parser.parse_args(arguments)
     initialise()
-    library, what = packed.state()
-    print(what)
+    library, description = packed.state()
+    print(description)
     if library is not None:
         peaks = peak_products(library, options.threads), peak_bytes(library, options.threads)
         print(f"this machine at most: {peaks[0] / 1e9:.0f} GMAC/s in registers, {peaks[1] / 1e9:.1f} GB/s from memory")
@@ -241,8 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         for size, (rows, values) in SIZES.items():
             for place in bench.places:
-                found = [bench.speed(place, kind, rows, values, columns) for columns in COLUMNS]
-                speeds = [speed for speed in found if speed is not None]
+                measured = [bench.speed(place, kind, rows, values, columns) for columns in COLUMNS]
+                speeds = [speed for speed in measured if speed is not None]
                 if len(speeds) == len(COLUMNS):
                     read = f"{speeds[0] / n_values * n_bytes / 1e9:8.1f} GB/s" if size == "memory" else ""
                     print(f"{kind:8}{size:8}{place:14}" + "".join(f"{each / 1e9:8.1f}" for each in speeds) + read)

@@ -56,8 +56,8 @@ class Measure(Operator, Forecasts, Concludes):
         runtime: EngineSettings,
     ) -> None:
         self._bench, self._data, self._sampling, self._runtime = bench, data, sampling, runtime
-        self._made = not model.path and model.loader == ModelSettings().loader
-        self._model = replace(model, path=str(_made_model(bench))) if self._made else model
+        self._is_made = not model.path and model.loader == ModelSettings().loader
+        self._model = replace(model, path=str(_made_model(bench))) if self._is_made else model
         self._workloads: dict[tuple[Recipe, int, int], Workload] = {}
         if runtime.open_keys():
             raise ConfigError(
@@ -68,7 +68,7 @@ class Measure(Operator, Forecasts, Concludes):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Adds the figures; checks that data, model and vocabulary are there."""
         find_files(self._data)
-        if not self._made:
+        if not self._is_made:
             inspect_model(self._model)
         elif self._bench.vocab and not Path(self._bench.vocab).expanduser().is_file():
             raise InputError(
@@ -83,14 +83,14 @@ class Measure(Operator, Forecasts, Concludes):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the content of the data and of the model."""
-        model = Path(self._model.path or "").name if self._made else inspect_model(self._model).fingerprint
+        model = Path(self._model.path or "").name if self._is_made else inspect_model(self._model).fingerprint
         return {"data": [file.content_id(file.stamp()) for file in find_files(self._data)], "model": model}
 
     def open(self, runtime: Runtime) -> None:
         """Make the model if none is given and it is not there yet."""
         self._run = runtime
         (runtime.output_dir / REPORT).unlink(missing_ok=True)  # it would speak of an earlier run until this one ends
-        if not self._made or Path(self._model.path or "").exists():
+        if not self._is_made or Path(self._model.path or "").exists():
             return
         bench = self._bench
         runtime.log.info("making the model %s, once", self._model.path)
@@ -149,15 +149,15 @@ class Measure(Operator, Forecasts, Concludes):
             load, busy = os.getloadavg()[0], psutil.cpu_percent(_WATCH_S) / 100
             if busy > NOISY:
                 self._run.log.warning("other processes use %.0f %% of the cores: this measurement is noisy", 100 * busy)
-            done = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
-            figures = contender.figures(spec, done.output)
+            child = run_child(contender.command(spec), self._bench.timeout_s, self._cancelled)
+            figures = contender.figures(spec, child.output)
         return replace(
             figures,
             load_before=load,
             busy_before=busy,
-            wall_s=done.wall_s,
-            cpu_s=figures.cpu_s or done.cpu_s,
-            peak_rss_mb=figures.peak_rss_mb or done.peak_rss_mb,
+            wall_s=child.wall_s,
+            cpu_s=figures.cpu_s or child.cpu_s,
+            peak_rss_mb=figures.peak_rss_mb or child.peak_rss_mb,
         ).row()
 
     def _workload(self, recipe: Recipe, rows: int, copies: int) -> Workload:
@@ -171,5 +171,5 @@ class Measure(Operator, Forecasts, Concludes):
 def _made_model(bench: BenchSettings) -> Path:
     """Return the path of the made model; its name tells its content."""
     vocab = Path(bench.vocab).expanduser() if bench.vocab else None
-    known = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
-    return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{known}.gguf"
+    vocab_id = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
+    return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{vocab_id}.gguf"

@@ -109,10 +109,10 @@ def _batching(many: Sequence[Row], few: Sequence[Row]) -> tuple[str, str]:
     A call of n rows makes n times the tokens but may take longer than one of a single row. Any speedup below that was
     lost by calls that were not full, or between calls.
     """
-    found = [[row[key] for row in rows if row[key]] for key in ("tokens_per_s", "call_ms") for rows in (many, few)]
-    if not all(found):
+    columns = [[row[key] for row in rows if row[key]] for key in ("tokens_per_s", "call_ms") for rows in (many, few)]
+    if not all(columns):
         return "-", "-"
-    speed, speed_few, call, call_few = map(statistics.median, found)
+    speed, speed_few, call, call_few = map(statistics.median, columns)
     return f"{speed / speed_few:.2f}", f"{many[0]['slots'] / few[0]['slots'] * call_few / call:.2f}"
 
 

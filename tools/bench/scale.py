@@ -81,16 +81,16 @@ class Workers(JobContender):
     def figures(self, spec: Spec, output: str) -> Figures:
         directory = spec.folder / "out"
         driver = json.loads((spec.folder / _DRIVER).read_text(encoding="utf-8"))
-        found = replace(of_job(directory), peak_rss_mb=driver["peak_rss_mb"])
+        figures = replace(of_job(directory), peak_rss_mb=driver["peak_rss_mb"])
         stages = pl.read_parquet(directory / "metrics/stages.parquet")
         run = pl.read_parquet(directory / "metrics/run.parquet").to_dicts()[-1]
         pieces = json.loads(run["totals"])["cluster/pieces"]
         began = datetime.fromisoformat(run["started_at"]).timestamp()
-        return of_workers(found, stages, [(at - began, cpu) for at, cpu in driver["cpu_s"]], int(pieces))
+        return of_workers(figures, stages, [(at - began, cpu) for at, cpu in driver["cpu_s"]], int(pieces))
 
 
-def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[float, float]], pieces: int) -> Figures:
-    """Return `found` with the figures of workers.
+def of_workers(figures: Figures, stages: pl.DataFrame, driver: Sequence[tuple[float, float]], pieces: int) -> Figures:
+    """Return `figures` with the figures of workers.
 
     Everything is counted from the time when the last worker had opened: of workers, the intervals between two reports
     that begin after it. The steady state ends when the first worker has computed for the last time; what it and the
@@ -115,14 +115,14 @@ def of_workers(found: Figures, stages: pl.DataFrame, driver: Sequence[tuple[floa
     counted, sent = (int(part["rows_in"].sum()) for part in (rows.filter(after), rows))
     if not (isinstance(opened, float) and isinstance(last, float) and opened < last and counted):
         raise ValueError("the workers were done before all of them had opened: give them more rows (bench.max_rows)")
-    before = [cpu for at, cpu in driver if at <= opened]
-    cpu_s = driver[-1][1] - (before[-1] if before else 0.0)
+    earlier = [cpu for at, cpu in driver if at <= opened]
+    cpu_s = driver[-1][1] - (earlier[-1] if earlier else 0.0)
     steady, whole, tail = (
         workers.filter(begun, part).select(pl.col("busy_s", "wall_s").sum()).row(0)
         for part in (pl.col("t_s") <= last, pl.lit(value=True), pl.col("t_s") > last)
     )
     return replace(
-        found,
+        figures,
         efficiency=steady[0] / steady[1],
         whole_efficiency=whole[0] / whole[1],
         tail_idle=(tail[1] - tail[0]) / whole[1],

@@ -93,13 +93,13 @@ def make(
     recipe: Recipe, rows: int, copies: int, data: DataSettings, model: ModelSettings, bench: BenchSettings, cap: int
 ) -> Workload:
     """Make the rows of a recipe: `rows` prompts, each `copies` times, whose completions have at most `cap` tokens."""
-    found = _read(data, bench.answer_column)
-    texts = _texts(recipe, rows, found, bench.shots)
+    pairs = _read(data, bench.answer_column)
+    texts = _texts(recipe, rows, pairs, bench.shots)
     template = Template(CHATML, "the benchmark's template", strict=True)
     rendered = [template.render({"prompt": text}) for text in texts]
     loaded = loader(model)(model)  # for its tokenizer
     try:
-        lengths = _lengths(recipe, rows, [answer for _, answer in found], cap, loaded)
+        lengths = _lengths(recipe, rows, [answer for _, answer in pairs], cap, loaded)
         ids = [loaded.tokenize([text.encode()], special=True)[0] for text in rendered]
         stop = (bench.stop or [_stop_string(loaded)]) if recipe.stops else []
         n_ctx_train, has_mask = loaded.n_ctx_train, loaded.mask_id is not None
@@ -120,20 +120,20 @@ def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str 
         )
     kept = [name for name in dict.fromkeys((column, answer_column)) if name in names]
     batches = (item.data.select(kept) for item in source.run(ListInbox()) if isinstance(item, Batch))
-    found = [(row[column], row.get(answer_column)) for batch in batches for row in batch.to_pylist() if row[column]]
-    if not found:
+    pairs = [(row[column], row.get(answer_column)) for batch in batches for row in batch.to_pylist() if row[column]]
+    if not pairs:
         raise SchemaError(f"column '{column}' of {data.path} holds no prompt")
-    return found
+    return pairs
 
 
-def _texts(recipe: Recipe, rows: int, found: Sequence[tuple[str, str | None]], shots: int) -> list[str]:
+def _texts(recipe: Recipe, rows: int, pairs: Sequence[tuple[str, str | None]], shots: int) -> list[str]:
     """Return `rows` distinct prompts: too few data are repeated, with a number after each text."""
     # The examples are the last rows, so that the questions are those of the other scenarios.
-    examples = "".join(f"Question: {prompt}\nAnswer: {answer or ''}\n\n" for prompt, answer in found[-shots:])
+    examples = "".join(f"Question: {prompt}\nAnswer: {answer or ''}\n\n" for prompt, answer in pairs[-shots:])
     texts: list[str] = []
     for i in range(rows):
-        again, at = divmod(i, len(found))
-        text = found[at][0]
+        again, at = divmod(i, len(pairs))
+        text = pairs[at][0]
         if recipe.words is not None:
             text = f"{i}: " + " ".join(text.split()[: recipe.words])
         if again:
@@ -149,9 +149,9 @@ def _lengths(
     if recipe.stops:
         return np.full(rows, cap)
     if recipe.low is not None and recipe.high is not None:
-        found = random.integers(recipe.low, recipe.high + 1, rows)
-        found[-2:] = recipe.tail or found[-2:]
-        return found
+        lengths = random.integers(recipe.low, recipe.high + 1, rows)
+        lengths[-2:] = recipe.tail or lengths[-2:]
+        return lengths
     drawn = random.integers(min(10, cap), cap + 1, len(answers))
     by_answer = [
         int(n) if a is None else min(max(len(model.tokenize([str(a).encode()], special=True)[0]), 1), cap)
@@ -161,8 +161,7 @@ def _lengths(
 
 
 def _stop_string(model: Model) -> str:
-    """Return the printable ASCII character that would end a row of uniformly drawn tokens after about _STOP_EVERY of
-    them."""
+    """Return the printable ASCII character that ends a row of uniformly drawn tokens after some _STOP_EVERY of them."""
     counts = np.zeros(256, np.int64)
     for piece in model.pieces():
         counts[list(set(piece))] += 1

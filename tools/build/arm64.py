@@ -93,8 +93,7 @@ def make_root(cache: Path) -> Path:
 
 
 def make_packages(cache: Path) -> Path:
-    """Install the locked packages, in their wheels for arm64, into `cache`/packages; llama-cpp-python is not among
-    them."""
+    """Install the locked packages but llama-cpp-python, in their wheels for arm64, into `cache`/packages."""
     packages = cache / "packages"
     if packages.exists():
         return packages
@@ -142,9 +141,9 @@ def _emptied(folder: Path) -> Path:
 
 
 def _call(command: Sequence[str], env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}")
+    process = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if process.returncode:
+        raise BuildError(f"{' '.join(command[:4])} ... failed:\n{process.stdout[-2000:]}")
 
 
 def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
@@ -171,15 +170,14 @@ def run(cache: Path, names: Sequence[str], command: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Returns 0 if all is well, 1 with the reason on stderr if not."""
-    own, _, command = "\0".join(argv).partition("\0--\0") if "--" in argv else ("\0".join(argv), "", "")
+    end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cpus", nargs="*", default=["dotprod"], help=f"of {', '.join(CPUS)} (default: dotprod)")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "arm64", help="where all is made")
-    arguments = parser.parse_args([word for word in own.split("\0") if word])
+    arguments = parser.parse_args(argv[:end])
     if unknown := set(arguments.cpus) - CPUS.keys():
         parser.error(f"no CPU is called {', '.join(unknown)}; there are {', '.join(CPUS)}")
-    words = command.split("\0") if command else []
-    return exit_code(lambda: run(arguments.cache.absolute(), arguments.cpus, words))
+    return exit_code(lambda: run(arguments.cache.absolute(), arguments.cpus, argv[end + 1 :]))
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ def tool_version(name: str) -> str:
     backend = BACKENDS[name]
     if not backend.tool:
         return ""
-    what = f"backend={name} needs {backend.install}"
+    need = f"backend={name} needs {backend.install}"
     if not shutil.which(backend.tool[0]):
-        raise NoCompilerError(f"{what}; {backend.tool[0]} is not found")
+        raise NoCompilerError(f"{need}; {backend.tool[0]} is not found")
     try:
-        done = subprocess.run(backend.tool, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        process = subprocess.run(backend.tool, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoCompilerError(f"{what}; `{' '.join(backend.tool)}` does not work: {error}") from error
-    return done.stdout.strip()
+        raise NoCompilerError(f"{need}; `{' '.join(backend.tool)}` does not work: {error}") from error
+    return process.stdout.strip()

@@ -70,10 +70,10 @@ class Locked(NamedTuple):
 def locked_version(lock: Path) -> Locked:
     """Read the entry of llama-cpp-python from a lock file. Raises BuildError if it has none."""
     text = lock.read_text() if lock.exists() else ""
-    found = re.search(rf"^{PACKAGE}==(\S+)(?: \\\n +--hash=\S+)*", text, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^{PACKAGE}==(\S+)(?: \\\n +--hash=\S+)*", text, re.MULTILINE)
+    if not match:
         raise BuildError(f"{lock} does not pin {PACKAGE}: restore it, or make it anew with `make lock`")
-    return Locked(found.group(1), found.group(0) + "\n")
+    return Locked(match.group(1), match.group(0) + "\n")
 
 
 def build_env(compiler: CompilerPair, host: Host, env: Mapping[str, str]) -> dict[str, str]:
@@ -101,12 +101,12 @@ def build_wheel(locked: Locked, env: Mapping[str, str], folder: Path, title: str
     """Compile the locked version into `folder`, which appears whole or not at all. Raises BuildError if pip fails."""
     cache = ignored_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
-        made, log = Path(temporary) / "wheel", cache / f"{folder.name}.log"
+        built, log = Path(temporary) / "wheel", cache / f"{folder.name}.log"
         archive = download_source(locked, env, Path(temporary), log)
-        options = ["-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(made)]
+        options = ["-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
         run_with_progress([*PIP, "wheel", *options, str(archive)], env, log, title)
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        built.rename(folder)
         kernels.keep_headers(archive, headers_folder(locked, cache))
 
 
@@ -172,25 +172,25 @@ def install(wheel: Path, details: dict[str, Any]) -> None:
     stamp = Path(sys.prefix) / STAMP
     stamp.unlink(missing_ok=True)
     options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check"]
-    done = subprocess.run([*PIP, "install", *options, str(wheel)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BuildError(f"installing {wheel} failed:\n{done.stdout}{done.stderr}")
+    process = subprocess.run([*PIP, "install", *options, str(wheel)], capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise BuildError(f"installing {wheel} failed:\n{process.stdout}{process.stderr}")
     stamp.write_text(json.dumps({**details, "record": record()}, indent=1) + "\n")
 
 
 def read_stamp(stamp: Path) -> dict[str, Any]:
     """Read the record that `install` wrote of the installed build; empty if this project did not make it."""
     try:
-        found = json.loads(stamp.read_text())
+        details = json.loads(stamp.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return details if isinstance(details, dict) else {}
 
 
 def record() -> str:
     """Return a digest of the installed package's file list and hashes; '' if it is missing."""
-    found = sorted(Path(sys.prefix).glob("lib/python3*/site-packages/llama_cpp_python-*.dist-info/RECORD"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() if found else ""
+    paths = sorted(Path(sys.prefix).glob("lib/python3*/site-packages/llama_cpp_python-*.dist-info/RECORD"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths else ""
 
 
 def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "cpu") -> None:
@@ -205,13 +205,13 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "c
     words = [PACKAGE, locked.version, "cp{}{}".format(*sys.version_info)]
     key = build_key(words, host, compiler, compiling, *filter(None, [tool]))
     folder = Path(env.get("LLAMA_WHEEL_CACHE") or WHEELS).absolute() / key
-    wheels, known = sorted(folder.glob("*.whl")), read_stamp(Path(sys.prefix) / STAMP)
+    wheels, installed = sorted(folder.glob("*.whl")), read_stamp(Path(sys.prefix) / STAMP)
     if arguments.dry_run:
         print(f"wheel: {folder} ({'there' if wheels else 'not built yet'})")
         return
     if sys.prefix == sys.base_prefix:
         raise BuildError(f"{sys.executable} is the system's Python: run this with that of a virtual environment")
-    if not arguments.rebuild and known.get("key") == key and known.get("record") == record() != "":
+    if not arguments.rebuild and installed.get("key") == key and installed.get("record") == record() != "":
         print(f"{PACKAGE} {locked.version}: already installed")
     else:
         if arguments.rebuild or not wheels:
@@ -237,10 +237,10 @@ def make_kernels(locked: Locked, compiler: CompilerPair, host: Host, env: Mappin
         print("kernels: llama.cpp's, as this project has some for Linux on x86-64 only")
         return
     stamp, site = Path(sys.prefix) / STAMP, "lib/python{}.{}/site-packages".format(*sys.version_info)
-    known, place = read_stamp(stamp), Path(sys.prefix, site, "llama_cpp/lib")
+    details, place = read_stamp(stamp), Path(sys.prefix, site, "llama_cpp/lib")
     made_of = _digest([compiler.cxx, locked.requirement, record()])
     key = f"{kernels.version()}-{compiler.family}{compiler.version}-{made_of}"
-    if known.pop("kernels", "") == key and (place / kernels.LIBRARY).exists():
+    if details.pop("kernels", "") == key and (place / kernels.LIBRARY).exists():
         print("kernels of this project: already compiled")
         return
     try:
@@ -249,12 +249,12 @@ def make_kernels(locked: Locked, compiler: CompilerPair, host: Host, env: Mappin
                 archive = download_source(locked, env, Path(temporary), cache / f"{headers.name}.log")
                 kernels.keep_headers(archive, headers)
         kernels.compile_into(place, compiler, headers)
-        known["kernels"] = key
+        details["kernels"] = key
         print("kernels of this project: compiled")
     except (BuildError, kernels.KernelsError, OSError) as error:
         (place / kernels.LIBRARY).unlink(missing_ok=True)
         print(f"kernels: llama.cpp's, as those of this project were not compiled: {kernels.reason(str(error))}")
-    stamp.write_text(json.dumps(known, indent=1) + "\n")
+    stamp.write_text(json.dumps(details, indent=1) + "\n")
 
 
 def chosen_compiler(host: Host, env: Mapping[str, str]) -> CompilerPair:

@@ -19,9 +19,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m pipeline build", description="build llama.cpp and prove it")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"backend: {', '.join(BACKENDS)}; " + _HELP)
     settings = _read(parser.parse_args(arguments).settings)
-    given = argparse.Namespace(**{name: settings[name] == "true" for name in SWITCHES})
-    code = exit_code(lambda: run(given, os.environ, settings["backend"]))
-    if code or given.dry_run:
+    switches = argparse.Namespace(**{name: settings[name] == "true" for name in SWITCHES})
+    code = exit_code(lambda: run(switches, os.environ, settings["backend"]))
+    if code or switches.dry_run:
         return code
     sys.stdout.flush()  # what the children say comes after
     return doctor.main([])

@@ -80,8 +80,8 @@ def this_host() -> Host:
     if platform.system() == "Darwin":
         flags = _output(["sysctl", "hw.optional", "machdep.cpu.brand_string"]).lower().splitlines()
     else:
-        found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        flags = found.group(1).lower().split() if found else []
+        match = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        flags = match.group(1).lower().split() if match else []
     return Host(platform.system(), platform.machine(), frozenset(flags))
 
 
@@ -93,8 +93,8 @@ def find_compiler(host: Host, env: Mapping[str, str]) -> CompilerPair:
         raise NoCompilerError(f"CC={cc} CXX={cxx}: name both compilers, such as CC=gcc-13 CXX=g++-13, or neither")
     pairs = [(cc, cxx)] if cc else list(_installed_pairs(host))
     tried = (try_compiler(*pair, openmp) for openmp in (True, False) for pair in pairs)
-    if found := next(filter(None, tried), None):
-        return found
+    if compiler := next(filter(None, tried), None):
+        return compiler
     if cc:
         raise NoCompilerError(f"CC={cc} CXX={cxx} cannot build and run a small C++ program: mend or unset them")
     if host.system == "Darwin":
@@ -127,11 +127,15 @@ def try_compiler(cc: str, cxx: str, openmp: bool) -> CompilerPair | None:
     return CompilerPair(cc, cxx, "clang" if clang else "gcc", version, openmp) if works else None
 
 
+def english() -> dict[str, str]:
+    """Return the environment in which programs speak English."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
 def _output(command: Sequence[str], failed: str = "") -> str:
     """Return the output of a short command; `failed` if it cannot be started, hangs or fails."""
-    english = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english)
-        return done.stdout
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=english())
+        return process.stdout
     except (OSError, subprocess.SubprocessError):
         return failed

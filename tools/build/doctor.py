@@ -46,16 +46,16 @@ class ChildError(Exception):
 def ask(command: Sequence[str], timeout_s: float = _CHILD_TIMEOUT_S) -> dict[str, Any]:
     """Return the JSON object that a child prints. Raises ChildError if it crashes, hangs or fails."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"gave no answer within {timeout_s:g} s") from error
-    if done.returncode < 0:
-        number = signal.Signals(-done.returncode)
+    if process.returncode < 0:
+        number = signal.Signals(-process.returncode)
         raise ChildError(f"died by {number.name} ({signal.strsignal(number)})")
-    if done.returncode:
-        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise ChildError(f"failed with exit code {done.returncode}:\n{tail}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        tail = "\n".join(process.stderr.strip().splitlines()[-5:])
+        raise ChildError(f"failed with exit code {process.returncode}:\n{tail}")
+    answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
@@ -63,13 +63,13 @@ def features(host: Host, system_info: str) -> dict[str, str]:
     """Return for each CPU feature that matters for speed if the CPU has it, and if the build uses it."""
     if host.machine.lower() in ("aarch64", "arm64"):
         return {"NEON": "used" if " NEON = 1 " in system_info else _UNUSED}
-    found = {}
-    for name, (there, built) in _X86_FEATURES.items() if host.takes_x86_flags else ():
+    states = {}
+    for name, (names, built) in _X86_FEATURES.items() if host.takes_x86_flags else ():
         if f" {built} = 1 " in system_info:
-            found[name] = "used" if there <= host.cpu_flags else "compiled in, but this CPU HAS NONE"
+            states[name] = "used" if names <= host.cpu_flags else "compiled in, but this CPU HAS NONE"
         else:
-            found[name] = _UNUSED if there <= host.cpu_flags else "not on this CPU"
-    return found
+            states[name] = _UNUSED if names <= host.cpu_flags else "not on this CPU"
+    return states
 
 
 def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
@@ -98,13 +98,13 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
         except ChildError as error:
             problems.append(f"the build for backend={build['backend']} does not compute there: decoding on it {error}")
     cache = weights_cache()
-    found = features(host, str(llama.get("system_info", "")))
+    cpu_features = features(host, str(llama.get("system_info", "")))
     return {
         "versions": {name: version or "missing" for name, version in versions().items()},
         "machine": machine(),
         "llama": llama,
         "build": build,
-        "features": found,
+        "features": cpu_features,
         "weights": {
             "place": str(cache.folder),
             "files": len(cache.files()),
@@ -112,35 +112,35 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
             "most_bytes": cache.most_bytes,
         },
         "proofs": proofs,
-        "notes": _notes(build, found),
+        "notes": _notes(build, cpu_features),
         "problems": problems,
     }
 
 
-def _notes(build: dict[str, Any], found: dict[str, str]) -> list[str]:
+def _notes(build: dict[str, Any], cpu_features: dict[str, str]) -> list[str]:
     notes = []
     if not build:
         notes.append(f"not built by this project: {BUILD} builds for this CPU with a compiler that was tried")
     elif build.get("record") != record():
         notes.append(f"the installed llama-cpp-python is not the one that this project built: {BUILD} puts it back")
-    if unused := [name for name, state in found.items() if state == _UNUSED and name != "AMX"]:
+    if unused := [name for name, state in cpu_features.items() if state == _UNUSED and name != "AMX"]:
         notes.append(f"this CPU has {', '.join(unused)}, which the build does not use: {BUILD} does")
-    if found.get("AMX") == _UNUSED:
+    if cpu_features.get("AMX") == _UNUSED:
         notes.append(f"AMX is not used: {WITH_AMX} with it; install {GOOD_CLANG}, then {BUILD}")
     return notes
 
 
 def _text(report: dict[str, Any]) -> str:
     build = report["build"]
-    told = report["versions"] | report["machine"] | report["llama"]
+    facts = report["versions"] | report["machine"] | report["llama"]
     if build:
-        told["built with"] = f"{build.get('compiler')}, {build.get('why')}"
-        told |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}
+        facts["built with"] = f"{build.get('compiler')}, {build.get('why')}"
+        facts |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}
     kept = report["weights"]
     room = f"{kept['bytes']:,} of {kept['most_bytes']:,} bytes"
-    told["converted weights"] = f"{kept['files']} in {kept['place']}, {room}"
-    told |= report["features"] | {f"proof {name}": state for name, state in report["proofs"].items()}
-    lines = [f"{name:18} {value}" for name, value in told.items()]
+    facts["converted weights"] = f"{kept['files']} in {kept['place']}, {room}"
+    facts |= report["features"] | {f"proof {name}": state for name, state in report["proofs"].items()}
+    lines = [f"{name:18} {value}" for name, value in facts.items()]
     lines += [f"note: {note}" for note in report["notes"]]
     lines += [f"PROBLEM: {problem}" for problem in report["problems"]] or ["All good."]
     return "\n".join(lines)

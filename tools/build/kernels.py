@@ -7,7 +7,6 @@ and knows the version and the commit of the libraries beside which it lies.
 """
 
 import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.build.compilers import CompilerPair, Host
+from tools.build.compilers import CompilerPair, Host, english
 
 SOURCES = Path(__file__).resolve().parents[2] / "operators/llama/native"
 LIBRARY = "libllama-batch-kernels.so"
@@ -63,8 +62,7 @@ def cpu_flags(source: Path) -> tuple[str, ...]:
 
 
 def version() -> str:
-    """Return the identity of what is compiled, 16 hexadecimal digits: the sources, and the flags, which make the bits
-    too."""
+    """Return the identity of what is compiled, 16 hexadecimal digits: sources, and flags, which make bits too."""
     files = [path for path in sorted(SOURCES.glob("*")) if path.suffix in (".cpp", ".h")]
     parts = [repr((FLAGS, sorted(CPU_FLAGS.items()))).encode()]
     parts += [part for path in files for part in (path.name.encode(), path.read_bytes())]
@@ -74,14 +72,14 @@ def version() -> str:
 def keep_headers(archive: Path, folder: Path) -> None:
     """Unpack ggml's headers from llama-cpp-python's source package into `folder`, which appears whole or not at all."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="headers-") as place, tarfile.open(archive) as packed:
-        made = Path(place) / "headers"
-        made.mkdir()
+        headers = Path(place) / "headers"
+        headers.mkdir()
         for member in packed:
-            if (found := _HEADER.fullmatch(member.name)) and (content := packed.extractfile(member)):
-                (made / found[1]).parent.mkdir(parents=True, exist_ok=True)
-                (made / found[1]).write_bytes(content.read())
+            if (match := _HEADER.fullmatch(member.name)) and (content := packed.extractfile(member)):
+                (headers / match[1]).parent.mkdir(parents=True, exist_ok=True)
+                (headers / match[1]).write_bytes(content.read())
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        headers.rename(folder)
 
 
 def compile_into(place: Path, compiler: CompilerPair, headers: Path, more: Iterable[str] = ()) -> None:
@@ -98,12 +96,12 @@ def compile_into(place: Path, compiler: CompilerPair, headers: Path, more: Itera
     ggml = _output([sys.executable, "-I", "-c", _ASK, str(place / "libggml-base.so")]).split()
     names = ("GGML_VERSION", "GGML_COMMIT", "SOURCES")
     defines = [f'-DKERNELS_{name}="{value}"' for name, value in zip(names, [*ggml, version()], strict=True)]
-    given = [*FLAGS, *defines, *(f"-isystem{headers / folder}" for folder in INCLUDES), *more]
+    flags = [*FLAGS, *defines, *(f"-isystem{headers / folder}" for folder in INCLUDES), *more]
     with tempfile.TemporaryDirectory() as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         calls = [
-            [*cxx, *given, *cpu_flags(source), "-c", str(source), "-o", made]
-            for source, made in zip(sources, objects, strict=True)
+            [*cxx, *flags, *cpu_flags(source), "-c", str(source), "-o", target]
+            for source, target in zip(sources, objects, strict=True)
         ]
         _run_at_once(calls)
         linked = place / f"{LIBRARY}.new"
@@ -116,7 +114,7 @@ def _run_at_once(commands: list[list[str]]) -> None:
     with ExitStack() as opened:
         said = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         running = [
-            subprocess.Popen(command, stdout=log, stderr=log, env=_english())
+            subprocess.Popen(command, stdout=log, stderr=log, env=english())
             for command, log in zip(commands, said, strict=True)
         ]
         failed = [log for process, log in zip(running, said, strict=True) if process.wait()]
@@ -125,16 +123,12 @@ def _run_at_once(commands: list[list[str]]) -> None:
             raise KernelsError(reason(log.read() or "a compiler failed"))
 
 
-def _english() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C"}
-
-
 def _output(command: list[str]) -> str:
     """Return what a command prints. Raises KernelsError with the first line in which it speaks of an error."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=_english())
-    if done.returncode:
-        raise KernelsError(reason(done.stderr or f"{command[0]} ended with {done.returncode}"))
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=english())
+    if process.returncode:
+        raise KernelsError(reason(process.stderr or f"{command[0]} ended with {process.returncode}"))
+    return process.stdout
 
 
 def reason(text: str) -> str:

@@ -62,7 +62,7 @@ def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress
         return
     ignored_folder(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as temporary:
-        made, tools, log = Path(temporary) / "build", f"{temporary}/tools", cache / "build.log"
+        built, tools, log = Path(temporary) / "build", f"{temporary}/tools", cache / "build.log"
         archive = download_source(locked, compiling, Path(temporary), log, run)
         shutil.unpack_archive(archive, f"{temporary}/source")  # trusted: its hash was checked against the lock
         (source,) = Path(temporary).glob("source/*/vendor/llama.cpp")
@@ -70,16 +70,16 @@ def make_peers(cache: Path, env: Mapping[str, str], run: Run = run_with_progress
         run(command, compiling, log, "installing cmake and ninja for this build")
         compiling |= {"PYTHONPATH": tools}  # what pip installs of them are scripts that need their own packages
         cmake, ninja = f"{tools}/bin/cmake", f"{tools}/bin/ninja"
-        configure = [cmake, "-S", str(source), "-B", str(made), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        configure = [cmake, "-S", str(source), "-B", str(built), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         options = [*CMAKE_OPTIONS, *shlex.split(compiling["CMAKE_ARGS"])]
         run([*configure, *options], compiling, log, "configuring llama.cpp")
-        command = [cmake, "--build", str(made), "--target", *PROGRAMS]
+        command = [cmake, "--build", str(built), "--target", *PROGRAMS]
         run(command, compiling, log, f"building {', '.join(PROGRAMS)} with {compiler}")
-        if absent := _absent(made / "bin"):
+        if absent := _absent(built / "bin"):
             raise BuildError(f"the build made no {', '.join(absent)}; its log is {log}")
-        (made / "bin" / STAMP).write_text(json.dumps({"key": key, "options": CMAKE_OPTIONS}, indent=1) + "\n")
+        (built / "bin" / STAMP).write_text(json.dumps({"key": key, "options": CMAKE_OPTIONS}, indent=1) + "\n")
         shutil.rmtree(cache / "bin", ignore_errors=True)
-        (made / "bin").rename(cache / "bin")
+        (built / "bin").rename(cache / "bin")
     print(f"built: {cache / 'bin'}")
 
 

@@ -39,12 +39,12 @@ def deepen(source: Path, target: Path, layers: int, *, n_ff: int | None = None, 
     """
     reader = GGUFReader(source)
     name = str(reader.fields["general.architecture"].contents())
-    before, width = (int(reader.fields[f"{name}.{key}"].contents()) for key in ("block_count", "feed_forward_length"))
+    depth, width = (int(reader.fields[f"{name}.{key}"].contents()) for key in ("block_count", "feed_forward_length"))
     more = (n_ff or width) - width
     if more < 0:
         raise ValueError(f"n_ff={n_ff} is less than the {width} of {source}")
     writer = GGUFWriter(target, name)
-    new = {f"{name}.block_count": before + layers, f"{name}.feed_forward_length": width + more}
+    new = {f"{name}.block_count": depth + layers, f"{name}.feed_forward_length": width + more}
     for field in reader.fields.values():
         if field.name not in _SAME:
             item = field.types[1] if field.types[0] is GGUFValueType.ARRAY else None
@@ -52,13 +52,13 @@ def deepen(source: Path, target: Path, layers: int, *, n_ff: int | None = None, 
     random = np.random.default_rng(0)
     last: dict[str, NDArray[np.generic]] = {}
     for tensor in reader.tensors:
-        found = _LAYER.fullmatch(tensor.name)
-        data = tensor.data if found is None or not more else _wider(tensor, found[2], more, random)
+        match = _LAYER.fullmatch(tensor.name)
+        data = tensor.data if match is None or not more else _wider(tensor, match[2], more, random)
         writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
-        if found is not None and int(found[1]) == before - 1:
-            last[found[2]] = data
-    types = {found[2]: t.tensor_type for t in reader.tensors if (found := _LAYER.fullmatch(t.name)) is not None}
-    for layer in range(before, before + layers):
+        if match is not None and int(match[1]) == depth - 1:
+            last[match[2]] = data
+    types = {match[2]: t.tensor_type for t in reader.tensors if (match := _LAYER.fullmatch(t.name)) is not None}
+    for layer in range(depth, depth + layers):
         for part, data in last.items():
             if not part.endswith("norm"):
                 data = _random(data, types[part], random, noise if part in WRITES else 1.0)
@@ -90,8 +90,8 @@ def _random(
     if like.dtype == np.uint8:
         shape = quants.quant_shape_from_byte_shape(shape, kind)
     drawn = random.normal(0, scale * shape[1] ** -0.5, shape).astype(np.float32)
-    made: NDArray[np.generic] = quants.quantize(drawn, kind)
-    return made
+    weights: NDArray[np.generic] = quants.quantize(drawn, kind)
+    return weights
 
 
 def main(arguments: list[str] | None = None) -> int:

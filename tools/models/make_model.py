@@ -128,8 +128,7 @@ def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed:
 
 
 def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
-    """Draw the weights of one tensor, with a generator seeded by `seed` and its name: it does not depend on those
-    written before it."""
+    """Draw the weights of one tensor, by a generator seeded by `seed` and its name alone."""
     rng = np.random.Generator(np.random.PCG64([seed, *spec.name.encode()]))
     n_rows, n_columns = prod(spec.dims[:-1]), spec.dims[-1]
     made = np.empty((n_rows, n_columns), stored)

@@ -29,8 +29,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 def written(settings: ModelSettings) -> Path:
-    """Return the model of `settings.options` (shape, file_type, seed; see `write_model`) in the folder `settings.path`;
-    make it if it is not there."""
+    """Return the model of `settings.options` (see `write_model`) in the folder `settings.path`; make it if need be."""
     if not settings.path:
         raise ConfigError("model.path is not set; model=random needs the folder in which the model is kept")
     check_options(settings, OPTIONS)

@@ -154,8 +154,7 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """True for a matrix, which gets the file's type; vectors (norms and biases), routers and short convolutions
-        stay F32, as in llama.cpp."""
+        """True for what gets the file's type; norms, biases, routers, short convolutions stay F32, as in llama.cpp."""
         return len(self.dims) > 1 and not self.name.endswith((_ROUTER, _CONVOLUTION))
 
 

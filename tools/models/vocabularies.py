@@ -83,13 +83,13 @@ def read_vocabulary(path: Path) -> Vocabulary:
         reader = GGUFReader(path)
     except (ValueError, IndexError) as error:  # IndexError: shorter than a GGUF header
         raise ValueError(f"vocabulary file {path} is not a readable GGUF file: {error}") from error
-    found = {key: field for key, field in reader.fields.items() if key.startswith("tokenizer.")}
-    if Keys.Tokenizer.LIST not in found:
+    fields = {key: field for key, field in reader.fields.items() if key.startswith("tokenizer.")}
+    if Keys.Tokenizer.LIST not in fields:
         raise ValueError(f"vocabulary file {path} has no {Keys.Tokenizer.LIST}: it defines no tokens")
-    values = [_copy(field) for field in found.values() if len(field.data)]
-    if Keys.Tokenizer.CHAT_TEMPLATE not in found:
+    values = [_copy(field) for field in fields.values() if len(field.data)]
+    if Keys.Tokenizer.CHAT_TEMPLATE not in fields:
         values.append(_string(Keys.Tokenizer.CHAT_TEMPLATE, CHATML_TEMPLATE))
-    return Vocabulary(n_tokens=len(found[Keys.Tokenizer.LIST].data), values=tuple(values))
+    return Vocabulary(n_tokens=len(fields[Keys.Tokenizer.LIST].data), values=tuple(values))
 
 
 def _copy(field: ReaderField) -> MetaValue:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from operators.prompts.tool_formats import FORMATS, Found, format_in, parse_calls
+from operators.prompts.tool_formats import FORMATS, format_in, parse_calls
 from operators.prompts.tool_readers import BrokenCall, ToolCall
 from operators.settings.model import TOOL_FORMATS
 
@@ -120,9 +120,7 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), WRITTEN)
 def test_every_format_is_read(name, text, content, calls):
-    found = parse_calls(FORMATS[name], text)
-    assert found.calls == calls
-    assert found.content == (content if content.strip() else "")
+    assert parse_calls(FORMATS[name], text) == (content if content.strip() else "", calls)
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), WRITTEN)
@@ -132,13 +130,12 @@ def test_cut_at_every_character_no_call_is_found_that_is_not_there(name, text, c
     for at in range(len(text)):
         part = text[:at] if fresh else text[at:]
         try:
-            found = parse_calls(FORMATS[name], part)
+            beside, found = parse_calls(FORMATS[name], part)
         except BrokenCall:
             continue
-        known = calls[: len(found.calls)] if fresh else calls[len(calls) - len(found.calls) :]
-        assert found.calls == known
-        if not found.calls:
-            assert found.content == part
+        assert found == (calls[: len(found)] if fresh else calls[len(calls) - len(found) :])
+        if not found:
+            assert beside == part
 
 
 NO_ARGUMENTS = ["null", '""', '" "', "{}", '"{}"', '"null"']
@@ -156,16 +153,16 @@ def test_arguments_are_an_object_or_its_text_or_none(name):
     """OpenAI's own shape has them as text; many models leave out what is empty."""
     shape, form = JSON_CALLS[name], FORMATS[name]
     for written in NO_ARGUMENTS:
-        assert parse_calls(form, shape.format(written)).calls == [ToolCall("f", {})], written
+        assert parse_calls(form, shape.format(written))[1] == [ToolCall("f", {})], written
     big = {"n": 12345678901234567890, "s": "é"}
     for written in (json.dumps(big), json.dumps(json.dumps(big))):
-        assert parse_calls(form, shape.format(written)).calls == [ToolCall("f", big)]
+        assert parse_calls(form, shape.format(written))[1] == [ToolCall("f", big)]
     for written in ("0", "false", "[]", '"x"', '"[]"', '"{} {}"', '"{"', "[null]"):
         with pytest.raises(BrokenCall, match="arguments of a call"):
             parse_calls(form, shape.format(written))
     bare = shape.replace('"parameters": {}', '"type": "function"').replace(', "arguments": {}', "").replace("{}", "")
     if name != "mistral_args":  # whose text would end where arguments begin
-        assert parse_calls(form, bare.format()).calls == [ToolCall("f", {})]
+        assert parse_calls(form, bare.format())[1] == [ToolCall("f", {})]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -174,7 +171,7 @@ def test_arguments_are_an_object_or_its_text_or_none(name):
     ["", "Hello", "{}", '{"answer": 4}', '{"name": "Ann", "age": 3}', "[1, 2]", "<think>", "call:f{}", "f[ARGS]{}"],
 )
 def test_text_that_is_no_call_stays_text(name, text):
-    assert parse_calls(FORMATS[name], text) == Found(text, [])
+    assert parse_calls(FORMATS[name], text) == (text, [])
 
 
 @pytest.mark.parametrize(

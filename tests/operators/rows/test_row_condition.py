@@ -12,7 +12,7 @@ from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake import inspect as facts
 from operators.engine.backend.loading import ModelFacts
 from operators.render import Render
-from operators.rows.row_condition import Where
+from operators.rows.sql import Where
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from operators.catalog import targets
+from operators import targets
 from pipeline.config.build import load_object
 from pipeline.config.keys import FREE_FORM, known_keys
 from pipeline.system.known_secrets import is_secret_name

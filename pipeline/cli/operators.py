@@ -1,10 +1,9 @@
-"""The catalog of operators, made from their docstrings: `python -m pipeline operators` and docs/operators.md."""
+"""`python -m pipeline operators`: the catalogue of operators, made from their docstrings, also as docs/operators.md."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import pydoc
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,36 +11,8 @@ from typing import Any, NamedTuple
 
 from pipeline.api.docstrings import arguments, as_written, sections
 from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
+from pipeline.config.build import load_object
 from pipeline.system.terminal import say
-
-CATALOG = {
-    "Sources": ("sources.read_prompts.ReadPrompts",),
-    "From rows to token ids": ("render.Render", "tokens.Tokenize", "batch_by_length.BatchByLength"),
-    "With the model": (
-        "generate.Generate",
-        "score.Score",
-        "choose.Choose",
-        "embed.Embed",
-        "rerank.Rerank",
-        "classify.Classify",
-    ),
-    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split", "say.Say"),
-    "Rows": (
-        "filter.Filter",
-        "dedup.Dedup",
-        "sample_rows.Sample",
-        "limit.Limit",
-        "best_of.BestOf",
-        "best_of.Majority",
-        "gather.Gather",
-        "gather.Pairs",
-        "explode.Explode",
-        "union.Union",
-    ),
-    "Your own": ("call.Call",),
-    "Sinks": ("sinks.write_rows.WriteRows",),
-}
-"""Paths below `operators.`, by purpose."""
 
 _WIDTH = 120
 
@@ -60,7 +31,7 @@ class Entry:
     def __init__(self, path: str) -> None:
         self.target = f"operators.{path}"
         self.name = path.rpartition(".")[2]
-        self.operator: Any = pydoc.locate(self.target)
+        self.operator: Any = load_object(self.target)
         self.text, parts = sections(self.operator)
         self.summary = " ".join(self.text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
         self.example = parts.get("Example", "").strip("\n")
@@ -75,12 +46,7 @@ class Entry:
 
 def entries() -> dict[str, list[Entry]]:
     """Return all operators, by purpose."""
-    return {title: [Entry(path) for path in paths] for title, paths in CATALOG.items()}
-
-
-def targets() -> list[str]:
-    """List the classes that a job can write as `_target_`."""
-    return [entry.target for members in entries().values() for entry in members]
+    return {title: [Entry(path) for path in paths] for title, paths in load_object("operators:CATALOG").items()}
 
 
 def listing() -> str:
@@ -94,12 +60,11 @@ def listing() -> str:
 
 def described(name: str) -> str:
     """Return the docstring of the operator `name` as text; a ConfigError if there is none."""
-    paths = {path.rpartition(".")[2]: path for members in CATALOG.values() for path in members}
-    path = next((path for known, path in paths.items() if known.lower() == name.lower()), None)
-    if path is None:
-        hint = did_you_mean(name, paths) or f"; the operators are {', '.join(paths)}"
+    known = {entry.name: entry for members in entries().values() for entry in members}
+    entry = next((entry for entry in known.values() if entry.name.lower() == name.lower()), None)
+    if entry is None:
+        hint = did_you_mean(name, known) or f"; the operators are {', '.join(known)}"
         raise ConfigError(f"there is no operator '{name}'{hint}")
-    entry = Entry(path)
     lines = [f"{entry.name}   (_target_: {entry.target})", "", entry.text]
     lines += ["", "arguments:"] if entry.arguments else []
     for defaults, text in entry.arguments:
@@ -134,16 +99,16 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(given: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command `operators`: list the operators, or explain those that are named."""
     parser = ArgumentParser(prog="python -m pipeline operators", description="list or explain what jobs are made of")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of an operator to explain")
     parser.add_argument("--markdown", action="store_true", help="print docs/operators.md")
-    named = parser.parse_args(given)
-    if named.markdown:
+    options = parser.parse_args(argv)
+    if options.markdown:
         say([markdown().rstrip("\n")])
-    elif named.names:
-        say(["\n\n".join(described(name) for name in named.names)])
+    elif options.names:
+        say(["\n\n".join(described(name) for name in options.names)])
     else:
         say([listing()])
     return ExitCode.DONE

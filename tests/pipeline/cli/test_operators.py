@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from operators import catalog
 from pipeline.api.docstrings import as_written
 from pipeline.api.protocols import BaseOperator
+from pipeline.cli import operators
 from pipeline.cli.main import main
 from pipeline.config.build import load_object
 
-ROOT = Path(__file__).parents[2]
-ENTRIES = [entry for members in catalog.entries().values() for entry in members]
+ROOT = Path(__file__).parents[3]
+ENTRIES = [entry for members in operators.entries().values() for entry in members]
 INTERNAL = {"tools.bench", "operators.openai", "operators.endpoint", "operators.prompts"}
 """Operators of these packages are parts of one job or of another operator, and nothing to build a job from."""
 
@@ -45,6 +45,11 @@ def test_every_operator_is_listed():
     assert {entry.target for entry in ENTRIES} == set(operator_classes())
 
 
+def test_a_file_directly_in_operators_is_an_operator_that_a_job_can_name():
+    files = {path.stem for path in (ROOT / "operators").glob("*.py")} - {"__init__"}
+    assert files <= {entry.target.split(".")[1] for entry in ENTRIES}
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     explained = [name for argument in entry.arguments for name in argument.defaults]
@@ -63,7 +68,7 @@ def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
 
 
 def test_the_docs_are_what_the_docstrings_say():
-    assert (ROOT / "docs/operators.md").read_text() == catalog.markdown(), (
+    assert (ROOT / "docs/operators.md").read_text() == operators.markdown(), (
         "python -m pipeline operators --markdown > docs/operators.md"
     )
 
