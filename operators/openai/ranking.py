@@ -23,7 +23,7 @@ RERANK, SCORE = "/v1/rerank", "/v1/score"
 def _documents(where: str, value: Any) -> list[str]:
     """Read texts, or objects with a `text`."""
     items = value if isinstance(value, list) else []
-    texts = [item.get("text") if isinstance(item, dict) else item for item in items]
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in items]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise BadValue(where, value, "a list of texts of at least one character, or of objects {text: ...}")
     return texts

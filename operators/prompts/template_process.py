@@ -161,7 +161,7 @@ def _read(answer: Any) -> str | Exception:
     return TypeError(reason) if is_type_error else jinja2.TemplateError(reason)
 
 
-def _answers(out: io.BufferedWriter) -> Iterator[Any]:
+def _answers(out: io.BufferedIOBase) -> Iterator[Any]:
     """Yield what the template has and needs, then for each row that comes from stdin its text or error; flush `out`
     where all rows have theirs."""
     source, name, date, proof, cpu_s, memory_mib = pickle.load(sys.stdin.buffer)

@@ -150,13 +150,14 @@ class Scheduler:
             row.update_state()
             row.times.preempted_s += self._now
         taken: list[Sequence] = []
-        while len(taken) < self.slots.free and (
-            row := queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
-        ):
-            reserved += budget.reserved([row])
-            row.times.admitted = self._now
-            row.placement.admission = next(self._admissions)
-            taken.append(row)
+        while len(taken) < self.slots.free:
+            admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
+            if admitted is None:
+                break
+            reserved += budget.reserved([admitted])
+            admitted.times.admitted = self._now
+            admitted.placement.admission = next(self._admissions)
+            taken.append(admitted)
         if taken:
             self.cache.place(taken)
         if queue.waiting:
