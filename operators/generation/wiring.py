@@ -148,10 +148,10 @@ def decode_setup(settings: DecodeSettings) -> DecodeSetup:
 def shared_engine(runtime: Runtime, model: Model, settings: EngineSettings, decode: DecodeSettings) -> Engine:
     """Return the engine for `model` with these settings: made for the first node that asks, closed with the run."""
     key = ("engine", identity_of(model, settings), repr(settings), repr(decode))
-    engine = runtime.resource(
-        key, lambda: _make_engine(runtime, model, settings, decode), lambda engine: engine[1].close()
+    engine, _ = runtime.resource(
+        key, lambda: _make_engine(runtime, model, settings, decode), lambda pair: pair[1].close()
     )
-    return engine[0]
+    return engine
 
 
 def _make_engine(

@@ -106,7 +106,10 @@ class StepKind(Enum):
     """The work of a step: sampling from known logits, without a call; a prefill group; one step of every decoding
     sequence; or this with as many prompt tokens as fit into the micro-batch."""
 
-    SAMPLE, PREFILL, DECODE, MIXED = auto(), auto(), auto(), auto()
+    SAMPLE = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    MIXED = auto()
 
 
 def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: bool, block: int = 0) -> StepKind | None:

@@ -141,14 +141,14 @@ class Scheduler:
         queue, budget = self.queue, self._budget
         reserved = budget.reserved(self.slots.rows())
         while self._preempted:
-            row = policy.resumed(self._preempted)
-            if not self.slots.free or not policy.may_admit(row, budget, reserved):
+            resumed = policy.resumed(self._preempted)
+            if not self.slots.free or not policy.may_admit(resumed, budget, reserved):
                 return IdleReason.ROOM
-            reserved += budget.reserved([row])
-            self.cache.empty_slot(row)
-            self._preempted.remove(row)
-            row.update_state()
-            row.times.preempted_s += self._now
+            reserved += budget.reserved([resumed])
+            self.cache.empty_slot(resumed)
+            self._preempted.remove(resumed)
+            resumed.update_state()
+            resumed.times.preempted_s += self._now
         taken: list[Sequence] = []
         while len(taken) < self.slots.free:
             admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
