@@ -56,7 +56,7 @@ class Resources:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._made: dict[object, tuple[Any, Closer[Any] | None]] = {}
+        self._objects: dict[object, tuple[Any, Closer[Any] | None]] = {}
         self._used: set[object] = set()
         self._left: list[object] = []
 
@@ -64,9 +64,9 @@ class Resources:
         """Return the object under `key`; `factory` creates it on first use."""
         with self._lock:
             self._used.add(key)
-            if key not in self._made:
-                self._made[key] = (factory(), close)
-            value: T = self._made[key][0]
+            if key not in self._objects:
+                self._objects[key] = (factory(), close)
+            value: T = self._objects[key][0]
             return value
 
     def close(self) -> None:
@@ -78,22 +78,22 @@ class Resources:
     def leave_open(self) -> None:
         """Give all objects to nobody any more and close none: a thread that was left behind may use them, and hold the
         lock."""
-        self._left.append(self._made)
-        self._made, self._lock = {}, threading.RLock()
+        self._left.append(self._objects)
+        self._objects, self._lock = {}, threading.RLock()
 
     def make_room(self, wanted: Collection[object]) -> None:
         """Close the objects that are not among the keys `wanted`, if one of those is still to be made: two models need
         not be in memory where a job uses one."""
         with self._lock:
-            if not self._made.keys() >= set(wanted):
+            if not self._objects.keys() >= set(wanted):
                 self._used = set(wanted)
                 self.close_unused()
 
     def close_unused(self) -> None:
         """Close the objects that nobody asked for since the last call, as `close` does."""
         with self._lock:
-            for key in [key for key in reversed(self._made) if key not in self._used]:
-                value, close = self._made.pop(key)
+            for key in [key for key in reversed(self._objects) if key not in self._used]:
+                value, close = self._objects.pop(key)
                 if close is not None:
                     named = " ".join(map(str, key)) if isinstance(key, tuple) else key
                     or_else(f"closing the {named} failed", partial(close, value), None)

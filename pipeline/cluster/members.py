@@ -73,7 +73,7 @@ class Members:
         self.counts = Counter[str]()
         """Of workers and of their pieces."""
         self._totals: dict[str, Mapping[str, float]] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def start(
         self, post: Callable[[Event], None], joined: Callable[[str], None], left: Callable[[str, str], None]
@@ -258,9 +258,9 @@ class Members:
     def _say(self, name: str, records: Sequence[tuple[int, str, str]]) -> None:
         """Log what a worker has logged, but nothing twice: most is the same from every worker."""
         for level, logger, text in records:
-            if (logger, text) not in self._said:
-                if len(self._said) < MOST_SAID:
-                    self._said.add((logger, text))
+            if (logger, text) not in self._logged:
+                if len(self._logged) < MOST_SAID:
+                    self._logged.add((logger, text))
                 logging.getLogger(logger).log(level, "worker %s: %s", name, text)
 
     def _add_up(self, now: float) -> None:

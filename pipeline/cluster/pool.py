@@ -58,12 +58,12 @@ class ServiceDesk(Services):
     """The objects of the driver that workers call; made on first use. Thread-safe."""
 
     def __init__(self) -> None:
-        self._made = Resources()
+        self._objects = Resources()
 
     def call(self, key: object, factory: Callable[[], object], method: str, *args: object) -> Any:
-        target = self._made.get(key, factory, lambda target: getattr(target, "close", lambda: None)())
+        target = self._objects.get(key, factory, lambda target: getattr(target, "close", lambda: None)())
         return getattr(target, method)(*args)
 
     def close(self) -> None:
         """Close all objects."""
-        self._made.close()
+        self._objects.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ class RemoteSegment(Operator):
         self.segment = segment
         self._size = size
         self._make_dispatcher = dispatcher
-        self.meters = [RemoteMeter(name) for name in segment.nodes]
+        self.meters: Sequence[RemoteMeter] = [RemoteMeter(name) for name in segment.nodes]
 
     @property
     def title(self) -> str:

@@ -64,7 +64,7 @@ class Worker:
         for logger in map(logging.getLogger, LOGGERS):
             logger.addHandler(self._log)
             logger.setLevel(logging.INFO)
-        self._segments = {segment.name: self._made(segment) for segment in self._plan.segments}
+        self._segments = {segment.name: self._runner_of(segment) for segment in self._plan.segments}
         content = {key: value for segment in self._segments.values() for key, value in segment.content().items()}
         check_equal("the driver", self._plan.content, "a worker", content, ALIKE)
         nodes: dict[str, str] = {}
@@ -102,7 +102,7 @@ class Worker:
             logger.removeHandler(self._log)
         return report
 
-    def _made(self, segment: SegmentPlan) -> SegmentRunner:
+    def _runner_of(self, segment: SegmentPlan) -> SegmentRunner:
         plan, tables = self._plan, SegmentTables()
         context = RunContext(
             Path(plan.directory),

@@ -54,14 +54,14 @@ class _Json(logging.Formatter):
 class _File(logging.FileHandler):
     """Writes run.log. If that fails, the run continues and one warning is printed."""
 
-    _told = False
+    _has_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._has_warned:
+            self._has_warned = True
             complain(f"warning: {storage_error(Path(self.baseFilename), error)}")
 
     def close(self) -> None:

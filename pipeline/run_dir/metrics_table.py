@@ -176,20 +176,20 @@ class MetricsTables:
     def __init__(self, output_dir: Path, attempt: int = 1) -> None:
         self._directory = output_dir / METRICS
         self._attempt = attempt
-        self._made: dict[str, MetricsTable] = {}
+        self._tables: dict[str, MetricsTable] = {}
 
     def get(self, name: str, schema: pa.Schema) -> MetricsTable:
-        if name not in self._made:
-            self._made[name] = MetricsTable(self._directory, name, schema, self._attempt)
-        return self._made[name]
+        if name not in self._tables:
+            self._tables[name] = MetricsTable(self._directory, name, schema, self._attempt)
+        return self._tables[name]
 
     def __iter__(self) -> Iterator[MetricsTable]:
-        return iter(list(self._made.values()))
+        return iter(list(self._tables.values()))
 
     def to_merge(self) -> Iterator[MetricsTable]:
         """Iterate over the tables, and over those of which only killed attempts have left streams."""
         yield from self
-        for name in sorted({path.name for path in self._directory.glob("*") if path.is_dir()} - self._made.keys()):
+        for name in sorted({path.name for path in self._directory.glob("*") if path.is_dir()} - self._tables.keys()):
             yield MetricsTable(self._directory, name, pa.schema([]), self._attempt)
 
 

@@ -34,7 +34,7 @@ class Watchdog:
         self._executor = executor
         self._record = record
         self._clock = clock
-        self._seen: list[object] = []
+        self._counts: list[object] = []
         self._since = clock()
         self._stopped_at: float | None = None
         self._stay: Callable[[], None] = lambda: None
@@ -67,8 +67,8 @@ class Watchdog:
             if self._left.is_set():  # meanwhile
                 self._stay()
             return False
-        if counts != self._seen:
-            self._seen, self._since = counts, now
+        if counts != self._counts:
+            self._counts, self._since = counts, now
             return True
         most_s = max(self._timeout_s or 0.0, self._executor.patience_s)
         if self._timeout_s is not None and now - self._since >= most_s:

@@ -59,7 +59,7 @@ def stream(directory: Path) -> Path:
 def test_rows_go_to_one_stream_and_become_one_file(tmp_path):
     table = table_of(tmp_path, 1, 0, 1, 2)
     table.extend([[3, 4]])
-    table.extend([[5]], worker="worker")
+    table.extend([pa.array([5])], "worker")
     table.append(6, worker="worker")
     assert read(tmp_path) == [(1, 0), (1, 1), (1, 2)]
     assert stream(tmp_path).suffix == ".arrows"
