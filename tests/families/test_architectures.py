@@ -10,13 +10,14 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from gguf import GGUFWriter, LlamaFileType
+from gguf import LlamaFileType
 
 from operators.llama.header import REFUSED
 from operators.llama.kernels import CLASSES, PROVEN, doubt, system_info
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.operators.llama.gguf_files import header_alone
 from tools.models.make_model import FILE_TYPES, write_model
 from tools.models.shapes import ARCHITECTURES, SHAPES
 from tools.models.vocabularies import builtin_vocabulary
@@ -129,21 +130,7 @@ def test_a_model_of_a_family_that_no_test_knows_runs_with_a_warning(tmp_path, ca
 )
 def test_a_model_that_cannot_complete_is_refused_before_it_is_loaded(tmp_path, capfd, architecture, causal, reason):
     """The file has no weights: to load it would be another error."""
-    path = tmp_path / "model.gguf"
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(512)
-    writer.add_embedding_length(64)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_layer_norm_eps(1e-5)
-    if causal is not None:
-        writer.add_causal_attention(causal)
-    builtin_vocabulary().add_to(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    keys = {} if causal is None else {"attention.causal": causal}
+    path = header_alone(tmp_path / "model.gguf", architecture, builtin_vocabulary().values, **keys)
     assert main(job(path, tmp_path / "out")) == ExitCode.CONFIG
     assert f"a model of the architecture {architecture} {reason}" in capfd.readouterr().err

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from gguf import GGUFReader, GGUFWriter, Keys, LlamaFileType, PoolingType
+from gguf import GGUFValueType, LlamaFileType, PoolingType
 
 from operators.engine.backend.interface import TokenIds, Wanted
 from operators.llama.header import read_header
@@ -25,8 +25,11 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.operators.llama.gguf_files import copied
 from tests.sets import often
 from tools.models.make_model import quantize_file, write_model
+from tools.models.shapes import named_shape
+from tools.models.vocabularies import MetaValue
 
 pytestmark = pytest.mark.slow("reads texts with a model of each kind")
 
@@ -241,25 +244,14 @@ TEMPLATE = "Query: {query}\nDocument: {document}\nAnswer:"
 
 def write_causal_reranker(path: Path) -> np.ndarray:
     """Write a model that generates, with a head as Qwen3-Reranker has: logits of yes and no after the last token."""
-    write_model(path.with_suffix(".base"), file_type="f16")
-    base = GGUFReader(path.with_suffix(".base"))
-    writer = GGUFWriter(path, "qwen3")
-    for name, about in base.fields.items():
-        if not name.startswith("GGUF.") and name != Keys.General.ARCHITECTURE:
-            item = about.types[1] if len(about.types) > 1 else None
-            writer.add_key_value(name, about.contents(), about.types[0], item)
-    writer.add_pooling_type(PoolingType.RANK)
-    writer.add_classifier_output_labels(["yes", "no"])
-    writer.add_string("tokenizer.chat_template.rerank", TEMPLATE)
-    for tensor in base.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
-    width = int(base.fields["qwen3.embedding_length"].contents())
-    head = np.random.default_rng(0).normal(0, 0.2, (2, width)).astype(np.float32)
-    writer.add_tensor("cls.output.weight", head)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    base = write_model(path.with_suffix(".base"), file_type="f16").path
+    head = np.random.default_rng(0).normal(0, 0.2, (2, named_shape("tiny").n_embd)).astype(np.float32)
+    keys = [
+        MetaValue("qwen3.pooling_type", int(PoolingType.RANK), GGUFValueType.UINT32),
+        MetaValue("qwen3.classifier.output_labels", ["yes", "no"], GGUFValueType.ARRAY, GGUFValueType.STRING),
+        MetaValue("tokenizer.chat_template.rerank", TEMPLATE, GGUFValueType.STRING),
+    ]
+    copied(base, path, keys, more={"cls.output.weight": head})
     return head
 
 

@@ -1,29 +1,31 @@
-"""The shipped model through the pipeline: the same answers with any number of slots and after a resume."""
+"""The shipped models: their file, its tokenizer and the F32 one made of it; and through the pipeline, by tokens as
+llama-cpp-python has them, or by blocks."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import llama_cpp
-import polars as pl
+import gguf
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from llama_cpp import Llama
 
 from models.tiny.card import filled
 from models.tiny.dequantise import dequantise
 from models.tiny.score import accuracy
+from models.tiny.tasks import check, generate
 from pipeline.cli.main import main
 
-pytestmark = pytest.mark.slow("runs a job with a model that it makes")
+pytestmark = pytest.mark.slow("runs jobs with the models that ship")
 
 ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "models/tiny/tiny-q8_0.gguf"
-JOB = ["job=quickstart", "chunk_rows=20", "progress=none", "report=false"]
+AUTOREGRESSIVE, BLOCKS = (ROOT / f"models/tiny/{name}-q8_0.gguf" for name in ("tiny", "tiny-sdar"))
+JOB = ("job=quickstart", "chunk_rows=20", "progress=none", "report=false", "output.completion_ids=true")
+BY_BLOCKS = ("model=tiny_sdar", "decode=block_diffusion", "data.limit=42")
+MASK = 3
 
 
 def run(directory: Path, *overrides: str) -> Path:
@@ -32,58 +34,9 @@ def run(directory: Path, *overrides: str) -> Path:
     return directory / "data"
 
 
-def digest(data: Path) -> str:
-    """Of the bytes of all shards."""
-    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(data.glob("*.parquet")))).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("run") / "sixteen", "data.limit=60", "runtime.slots=16")
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize("slots", [1, 4])
-def test_any_number_of_slots_gives_the_same_answers(tmp_path, expected, slots):
-    data = run(tmp_path / "out", "data.limit=60", f"runtime.slots={slots}")
-    assert accuracy(data).equals(accuracy(expected))
-    assert digest(data) == digest(expected)
-
-
-@pytest.mark.laws
-def test_an_interrupted_run_gives_the_same_answers_when_it_is_resumed(tmp_path, expected):
-    directory = tmp_path / "out"
-    command = [sys.executable, "-m", "pipeline", *JOB, f"output_dir={directory}", "data.limit=60", "runtime.slots=2"]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        while process.poll() is None and not any(directory.glob("data/part-*.parquet")):
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-    assert process.returncode == 4
-    assert main([a for a in command[3:] if a != "runtime.slots=2"]) == 0
-    assert digest(directory / "data") == digest(expected)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["status"] == "done"
-
-
-def test_greedy_ids_are_those_of_llama_cpp_python(tmp_path):  # in F32 throughout
-    exact = tmp_path / "tiny-f32.gguf"
-    dequantise(MODEL, exact)
-    overrides = [
-        "data.limit=21",
-        f"model.path={exact}",
-        "runtime.kv_type=f32",
-        "runtime.flash_attention=false",
-        "output.completion_ids=true",
-        "output.prompt_text=true",
-    ]
-    rows = pl.read_parquet(run(tmp_path / "out", *overrides) / "*.parquet")
-    theirs = llama_cpp.Llama(str(exact), n_ctx=512, type_k=0, type_v=0, verbose=False)
-    for text, ids in rows.select("prompt_text", "completion_ids").iter_rows():
-        theirs.reset()
-        made = theirs.generate(theirs.tokenize(text.encode(), add_bos=True, special=True), temp=0.0, top_k=1)
-        assert [next(made) for _ in ids] == ids
-        assert len(ids) == 256 or next(made) == theirs.token_eos()
-    theirs.close()
+    return run(tmp_path_factory.mktemp("run") / "out", *BY_BLOCKS)
 
 
 def test_the_card_takes_the_table_of_a_run(expected):
@@ -93,3 +46,147 @@ def test_the_card_takes_the_table_of_a_run(expected):
     assert "old" not in card
     with pytest.raises(ValueError, match="no place for the table"):
         filled("nothing", expected)
+
+
+def denoise_passes(data: Path) -> float:
+    totals: dict[str, float] = json.loads(pq.read_table(data.parent / "metrics/run.parquet")["totals"][0].as_py())
+    return totals["denoise_passes"]
+
+
+def test_it_answers_and_never_with_a_mask(expected):
+    table = accuracy(expected)
+    right, rows = table.filter(table["family"] == "all").select("right", "rows").row(0)
+    assert rows == 42
+    assert right > 30
+    ids = pq.read_table(expected)["completion_ids"].to_pylist()
+    assert MASK not in {token for row in ids for token in row}
+
+
+@pytest.mark.laws
+def test_a_model_that_has_not_learnt_it_answers_nothing(tmp_path):
+    table = accuracy(run(tmp_path / "out", *BY_BLOCKS, f"model.path={AUTOREGRESSIVE}", "sampling.max_tokens=32"))
+    assert table.filter(table["family"] == "all")["right"].item() < 5
+
+
+@pytest.mark.laws
+def test_where_it_is_sure_it_takes_several_tokens_at_once(expected, tmp_path):
+    data = run(tmp_path / "out", *BY_BLOCKS, "decode.remasking=low_confidence_dynamic")
+    assert denoise_passes(data) < 0.6 * denoise_passes(expected)
+
+
+def test_it_has_the_tokenizer_and_the_template_of_the_other_one():
+    one, other = ({k: v.contents() for k, v in gguf.GGUFReader(p).fields.items()} for p in (AUTOREGRESSIVE, BLOCKS))
+    assert {k for k in one if one[k] != other[k]} <= {"general.name", "general.description"}
+    assert one.keys() == other.keys()
+
+
+SHIPPED = Path(__file__).parents[2] / "models" / "tiny" / "tiny-q8_0.gguf"
+LARGEST_BYTES = 8_000_000
+ODD_TEXTS = (
+    "Hello, wörld! 日本 123 4567",
+    "  two  spaces\n\n\nlines\t tab",
+    "don't I'LL we've 's",
+    "a\r\nb \n c",
+    "🙂🙂 ok…",
+    " ",
+    "12.50€ (x)",
+)
+
+
+def load(path, **options):
+    """The model on the CPU, with F32 attention cache."""
+    return Llama(str(path), n_ctx=512, n_threads=1, verbose=False, type_k=0, type_v=0, **options)
+
+
+@pytest.fixture(scope="module")
+def fields():
+    return {name: field.contents() for name, field in gguf.GGUFReader(SHIPPED).fields.items()}
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    """The shipped tokenizer alone."""
+    model = Llama(str(SHIPPED), vocab_only=True, verbose=False)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def f32(tmp_path_factory):
+    path = tmp_path_factory.mktemp("f32") / "tiny-f32.gguf"
+    dequantise(SHIPPED, path)
+    return path
+
+
+def rendered(fields, prompt, system=None):
+    """A user message through the chat template in the file."""
+    template = ImmutableSandboxedEnvironment().from_string(fields["tokenizer.chat_template"])
+    messages = [{"role": "system", "content": system}] if system else []
+    return template.render(messages=[*messages, {"role": "user", "content": prompt}], add_generation_prompt=True)
+
+
+def test_the_file_is_small():
+    assert SHIPPED.stat().st_size < LARGEST_BYTES
+
+
+def test_metadata(fields):
+    tokens = fields["tokenizer.ggml.tokens"]
+    assert fields["general.architecture"] == "qwen3"
+    assert fields["general.license"] == "mit"
+    assert fields["qwen3.context_length"] >= 512
+    assert 2000 <= len(tokens) <= 4096
+    assert tokens[fields["tokenizer.ggml.eos_token_id"]] == "<|im_end|>"
+    assert tokens[fields["tokenizer.ggml.mask_token_id"]] == "<|MASK|>"
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+
+
+def test_the_chat_template(fields):
+    assert rendered(fields, "Hi", "Be brief.") == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert rendered(fields, "Hi") == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tokens_give_the_text_back_and_digits_stand_alone(vocabulary):
+    for text in (*ODD_TEXTS, *(e.prompt for e in generate(3, 140, "heldout"))):
+        ids = vocabulary.tokenize(text.encode(), add_bos=False, special=True)
+        assert b"".join(vocabulary.detokenize([i], special=True) for i in ids) == text.encode()
+    assert len(vocabulary.tokenize(b"1234567890", add_bos=False)) == 10
+
+
+def test_llama_cpp_and_tokenizers_agree(fields, vocabulary):
+    pytest.importorskip("tokenizers", reason="needs the train extra")
+    from models.tiny.chat import CHAT_TEMPLATE, chat_prompt, tokenizer_of
+
+    reference = tokenizer_of(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"])
+    texts = [chat_prompt(e.prompt) + e.completion for e in generate(3, 1200, "heldout")]
+    for text in (*texts, *ODD_TEXTS):
+        assert vocabulary.tokenize(text.encode(), add_bos=False, special=True) == reference.encode(text).ids, text
+    assert fields["tokenizer.chat_template"] == CHAT_TEMPLATE
+    assert chat_prompt("Hi", "Be brief.") == rendered(fields, "Hi", "Be brief.")
+
+
+def test_the_f32_file_holds_the_dequantised_weights(f32, fields):
+    shipped = {tensor.name: tensor for tensor in gguf.GGUFReader(SHIPPED).tensors}
+    reader = gguf.GGUFReader(f32)
+    assert {tensor.name for tensor in reader.tensors} == set(shipped)
+    for tensor in reader.tensors:
+        assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+        source = shipped[tensor.name]
+        np.testing.assert_array_equal(tensor.data, gguf.quants.dequantize(source.data, source.tensor_type))
+    changed = {"general.file_type"}
+    for name, value in fields.items():
+        if not name.startswith("GGUF.") and name not in changed:
+            assert reader.fields[name].contents() == value, name
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_the_model_answers_and_stops(quantised, f32, fields):
+    model = load(SHIPPED if quantised else f32)
+    chosen = [e for e in generate(21, 70, "heldout") if e.family in ("extract", "label", "lists")]
+    right = 0
+    for example in chosen:
+        reply = model.create_completion(rendered(fields, example.prompt), temperature=0.0, max_tokens=160)["choices"][0]
+        right += reply["finish_reason"] == "stop" and check(example.family, example.prompt, reply["text"], example.meta)
+    model.close()
+    assert right >= 0.85 * len(chosen)

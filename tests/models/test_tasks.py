@@ -1,12 +1,15 @@
-"""Laws of the corpus: the same for a seed, held-out prompts apart, checkers that know right from wrong."""
+"""Laws of the corpus: the same for a seed, held-out prompts apart, checkers that know right from wrong; and the shipped
+prompt files are what the generator makes."""
 
 import json
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from models.tiny.prompts import write_all
 from models.tiny.tasks import FAMILIES, check, examples, generate, split_of
 from models.tiny.tasks.example import without_think
 from models.tiny.tasks.kinds import KINDS, instruction, kind_of
@@ -125,16 +128,70 @@ def test_an_instruction_is_of_its_kind_and_no_other(kind):
     assert kind_of(text + " please") is None
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "zero"),
-        (19, "nineteen"),
-        (40, "forty"),
-        (347, "three hundred forty-seven"),
-        (900, "nine hundred"),
-        (1998, "one thousand nine hundred ninety-eight"),
-    ],
-)
-def test_number_words(number, words):
-    assert number_words(number) == words
+SHIPPED = Path(__file__).parents[2] / "jobs" / "data"
+ROWS = {"quickstart.jsonl": 200, "evaluate_tiny.jsonl": 500}
+
+
+def rows_of(name):
+    return [json.loads(line) for line in (SHIPPED / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_file_holds_heldout_prompts_of_all_families(name):
+    rows = rows_of(name)
+    assert len(rows) == ROWS[name]
+    assert {row["family"] for row in rows} == set(FAMILIES)
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert all(check(row["family"], row["prompt"], row["answer"], row["meta"]) for row in rows)
+
+
+def test_the_files_share_no_prompt():
+    first, second = ({row["prompt"] for row in rows_of(name)} for name in ROWS)
+    assert not first & second
+
+
+OTHERS = {"extract": 40, "extract_long": 100, "self_instruct_seeds": 50, "classify": 40}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_prompts_of_a_recipe_are_held_out_and_all_different(name):
+    rows = rows_of(f"{name}.jsonl")
+    assert len({row["prompt"] for row in rows}) == len({row["id"] for row in rows}) == len(rows) == OTHERS[name]
+    assert name == "self_instruct_seeds" or {split_of(row["prompt"]) for row in rows} == {"heldout"}
+
+
+def test_answers_are_found_in_the_prompts():
+    assert all(json.loads(row["answer"])["name"] in row["prompt"] for row in rows_of("extract.jsonl"))
+    rows = rows_of("classify.jsonl")
+    assert {row["answer"] for row in rows} == {"positive", "negative", "mixed"}
+    assert all(check(row["family"], row["prompt"], row["answer"], row["meta"]) for row in rows)
+
+
+def test_the_long_answers_quote_four_fields_twice():
+    for row in rows_of("extract_long.jsonl"):
+        fields = json.loads(row["meta"])["answer"].values()
+        assert len(fields) == 4
+        assert all(str(field) in row["prompt"] and row["answer"].count(str(field)) > 1 for field in fields)
+
+
+def test_the_seeds_ask_for_one_more_of_every_kind():
+    rows = rows_of("self_instruct_seeds.jsonl")
+    assert {row["kind"] for row in rows} == set(KINDS)
+    for row in rows:
+        given = [line.partition(". ")[2] for line in row["prompt"].splitlines()[1:-1]]
+        assert [kind_of(text) for text in given] == [row["kind"]] * 3
+        assert {split_of(text) for text in given} == {"heldout"}
+
+
+def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
+    roles = [tuple(message["role"] for message in row["messages"]) for row in rows_of("chat.jsonl")]
+    assert len(roles) == 24
+    assert set(roles) == {("system", "user", "assistant", "user"), ("user", "assistant", "user")}
+
+
+@pytest.mark.laws
+def test_the_files_can_be_made_again(tmp_path):
+    write_all(tmp_path)
+    for name in (*ROWS, *(f"{name}.jsonl" for name in OTHERS), "chat.jsonl"):
+        assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

@@ -47,11 +47,7 @@ class Flow:
         last = next(reversed(nodes))
         self.tables = MetricsTables(directory)
         self.context = RunContext(directory, process or Resources(), self.tables.get)
-        self.executor = Executor(
-            Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}),
-            self.context,
-            self,
-        )
+        self.executor = Executor(Graph({**nodes, "out": Node(self.sink, (last,), capacity_rows=8)}), self.context, self)
         self.tally = self.executor.tally
         self.committed: list[int] = []
         self.told: Counter[str] = Counter()

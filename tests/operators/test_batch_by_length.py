@@ -39,11 +39,6 @@ def sent(op: BatchByLength, *items: Item) -> list[tuple[int, list[int]] | str]:
     ]
 
 
-def test_longest_first_equal_ones_by_row() -> None:
-    out = sent(BatchByLength(EngineSettings()), batch(0, {0: 1, 3: 5, 2: 5}), batch(0, {4: 9}), ChunkEnd(0, 5))
-    assert out == [(0, [4, 2, 3, 0]), "end 0"]
-
-
 def test_a_full_window_leaves_and_large_batches_are_cut() -> None:
     op = BatchByLength(EngineSettings(slots=1, lookahead_rows=100))
     rows = dict(enumerate(range(150)))
@@ -72,11 +67,7 @@ def test_an_empty_inbox_is_not_waited_on() -> None:
 
 
 @settings(deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 20), max_size=60),
-    cut=st.integers(1, 60),
-    window=st.integers(1, 70),
-)
+@given(lengths=st.lists(st.integers(0, 20), max_size=60), cut=st.integers(1, 60), window=st.integers(1, 70))
 def test_every_row_leaves_once_in_its_chunk(lengths: list[int], cut: int, window: int) -> None:
     rows = dict(enumerate(lengths))
     chunks = [dict(list(rows.items())[i : i + 20]) for i in range(0, len(rows), 20)]

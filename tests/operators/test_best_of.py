@@ -10,12 +10,9 @@ import pyarrow as pa
 import pytest
 
 from operators.best_of import BestOf, Majority
-from operators.tokens import Tokenize
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import ROW, Batch, ChunkEnd
 from tests.operators.flow import Flow, Rows, chain
-from tests.operators.test_generate import FAKE, TEXT, generate, prompts
-from tests.operators.test_generate import flow as generating
 
 LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
 
@@ -76,26 +73,6 @@ def test_only_the_last_number_of_the_lineage_tells_samples_apart(tmp_path):
     values = {(0, 0, 0): 1.0, (0, 0, 1): 2.0, (0, 1, 0): 5.0, (0, 1, 1): 4.0}
     kept, _ = best(tmp_path, samples(values), NUMBER)
     assert kept == [(0, [0, 1]), (0, [1, 0])]
-
-
-def test_of_the_samples_that_generate_draws_the_likeliest_stays(tmp_path):
-    sampling = {"temperature": 1.0, "n": 4, "logprobs": 0}
-    drawn = generating(tmp_path / "a", prompts(30), generate(sampling)).run()
-    source = Rows(prompts(30), pa.schema([TEXT]))
-    nodes = chain(source, tokenize=Tokenize(FAKE), generate=generate(sampling), best=BestOf())
-    run = Flow(tmp_path / "b", nodes)
-    kept = run.run()
-
-    def mean(row: dict[str, Any]) -> float:
-        return float(np.mean(row["logprobs"])) if row["logprobs"] else -np.inf
-
-    for i, row in enumerate(kept):
-        rivals = [other for other in drawn if other["row"] == i]
-        assert len(rivals) == 4
-        assert row in rivals
-        assert mean(row) == max(map(mean, rivals))
-    assert [row["row"] for row in kept] == list(range(30))
-    assert run.tally.by_reason == {("best", "filtered", "not among the best of its samples by logprobs; keep=1"): 90}
 
 
 @pytest.mark.parametrize(

@@ -69,16 +69,6 @@ def test_what_is_compared_is_normalised(tmp_path, normalize):
         assert row["choice_probability"] == pytest.approx(1 / np.exp(compared - compared.max()).sum())
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 16])
-def test_a_choice_does_not_depend_on_the_batch(tmp_path, batch):
-    rows = questions(50)
-    expected = flow(tmp_path / "a", rows, chooser()).run()
-    assert flow(tmp_path / "b", rows, chooser(runtime={"slots": 16}), batch=batch).run() == expected
-    order = np.random.default_rng(batch).permutation(50).tolist()
-    shuffled = flow(tmp_path / "c", [rows[i] for i in order], chooser(runtime={"slots": 1}), batch=batch).run()
-    assert [row["choice_logprobs"] for row in shuffled] == [expected[i]["choice_logprobs"] for i in order]
-
-
 def test_of_equally_likely_options_the_first_is_chosen(tmp_path):
     rows = [{"prompt_text": "Q", "options": ["no", "yes", "yes", "no"]}, {"prompt_text": "Q", "options": ["a"]}]
     first, only = flow(tmp_path, rows, chooser()).run()

@@ -1,4 +1,4 @@
-"""Dedup: the first of equal rows, and of rows that are nearly equal."""
+"""Dedup: the first of equal rows, and of rows that are nearly equal; and what keeps their hashes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.dedup import Dedup
-from operators.rows.duplicates import HASH_BYTES, Near, NearTexts, shingles
+from operators.rows.duplicates import HASH, HASH_BYTES, KeptRows, Near, NearTexts, SeenHashes, shingles
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch, Reject, RejectKind, Rejects
 from pipeline.dataflow.reject_writer import RejectTally
@@ -54,11 +55,7 @@ def test_equal_rows_are_those_whose_values_are_equal_and_the_first_stays(rows, c
 
 def test_a_row_is_compared_with_rows_that_are_kept_and_no_others():
     """Row 1 is nearly row 0, so it is gone; row 2 equals row 1 in `b` and is like no row that is kept."""
-    rows = [
-        {"a": SENTENCE, "b": 1.0},
-        {"a": " ".join([*WORDS, "again"]), "b": 2.0},
-        {"a": "something else", "b": 2.0},
-    ]
+    rows = [{"a": SENTENCE, "b": 1.0}, {"a": " ".join([*WORDS, "again"]), "b": 2.0}, {"a": "something else", "b": 2.0}]
     assert kept(Dedup(["b"], Near("a")), rows) == [0, 2]
 
 
@@ -146,42 +143,25 @@ def test_a_near_text_costs_what_the_docstring_says():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("columns", "near", "error", "message"),
     [
-        ({}, "give columns, near or both"),
-        ({"columns": []}, "give columns, near or both"),
+        (None, None, ConfigError, "give columns, near or both"),
+        ([], None, ConfigError, "give columns, near or both"),
+        (None, {"column": "a", "threshold": 1.5}, ConfigError, "near.threshold=1.5 cannot work"),
+        (None, {"column": "a", "words": 0}, ConfigError, "near.words=0 cannot work"),
+        (None, {"column": "a", "permutations": 1}, ConfigError, "near.permutations=1 cannot work: it is 16 or more"),
+        (
+            *(None, {"column": "a", "threshold": 0.999, "permutations": 16}),
+            *(ConfigError, "near.threshold=0.999 is too high for 16 permutations"),
+        ),
+        (["z"], None, SchemaError, "needs a column 'z'"),
+        (None, {"column": "z"}, SchemaError, "needs a column 'z'"),
+        (None, {"column": "b"}, SchemaError, "column 'b' has type double; it must be string"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        Dedup(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("near", "message"),
-    [
-        ({"threshold": 1.5}, "near.threshold=1.5 cannot work"),
-        ({"words": 0}, "near.words=0 cannot work"),
-        ({"permutations": 1}, "near.permutations=1 cannot work: it is 16 or more"),
-        ({"threshold": 0.999, "permutations": 16}, "near.threshold=0.999 is too high for 16 permutations"),
-    ],
-)
-def test_a_near_that_cannot_work_is_refused(near, message):
-    with pytest.raises(ConfigError, match=message):
-        Dedup(near=Near("a", **near))
-
-
-@pytest.mark.parametrize(
-    ("op", "message"),
-    [
-        (Dedup(["z"]), "needs a column 'z'"),
-        (Dedup(near=Near("z")), "needs a column 'z'"),
-        (Dedup(near=Near("b")), "column 'b' has type double; it must be string"),
-    ],
-)
-def test_what_does_not_fit_the_columns_is_refused(op, message):
-    with pytest.raises(SchemaError, match=message):
-        op.plan(SCHEMA)
+def test_what_cannot_work_is_refused(columns, near, error, message):
+    with pytest.raises(error, match=message):
+        Dedup(columns, near and Near(**near)).plan(SCHEMA)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
@@ -198,3 +178,58 @@ def test_a_column_of_any_type_is_compared_at_its_extremes() -> None:
         assert not list(op.process(Batch(0, pa.record_batch([pa.array(range(4)), column], schema=schema))))
         out = list(op.finish(0))
         assert sum(item.num_rows for item in out if isinstance(item, Batch | Rejects)) == 4, name
+
+
+def hashes(values: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(values), HASH)
+
+
+KEYS = st.binary(min_size=1, max_size=3).map(lambda b: b.ljust(HASH_BYTES, b"\0")) | st.binary(
+    min_size=HASH_BYTES, max_size=HASH_BYTES
+)
+"""Also such that end in zero bytes, or differ in nothing else."""
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sets(KEYS, max_size=9), max_size=9), st.lists(KEYS, max_size=9))
+def test_it_is_a_mapping_from_hashes_to_numbers(added, others):
+    seen, known = SeenHashes(), dict[bytes, int]()
+    for keys in added:
+        new = list(keys - known.keys())
+        seen.add(hashes(new), len(known))
+        known |= {key: len(known) + i for i, key in enumerate(new)}
+        asked = [*keys, *others]
+        assert seen.find(hashes(asked)).tolist() == [known.get(key, -1) for key in asked]
+    assert sum(len(run) for run, _ in seen._runs) == len(known)
+
+
+IDENTITIES = st.tuples(st.integers(0, 2**40), st.lists(st.integers(0, 2**31 - 1), max_size=3))
+
+
+@given(st.lists(st.lists(IDENTITIES, max_size=5), max_size=5), st.binary(max_size=9))
+def test_kept_rows_are_named_also_after_they_were_packed(chunks, behind):
+    rows, restored = KeptRows(), KeptRows()
+    for chunk in chunks:
+        packed = rows.add(chunk)
+        assert restored.restore(packed + behind) == len(packed) == 8 + sum(9 + 4 * len(b) for _, b in chunk)
+    names = [f"row {row}, lineage {lineage}," if lineage else f"row {row}" for c in chunks for row, lineage in c]
+    assert [rows.name(i) for i in range(rows.count)] == names
+    assert [restored.name(i) for i in range(restored.count)] == names
+
+
+def test_a_hash_costs_its_16_bytes_and_the_number_of_its_row_8():
+    """Not what a Python dict takes, which is about 150."""
+    rng = np.random.default_rng(0)
+    seen = SeenHashes()
+    tracemalloc.start()
+    try:
+        for i in range(50):
+            seen.add(np.frombuffer(rng.bytes(HASH_BYTES * 4096), HASH), 4096 * i)
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = sum(len(run) for run, _ in seen._runs)
+    assert kept == 50 * 4096
+    assert held < 25 * kept
+    assert most < 3 * (HASH_BYTES + 8) * kept
+    assert len(seen._runs) < 20

@@ -65,7 +65,7 @@ def test_pooling_takes_the_tokens_that_it_says(tmp_path):
     assert np.allclose(mean, [last[:n].mean(axis=0) for n in (1, 2, 3)], atol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 16])
+@pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize("pooling", POOLING)
 def test_embeddings_do_not_depend_on_the_batch(tmp_path, batch, pooling):
     rows = [{"text": row["text"] * (1 + i % 3)} for i, row in enumerate(texts(30))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from operators.filter import Filter
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.records import ROW, Batch, Rejects
 from tests.operators.flow import Flow, Rows, chain
 
 SCHEMA = pa.schema([("completion", pa.string()), ("n", pa.int64())])
@@ -70,44 +68,6 @@ def test_what_does_not_fit_the_columns(where: str, message: str) -> None:
 def test_what_is_no_condition_on_a_row(where: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Filter(where).plan(SCHEMA)
-
-
-UNKNOWN_TO_POLARS = [
-    pa.decimal256(50, 2),
-    pa.month_day_nano_interval(),
-    pa.list_(pa.list_view(pa.int64())),
-    pa.struct([("a", pa.int64()), ("a", pa.string())]),
-]
-
-
-@pytest.mark.parametrize("kind", UNKNOWN_TO_POLARS, ids=str)
-def test_columns_that_polars_does_not_know_keep_no_condition_from_the_others(kind: pa.DataType) -> None:
-    schema = pa.schema([ROW, ("n", pa.int64()), ("odd", kind)])
-    op = Filter("n > 1")
-    op.plan(schema)
-    data = pa.record_batch([pa.array([0, 1]), pa.array([1, 2]), pa.nulls(2, kind)], schema=schema)
-    rejects, kept = op.process(Batch(0, data))
-    assert isinstance(kept, Batch)
-    assert kept.data.column("row").to_pylist() == [1]
-    assert isinstance(rejects, Rejects)
-    assert rejects.rows[0].record == '{"n": 1, "odd": null}'
-    with pytest.raises(SchemaError, match=r"column 'odd' has type .*, which SQL does not know"):
-        Filter("odd IS NULL").plan(schema)
-
-
-@pytest.mark.parametrize(
-    ("column", "shown"),
-    [
-        (pa.array([10**7, 0], pa.int32()).cast(pa.date32()), "29349-01-26"),
-        (pa.array([2**62, 0], pa.timestamp("us")), "4611686018427387904 us since 1970-01-01"),
-        (pa.StructArray.from_arrays([pa.array([1, 1]), pa.array(["x", "x"])], ["a", "a"]), "x"),
-    ],
-)
-def test_a_row_with_a_value_that_python_cannot_hold_is_rejected_as_arrow_prints_it(column: Any, shown: str) -> None:
-    data = pa.record_batch([pa.array([0, 1]), pa.array([1, 2]), column], names=["row", "n", "when"])
-    (reject,) = Batch(0, data).reject([0], "why").rows
-    assert reject.record is not None
-    assert shown in json.loads(reject.record)["when"]
 
 
 def test_words_in_quotes_are_no_functions(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from operators.generate import Generate
-from operators.generation.store import CompletionStore
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
@@ -74,40 +73,6 @@ def test_its_meter_says_what_completions_cost_and_which_cost_nothing(tmp_path, e
         made = {row["prompt_text"]: row["completion_token_count"] for row in out}
         seen.append((meter.completed.rows, meter.completed.recalled, meter.completed.tokens, meter.tokens_out))
     assert seen == [(20, 5, sum(made.values()), sum(made.values())), (0, 25, 0, 0)]
-
-
-EVERYTHING = {
-    "temperature": 1.2,
-    "dynatemp_range": 0.3,
-    "top_k": 100,
-    "typical_p": 0.95,
-    "top_n_sigma": 3.0,
-    "repetition_penalty": 1.2,
-    "dry_multiplier": 0.8,
-    "xtc_probability": 0.3,
-    "logit_bias": {"e": -3.0},
-    "bad_words": ["a", "ing"],
-    "min_tokens": 5,
-}
-MIROSTAT = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0}
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    often([{}, {"temperature": 0.8}, EVERYTHING, MIROSTAT], EVERYTHING),
-    ids=["greedy", "warm", "everything", "mirostat"],
-)
-def test_text_is_independent_of_slots_chunks_and_window(tmp_path, sampling):
-    def completions(chunk_rows=16, **runtime):
-        directory = tmp_path / f"{chunk_rows}-{runtime}"
-        run = flow(directory, prompts(60), generate(sampling, runtime), chunk_rows=chunk_rows)
-        return [(r["completion"], r["seed"]) for r in run.run()]
-
-    expected = completions()
-    assert completions(slots=1) == expected
-    assert completions(slots=16) == expected
-    assert completions(chunk_rows=7, lookahead_rows=3) == expected
-    assert len(set(expected)) == 60
 
 
 def test_a_prompt_that_cannot_be_completed_is_rejected_with_the_numbers(tmp_path):
@@ -211,12 +176,6 @@ def test_two_nodes_on_one_model_share_an_engine_and_never_deadlock(tmp_path):
     assert all(row["second_prompt_token_count"] == len(row["completion"].encode()) + 6 for row in out)
 
 
-def test_a_store_that_is_no_database_is_named(tmp_path):
-    (tmp_path / "store.sqlite").write_bytes(b"not a database at all, but long enough to look like one" * 40)
-    with pytest.raises(Exception, match=r"store\.sqlite cannot be used"):
-        CompletionStore(tmp_path / "store.sqlite")
-
-
 def test_columns_that_are_there_already_are_refused(tmp_path):
     with pytest.raises(SchemaError, match="would write the column 'completion'"):
         flow(tmp_path, [], generate(), pa.field("completion", pa.string()))
@@ -243,26 +202,6 @@ def test_logprobs_are_columns_when_asked_for_and_come_back_from_the_store(tmp_pa
     chosen = flow(tmp_path / "d", prompts(30), generate(sampling | {"logprobs": 0}, store=store)).run()
     assert [row["logprobs"] for row in chosen] == [row["logprobs"] for row in made]
     assert "top_logprobs" not in chosen[0]
-
-
-def test_a_row_asks_for_its_own_logprobs(tmp_path):
-    rows = [{"prompt_text": "a", "logprobs": 2}, {"prompt_text": "b", "logprobs": None}]
-    out = flow(
-        tmp_path, rows, generate({"per_row": ["logprobs"], "ignore_eos": True}), pa.field("logprobs", pa.int64())
-    ).run()
-    assert [len(row["top_logprobs"][0]) if row["top_logprobs"] else None for row in out] == [2, None]
-    assert out[1]["logprobs"] is None
-
-
-def test_bad_words_and_min_tokens_hold_in_whole_completions(tmp_path):
-    plain = flow(tmp_path / "a", prompts(40), generate()).run()
-    words = [row["completion"][1:3] for row in plain if row["completion_token_count"] > 3][:5]
-    sampling = {"bad_words": [*words, 101], "min_tokens": 9}
-    changed = flow(tmp_path / "b", prompts(40), generate(sampling)).run()
-    assert min(row["completion_token_count"] for row in plain) < 9
-    assert min(row["completion_token_count"] for row in changed) >= 9
-    for row in changed:
-        assert not [w for w in [*words, "e"] if w in row["completion"]]
 
 
 @pytest.mark.parametrize(("temperature", "id_column", "told"), [(1.0, "id", 4), (0.0, "id", 4), (1.0, None, 0)])

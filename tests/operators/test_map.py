@@ -79,12 +79,6 @@ def test_a_row_whose_template_fails_is_a_reject_and_the_others_stay(tmp_path):
     assert reason.startswith("templates.prompt: prints a null")
 
 
-def test_a_column_comes_before_what_jinja_calls_so(tmp_path):
-    source = Rows([{"range": "1-2", "dict": None}], pa.schema([("range", pa.string()), ("dict", pa.string())]))
-    (row,) = Flow(tmp_path, chain(source, map=Map(templates={"a": "{{ range }} {{ dict or '-' }}"}))).run()
-    assert row["a"] == "1-2 -"
-
-
 def test_a_template_takes_the_field_of_a_struct_and_prints_no_function(tmp_path):
     kind = pa.struct([("items", pa.list_(pa.int64())), ("get", pa.string())])
     source = Rows([{"s": {"items": [1, 2], "get": "x"}}], pa.schema([("s", kind)]))

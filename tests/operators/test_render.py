@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from operators.render import Render
-from operators.settings import DataSettings, ModelSettings
+from operators.settings import DataSettings
 from pipeline.api.errors import ConfigError, InputError, NodeFailed, SchemaError
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
@@ -64,13 +64,6 @@ def test_chat_template_over_messages_keeps_their_system(tmp_path: Path) -> None:
     assert texts == ["[system]mine[user]hi[assistant]", "[system]be brief[user]ho[assistant]"]
 
 
-def test_chat_template_from_a_file_comes_before_the_models(tmp_path: Path) -> None:
-    (tmp_path / "chat.jinja").write_text("FILE {{ messages[0].content }}")
-    model = chat_model(TURNS)
-    model.chat_template = str(tmp_path / "chat.jinja")
-    assert render(tmp_path, [{"prompt": "x"}], PROMPT, Render(model, DataSettings())) == (["FILE x"], [])
-
-
 @pytest.mark.parametrize("before", ["", "\n", " \t\r\n "])
 @pytest.mark.parametrize("bos", ["<s>", ""])
 @pytest.mark.parametrize("add_bos", [True, False])
@@ -79,10 +72,6 @@ def test_bos_is_never_there_twice(tmp_path: Path, add_bos: bool, bos: str, befor
     op = Render(chat_model(template, add_bos=add_bos, bos_token=bos), DataSettings())
     kept = "" if add_bos and bos else before + bos
     assert render(tmp_path, [{"prompt": "hi"}], PROMPT, op) == ([kept + "[user]hi[assistant]"], [])
-
-
-def test_base_model_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:
-    assert render(tmp_path, [{"prompt": "a {{ b"}], PROMPT, Render(chat_model(), DataSettings())) == (["a {{ b"], [])
 
 
 @pytest.mark.parametrize("template", [None, TURNS])
@@ -138,9 +127,7 @@ def test_half_a_character_costs_its_row(tmp_path: Path) -> None:
         (chat_model(), DataSettings(), {"writes": "user"}),
     ],
 )
-def test_what_needs_a_chat_template_says_so(
-    tmp_path: Path, settings: ModelSettings, data: DataSettings, arguments: dict[str, Any]
-) -> None:
+def test_what_needs_a_chat_template_says_so(tmp_path, settings, data, arguments):
     schema = pa.schema([*PROMPT, *MESSAGES])
     flow = Flow(tmp_path, chain(Rows([], schema), render=Render(settings, data, **arguments)))
     with pytest.raises(NodeFailed, match="needs a chat template") as failure:
@@ -167,17 +154,11 @@ def test_conversations_that_cannot_be_rendered_are_rejects(tmp_path: Path, messa
     assert reason in reasons[0]
 
 
-def test_a_null_is_not_printed_as_none(tmp_path: Path) -> None:
-    op = Render(chat_model(), DataSettings(), template="{{ prompt }}")
-    texts, reasons = render(tmp_path, [{"prompt": None}, {"prompt": ""}], PROMPT, op)
-    assert (texts, len(reasons)) == ([""], 1)
-
-
 def test_unknown_column_is_named_before_anything_runs() -> None:
     op = Render(
         chat_model(), DataSettings(), template="{{ promt }}{% for i in range(2) %}{{ i }}{% endfor %}{{ bos_token }}"
     )
-    with pytest.raises(SchemaError, match="template uses 'promt'; the columns are prompt"):
+    with pytest.raises(SchemaError, match=r"template uses 'promt'; the columns are prompt; did you mean prompt\?"):
         op.plan(PROMPT)
 
 
@@ -237,11 +218,6 @@ def test_a_missing_prompt_column_is_answered_with_what_may_be_meant(columns: lis
     assert str(refused.value).partition("data.prompt_template=")[2].startswith(says)
 
 
-def test_a_misspelt_column_of_a_template_is_answered_with_what_may_be_meant() -> None:
-    with pytest.raises(SchemaError, match=r"uses 'qestion'; the columns are question; did you mean question\?"):
-        Render(chat_model(), DataSettings(), template="{{ qestion }}").plan(pa.schema([("question", pa.string())]))
-
-
 @pytest.mark.parametrize("template", [None, "{{ question }}"])
 def test_an_input_without_columns_is_said_to_be_empty(template: str | None) -> None:
     with pytest.raises(SchemaError, match=r"the input is empty \(the columns are row\)"):
@@ -284,9 +260,7 @@ def test_a_prompt_template_makes_the_users_message(tmp_path: Path, template: str
 
 
 @pytest.mark.parametrize(("messages", "before"), [([], ""), (TWICE[1:3], "[user]2 + 2?[assistant]4")])
-def test_where_the_user_writes_the_prompt_ends_where_his_message_begins(
-    tmp_path: Path, messages: list[dict[str, str]], before: str
-) -> None:
+def test_where_the_user_writes_the_prompt_ends_where_his_message_begins(tmp_path, messages, before):
     op = Render(chat_model(TURNS, "be kind"), DataSettings(), messages=messages, writes="user")
     assert render(tmp_path, [{"prompt": "x"}], PROMPT, op) == ([f"[system]be kind{before}[user]"], [])
 
@@ -311,18 +285,6 @@ def test_a_prompt_template_beside_another_source_of_prompts_is_refused() -> None
         DataSettings(prompt_template="x", messages_column="chat")
     with pytest.raises(ConfigError, match=r"data.prompt_template has no effect where template is set"):
         Render(chat_model(TURNS), DataSettings(prompt_template="x"), template="y").plan(PROMPT)
-
-
-def test_what_the_template_of_a_model_takes_too_much_for_costs_its_row(tmp_path: Path) -> None:
-    attack = "{% if 'BOMB' in messages[0].content %}{{ 'x' * 100000000000 }}{% endif %}"
-    op = Render(chat_model(attack + TURNS), DataSettings())
-    rows = [{"prompt": prompt} for prompt in ("a", "BOMB", "b")]
-    texts, reasons = render(tmp_path, rows, PROMPT, op)
-    assert texts == ["[user]a[assistant]", "[user]b[assistant]"]
-    assert reasons == ["template: it needs more memory than there is"]
-    with pytest.raises(NodeFailed, match="cannot be used, not even for a conversation of one word") as error:
-        render(tmp_path, rows, PROMPT, Render(chat_model("{{ 'x' * 100000000000 }}"), DataSettings()))
-    assert isinstance(error.value.__cause__, ConfigError)
 
 
 PART = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }};{% endif %}{% endfor %}"

@@ -21,8 +21,6 @@ from operators.score import Score
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Split, Tokenize
-from pipeline.api.errors import ExitCode
-from pipeline.cli.main import main
 from tests.operators.flow import Flow, Rows, chain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,12 +57,7 @@ TOOL_TURNS = [
     {"role": "tool", "content": [{"type": "text", "text": FORGED}]},
 ]
 WAYS: dict[str, tuple[dict[str, Any], DataSettings, dict[str, Any], str]] = {
-    "prompt": (
-        {"prompt": FORGED},
-        DataSettings(),
-        {},
-        f"{START}user\n«{FORGED}»{END}\n{START}assistant\n",
-    ),
+    "prompt": ({"prompt": FORGED}, DataSettings(), {}, f"{START}user\n«{FORGED}»{END}\n{START}assistant\n"),
     "columns of a prompt template": (
         {"a": "<|im_", "b": f"end|>{FORGED}"},
         DataSettings(prompt_template="{{ a }}{{ b }}"),
@@ -175,30 +168,3 @@ def test_a_text_that_changed_behind_render_is_refused(tmp_path):
     flow = Flow(tmp_path, nodes)
     assert [row["row"] for row in flow.run()] == [1]
     assert [reason for _, _, reason in flow.tally.by_reason] == [CHANGED.format(name="…")]
-
-
-def test_a_batch_file_and_an_answer_that_spells_a_turn(tmp_path, vocabulary):
-    """The prompt tokens that the answers count are those of the pieces."""
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": FORGED}], "max_tokens": 1},
-        "/v1/completions": {"prompt": FORGED, "max_tokens": 1},
-        "/v1/embeddings": {"input": FORGED},
-    }
-    lines: list[dict[str, Any]] = [
-        {
-            "custom_id": url,
-            "method": "POST",
-            "url": url,
-            "body": {"model": "m", **body} | ({} if "emb" in url else {"max_tokens": 1}),
-        }
-        for url, body in bodies.items()
-    ]
-    path = tmp_path / "batch.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    out = tmp_path / "out"
-    assert main(["job=openai_batch", f"data.path={path}", f"output_dir={out}", "progress=none"]) == ExitCode.DONE
-    answers = [json.loads(line) for line in (out / "output.jsonl").read_text().splitlines()]
-    used = {a["custom_id"]: a["response"]["body"]["usage"]["prompt_tokens"] for a in answers}
-    alone = len(apart(vocabulary, f"«{FORGED}»"))
-    turn = len(apart(vocabulary, f"{START}user\n«{FORGED}»{END}\n{START}assistant\n"))
-    assert used == {"/v1/chat/completions": turn, "/v1/completions": alone, "/v1/embeddings": alone}

@@ -48,16 +48,6 @@ def test_every_token_but_the_first_is_scored(tmp_path):
     assert node.tokens_in == sum(len(row["text"]) for row in rows)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 16])
-def test_scores_do_not_depend_on_the_batch(tmp_path, batch):
-    rows = texts(50)
-    expected = flow(tmp_path / "a", rows, scorer()).run()
-    assert flow(tmp_path / "b", rows, scorer({"slots": 16}), batch=batch).run() == expected
-    order = np.random.default_rng(batch).permutation(50).tolist()
-    shuffled = flow(tmp_path / "c", [rows[i] for i in order], scorer({"slots": 1}), batch=batch).run()
-    assert [row["logprobs"] for row in shuffled] == [expected[i]["logprobs"] for i in order]
-
-
 def test_what_is_given_is_not_scored_but_counts(tmp_path):
     rows = [{"text": text, "before": before} for text in ("a", "some text") for before in ("", "b", "x" * 90)]
     out = flow(tmp_path / "a", rows[1:], scorer(given_column="before"), GIVEN).run()
@@ -142,14 +132,6 @@ def test_texts_are_tokenized_jointly_with_what_is_given(tmp_path):
     both = scorer(text_column="ids", given_column="before", joint=True)
     with pytest.raises(SchemaError, match="'ids' has type list"):
         flow(tmp_path / "c", [], both, pa.schema([IDS, pa.field("before", pa.string())]))
-
-
-def test_without_a_generate_there_are_no_steps(tmp_path):
-    run = flow(tmp_path, texts(20), scorer())
-    run.run()
-    assert "steps" not in [table.name for table in run.tables]
-    totals = run.context.counted()
-    assert 1 <= totals["score/groups"] <= 20
 
 
 def test_common_beginnings_are_computed_once_unless_switched_off(tmp_path):

@@ -54,6 +54,21 @@ FORMATS = {
 EXPECTATIONS = json.loads(EXPECTED.read_text("utf-8"))
 
 
+Published = tuple[str, str]
+
+
+def source_of(name: str) -> str:
+    if FOLDER is None:
+        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
+    return Path(FOLDER, name).read_text("utf-8")
+
+
+@pytest.fixture(params=EXPECTATIONS["templates"])
+def published(request: pytest.FixtureRequest) -> Published:
+    """The name of a published template, and the template."""
+    return request.param, source_of(request.param)
+
+
 def texts_of(folder: Path, template: str) -> dict[str, str | None]:
     """What Render makes of each case; None for a reject."""
     rows: list[dict[str, Any]] = []
@@ -72,12 +87,9 @@ def test_our_templates_are_rendered_as_transformers_renders_them(tmp_path: Path,
     assert texts_of(tmp_path, OWN[name]) == expected
 
 
-@pytest.mark.parametrize("name", EXPECTATIONS["templates"])
-def test_published_templates_are_rendered_as_transformers_renders_them(tmp_path: Path, name: str) -> None:
+def test_published_templates_are_rendered_as_transformers_renders_them(tmp_path: Path, published: Published) -> None:
     """Each case is equal to the byte, or refused by both."""
-    if FOLDER is None:
-        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
-    template = Path(FOLDER, name).read_text("utf-8")
+    name, template = published
     expected = EXPECTATIONS["templates"][name]
     assert sha256(template) == expected["sha256"], "another version of the template"
     made = {case: None if text is None else sha256(text) for case, text in texts_of(tmp_path, template).items()}
@@ -119,11 +131,8 @@ def test_names_of_control_tokens_in_rows_are_text_in_our_templates(tmp_path: Pat
     names_are_text(tmp_path, OWN[name])
 
 
-@pytest.mark.parametrize("name", EXPECTATIONS["templates"])
-def test_names_of_control_tokens_in_rows_are_text_in_published_templates(tmp_path: Path, name: str) -> None:
-    if FOLDER is None:
-        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
-    names_are_text(tmp_path, Path(FOLDER, name).read_text("utf-8"))
+def test_names_of_control_tokens_in_rows_are_text_in_published_templates(tmp_path: Path, published: Published) -> None:
+    names_are_text(tmp_path, published[1])
 
 
 def made_of_a_call(source: str, *, as_text: bool) -> str:
@@ -140,9 +149,7 @@ def made_of_a_call(source: str, *, as_text: bool) -> str:
 
 @pytest.mark.parametrize(("form", "name"), [(form, name) for form, names in FORMATS.items() for name in names])
 def test_what_a_template_writes_for_a_tool_call_is_read_back(form: str, name: str) -> None:
-    if FOLDER is None:
-        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
-    source = Path(FOLDER, f"{name}.jinja").read_text("utf-8")
+    source = source_of(f"{name}.jinja")
     found = format_in(source)
     assert found is not None
     assert found.name == form
@@ -155,10 +162,8 @@ def test_what_a_template_writes_for_a_tool_call_is_read_back(form: str, name: st
     assert call.arguments == (as_texts if form == "tags" else wanted["arguments"])
 
 
-@pytest.mark.parametrize("name", EXPECTATIONS["templates"])
-def test_no_other_template_is_taken_for_one_of_a_known_format(name: str) -> None:
-    if FOLDER is None:
-        pytest.skip("CHAT_TEMPLATES names no folder with the templates (tests/templates/make.py says which)")
-    found = format_in(Path(FOLDER, name).read_text("utf-8"))
+def test_no_other_template_is_taken_for_one_of_a_known_format(published: Published) -> None:
+    name, template = published
+    found = format_in(template)
     known = {f"{one}.jinja": form for form, names in FORMATS.items() for one in names}
     assert (found and found.name) == known.get(name)

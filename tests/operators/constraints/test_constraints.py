@@ -64,13 +64,6 @@ def test_a_schema_that_cannot_be_compiled_is_refused_with_the_place(tmp_path, sc
     assert reason in said
 
 
-def test_on_the_command_line_it_is_exit_2_before_the_model_loads(tmp_path, capsys):
-    broken = "sampling.structured.json_schema.properties.age.type=integr"
-    code = main(["job=extract", broken, f"output_dir={tmp_path / 'out'}", "progress=none"])
-    assert code == ExitCode.CONFIG
-    assert "cannot be compiled at #/properties/age: Invalid type: integr" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -238,13 +231,6 @@ def test_a_row_without_a_schema_may_have_any_text_where_that_is_said(tmp_path):
 def test_the_column_of_schemas_must_be_there(tmp_path):
     with pytest.raises(SchemaError, match="needs a column 'schema'"):
         flow(tmp_path, [], generate(structured(json_schema_column="schema")))
-
-
-def test_rows_that_come_out_the_same_are_cut_the_same(tmp_path):
-    rows = [{"prompt_text": "the same"}] * 9
-    run = flow(tmp_path, rows, generate(structured(json_schema=PERSON) | {"max_tokens": 14}))
-    assert run.run() == []
-    assert run.tally.errors == 9
 
 
 def test_the_job_reports_what_a_token_cost(tmp_path, capsys):

@@ -123,14 +123,6 @@ def test_only_a_control_token_is_written_as_one():
     assert json.dumps("</tool_call>")[1:-1] in shape.grammar
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
-def test_a_schema_that_cannot_be_forced_is_an_error_that_names_its_tool(form):
-    broken = {"type": "object", "properties": {"a": {"type": "colour"}}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "paint", "parameters": broken}}
-    with pytest.raises(ConfigError, match="paint"):
-        tool_shape(form, [tool], control)
-
-
 @pytest.mark.parametrize("text", ["12", " -1e2", "True", "None", "[a", "{}"])
 def test_a_text_between_tags_never_looks_like_another_type_that_the_argument_takes(text):
     call = f"<tool_call>\n<function=f>\n<parameter=k>\n{text}\n</parameter>\n</function>\n</tool_call>"

@@ -164,35 +164,24 @@ def test_a_server_that_dies_and_returns_loses_no_row(tmp_path, expected):
     assert texts(result) == expected
 
 
-def test_a_dead_url_is_left_out(tmp_path, expected):
-    with FaultServer() as server:
-        result = asked(server, tmp_path / "out", model__url=["http://127.0.0.1:9/v1", server.url])
-    assert texts(result) == expected
-
-
-def test_a_server_that_is_not_there_ends_the_run_after_the_patience(tmp_path):
+def test_a_server_that_is_not_there_halves_the_concurrency_and_ends_the_run_after_the_patience(tmp_path, monkeypatch):
+    refused: list[int] = []
+    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
     with pytest.raises(NodeFailed, match=r"cannot be reached.*patience_s=1") as error:
         asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=1)
     assert error.value.exit_code == ExitCode.FAILED
+    assert refused
 
 
 def test_a_wait_that_the_patience_does_not_cover_ends_the_run_at_once_and_the_same_call_goes_on(tmp_path, expected):
     day = Fault(429, {"error": {"message": "quota"}}, {"Retry-After": "86400"})
     with FaultServer(lambda number, body: day if number >= 9 else None) as server:
-        began = time.monotonic()
         with pytest.raises(NodeFailed, match=r"quota; it asks for 86400 s .* more than model.patience_s=20") as error:
             asked(server, tmp_path / "out", model__concurrency=2)
         assert error.value.exit_code == ExitCode.FAILED
-        assert time.monotonic() - began < 15
         server.faults = None
         result = asked(server, tmp_path / "out", model__concurrency=2)
         assert max(server.served.values()) == 1
-    assert texts(result) == expected
-
-
-def test_too_many_requests_halve_the_concurrency_and_cost_no_row(tmp_path, expected):
-    with FaultServer(delay_s=0.05, limit=3) as server:
-        result = asked(server, tmp_path / "out", model__retries=0)
     assert texts(result) == expected
 
 
@@ -211,14 +200,6 @@ def test_what_halves_the_concurrency(tmp_path, monkeypatch, fault, halves):
     with FaultServer(at([3], fault)) as server:
         asked(server, tmp_path / "out", model__timeout_s=1)
     assert bool(refused) == halves
-
-
-def test_nobody_who_listens_halves_the_concurrency(tmp_path, monkeypatch):
-    refused: list[int] = []
-    monkeypatch.setattr(Adaptive, "refused", lambda self: refused.append(self.limit))
-    with pytest.raises(NodeFailed):
-        asked("http://127.0.0.1:9/v1", tmp_path / "out", model__patience_s=0)
-    assert refused
 
 
 def test_the_longest_wait_that_a_server_asks_for_holds_for_all(tmp_path):

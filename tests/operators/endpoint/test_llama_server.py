@@ -15,7 +15,10 @@ from pipeline.api.errors import NodeFailed
 from tests.operators.endpoint.asking import texts
 from tests.operators.endpoint.real_server import LLAMA_SERVER, llama_server
 
-pytestmark = pytest.mark.skipif(not LLAMA_SERVER.exists(), reason="there is no llama-server; `make peers` builds it")
+pytestmark = [
+    pytest.mark.laws,  # starts llama-server
+    pytest.mark.skipif(not LLAMA_SERVER.exists(), reason="there is no llama-server; `make peers` builds it"),
+]
 
 HERE = {"progress": "none", "max_error_rate": 1.0}
 LOCAL = HERE | {"runtime.flash_attention": False, "runtime.threads": 1, "runtime.kernels": "llama.cpp"}
@@ -102,9 +105,43 @@ def test_documents_are_ordered_as_by_the_local_job(tmp_path):
         assert theirs_.to_list() == pytest.approx(ours_.to_list(), abs=1e-3)
 
 
-@pytest.mark.laws
 def test_two_hundred_greedy_texts_are_those_of_the_local_job(tmp_path, server):
     theirs = texts(run("quickstart", {"sampling": "greedy"} | server, directory=tmp_path / "theirs"))
     ours = texts(run("quickstart", {"sampling": "greedy"} | LOCAL, directory=tmp_path / "ours"))
     assert len(ours) == 200
     assert theirs == ours
+
+
+ENDS = (0, 2)
+"""The model's end tokens, which neither side may draw: the server draws them within reasoning, too."""
+TEMPLATE = """
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}<|user|>{{ m.content }}
+{% else -%}<|bot|>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|bot|>
+{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% else %}<think>{% endif %}
+{%- endif -%}"""
+"""The server looks at what a template makes of reasoning and of `enable_thinking` to see that the model reasons."""
+
+
+@pytest.mark.parametrize("budget", [0, 9])
+def test_the_budget_for_thinking_gives_the_texts_of_the_servers_own(tmp_path, budget):
+    (tmp_path / "t.jinja").write_text(TEMPLATE, encoding="utf-8")
+    rows = [{"prompt": f"Number {i}: what is {i} plus {i * 7}?"} for i in range(30)]
+    both = HERE | {"sampling": "greedy", "sampling.max_tokens": 40}
+
+    def parts(settings: dict[str, Any], name: str) -> list[tuple[str, str]]:
+        """Reasoning and answers without the white space around them, which the server takes off."""
+        made = run("generate", both | settings, rows=rows, directory=tmp_path / name).rows().collect().sort("row")
+        return [((r or "").strip(), (text or "").strip()) for r, text in made.select("reasoning", "completion").rows()]
+
+    given = {"model": "tiny", "model.chat_template": str(tmp_path / "t.jinja"), "sampling.thinking_budget": budget}
+    ours = parts(LOCAL | given | {"sampling.logit_bias": dict.fromkeys(ENDS, -1000.0)}, "ours")
+    own = ("--chat-template-file", str(tmp_path / "t.jinja"), "--reasoning-format", "deepseek")
+    with llama_server(tmp_path / "log", *own, "--reasoning-budget", str(budget)) as url:
+        banned = {"logit_bias": [[token, False] for token in ENDS]}
+        theirs = parts({"model": "endpoint", "model.url": url, "model.extra_body": banned}, "theirs")
+    assert ours == theirs
+    assert len(set(theirs)) > len(theirs) / 2

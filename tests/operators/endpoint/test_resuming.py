@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from pipeline.api.errors import ExitCode, NodeFailed, StorageError
 from pipeline.results.figures import run_figures
 from pipeline.results.reader import read_results
 from tests.operators.endpoint.asking import ROWS, asked, started, texts
-from tests.operators.endpoint.fault_server import Fault, FaultServer, Script
+from tests.operators.endpoint.fault_server import Fault, FaultServer
 
 pytestmark = pytest.mark.slow("kills runs fifty times")
 
@@ -74,12 +73,12 @@ def test_answers_that_another_version_stored_otherwise_are_asked_for_again(tmp_p
             assert server.requests == 6 + 5  # the new answers are kept
 
 
-def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -> None:
-    """Kill a run `kills` times, let it end, and compare it with one that was left alone."""
-    rng = random.Random(kills)
+@pytest.mark.faults
+def test_fifty_kills_lose_and_double_nothing(tmp_path):
+    kills, rng = 50, random.Random(50)
     with FaultServer() as server:
         expected = texts(asked(server, tmp_path / "left alone", 60, chunk_rows=20))
-    with FaultServer(faults, delay_s=0.1) as server:
+    with FaultServer(delay_s=0.1) as server:
         for _ in range(kills):
             process = started(server, tmp_path / "out")
             before = server.requests
@@ -97,32 +96,19 @@ def killed_at_random(tmp_path: Path, kills: int, faults: Script | None = None) -
     assert len(expected) == 60
 
 
-@pytest.mark.faults
-def test_a_killed_run_goes_on_with_the_same_rows(tmp_path):
-    killed_at_random(tmp_path, 2)
-
-
-@pytest.mark.faults
-def test_fifty_kills_lose_and_double_nothing(tmp_path):
-    killed_at_random(tmp_path, 50)
-
-
-def test_an_interrupt_ends_within_seconds_and_keeps_what_is_answered(tmp_path):
+def test_an_interrupt_ends_the_run_and_keeps_what_is_answered(tmp_path):
     with FaultServer(lambda number, body: Fault(hang_s=60) if number >= 20 else None) as server:
         process = started(server, tmp_path / "out")
         until = time.monotonic() + 60
         while server.requests < 24 and time.monotonic() < until:
             time.sleep(0.02)
-        began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=30)
-        took = time.monotonic() - began
         answered = set(server.served)
         server.faults = None
         asked(server, tmp_path / "out", 60, model__concurrency=4, chunk_rows=20)
         assert len(answered) == 20
         assert all(server.served[body] == 1 for body in answered)
-    assert took < 20  # 3 s are asked of a quiet machine, and no test is to depend on the time
 
 
 def test_a_target_ends_when_its_money_is_spent_over_all_attempts(tmp_path):

@@ -28,16 +28,6 @@ def test_samples_are_asked_for_one_by_one_where_no_seed_is_sent(tmp_path):
     assert result.rows().collect().height == 10
 
 
-def test_the_likeliest_tokens_are_told_by_their_text(tmp_path):
-    place = {"token": "a", "logprob": -0.5, "top_logprobs": [{"id": 7, "token": "b", "logprob": -0.25}]}
-    choice = {"finish_reason": "stop", "message": {"content": "a"}, "logprobs": {"content": [place]}}
-    with FaultServer(lambda number, body: Fault(200, {"choices": [choice]})) as server:
-        result = asked(server, tmp_path / "out", 1, sampling__logprobs=1)
-    (row,) = result.rows().collect().to_dicts()
-    assert row["logprobs"] == [-0.5]
-    assert row["top_logprobs"] == [[{"token": "b", "logprob": -0.25}]]
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     often_cases(

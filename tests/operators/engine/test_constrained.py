@@ -78,17 +78,6 @@ def test_greedy_takes_the_likeliest_of_what_fits(structured, skip):
     assert found == {i: by_hand(prompt, wanted, 60) for i, prompt in enumerate(texts)}
 
 
-def test_rows_without_a_constraint_are_not_touched_by_one_beside_them():
-    plain = SamplingParams(temperature=1.0, stop_ids=ENDS)
-    texts = prompts(20)
-    expected = Bench(shape(4)).run(sequences(texts, plain))
-    rows = sequences(texts, plain)
-    for row in rows[::2]:
-        row.params = params({"json_schema": PERSON}, temperature=1.0)
-    found = Bench(shape(4)).run(rows)
-    assert {i: found[i] for i in range(1, 20, 2)} == {i: expected[i] for i in range(1, 20, 2)}
-
-
 def drawn(logits: np.ndarray, wanted: SamplingParams, count: int) -> list[Sequence]:
     """Rows that have drawn one token each from the same read-only logits."""
     rows = [Sequence(i, np.array([1], np.int32), wanted, seed=i, max_tokens=9) for i in range(count)]
@@ -114,17 +103,6 @@ def test_what_is_drawn_twice_is_distributed_as_if_drawn_once_among_what_fits(val
     assert ((counts[letters] - expected) ** 2 / expected).sum() < 20.5
     masks = sum(row.sampling.costs.masks for row in rows)
     assert 0.3 * len(rows) < masks < len(rows)
-
-
-def test_tokens_are_listed_only_where_the_one_that_was_drawn_does_not_fit():
-    logits = np.full(N_VOCAB, -9.0, np.float32)
-    logits[ord("b")] = 3.0
-    rows = drawn(logits, params({"regex": "[a-f]{2}"}), 5)
-    assert [row.sampling.costs.masks for row in rows] == [0] * 5
-    logits[ord("z")] = 4.0
-    rows = drawn(logits, params({"regex": "[a-f]{2}"}), 5)
-    assert [row.sampling.costs.masks for row in rows] == [1] * 5
-    assert {text(row) for row in rows} == {"b"}
 
 
 def test_what_leaves_no_choice_is_not_decoded_token_by_token():

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, sequences, shape
@@ -53,17 +52,6 @@ def test_the_reservations_of_all_rows_are_not_summed_for_each_that_is_admitted(m
     assert summed.call_count <= 2 * 64
 
 
-def test_optimism_fills_more_slots():
-    sizes = shape(8, per_sequence=False, deterministic=False, n_ctx=300)
-    texts = prompts(60, longest=20)
-    steps = []
-    for admission in ("reserve", "optimistic"):
-        bench = Bench(sizes, admission=admission)
-        bench.run(sequences(texts, max_tokens=200))
-        steps.append(sum(n > 0 for n in bench.column("decode_tokens")))
-    assert steps[1] < 0.8 * steps[0]
-
-
 def test_pieces_of_prompts_ride_along_in_the_unified_layout():
     bench = Bench(shape(3, per_sequence=False, deterministic=False))
     bench.run(sequences(prompts(20, longest=200)))
@@ -93,20 +81,3 @@ def test_rows_of_higher_priority_are_admitted_first():
         row.priority = priority
     bench.run(rows)
     assert admitted(rows) == [1, 3, 2, 0, 5, 4]
-
-
-def test_no_priority_keeps_an_old_chunk_waiting():
-    bench = Bench(shape(1))
-    rows = sequences([np.full(5, i, np.int32) for i in range(6)])
-    for row in rows:
-        row.chunk = int(row.handle)  # type: ignore[call-overload]
-        row.priority = row.chunk
-    bench.run(rows)
-    assert admitted(rows) == [1, 0, 3, 2, 5, 4]
-
-
-def test_the_rows_with_most_tokens_to_make_are_admitted_first():
-    bench = Bench(shape(1))
-    rows = [Sequence(i, np.full(5, i, np.int32), SamplingParams(), i, max_tokens=n) for i, n in enumerate((5, 9, 2, 9))]
-    bench.run(rows)
-    assert admitted(rows) == [1, 3, 0, 2]

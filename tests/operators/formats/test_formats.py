@@ -1,8 +1,11 @@
-"""Laws of every format in the registry: what is read of a file, plain or packed, and what is written comes back."""
+"""Laws of every format in the registry: what is read of a file, and what is written comes back; and of gzip and zstd,
+read as they are unpacked, one behind another, damaged or cut off."""
 
 from __future__ import annotations
 
 import io
+import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +19,12 @@ from operators.formats.input_file import CODECS, InputFile
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
 from operators.formats.text_file import TextReader
 from operators.settings import DataSettings, OutputSettings
+from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from pipeline import PROJECT
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.protocols import ListInbox
+from pipeline.api.records import Batch
 from pipeline.system.result_files import SCANS
 from tests.operators.flow import Flow, chain
 from tests.operators.formats.samples import ROWS, SUFFIXES, TABLE, make, pack
@@ -152,9 +158,7 @@ LINES = {
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if issubclass(form.reader, TextReader)])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), block_bytes=st.integers(1, 400), chunk_rows=st.integers(1, 9), seek=st.integers(0, 4))
-def test_any_mix_of_lines_gives_every_line_its_own_fate(
-    tmp_path_factory, name: str, data: st.DataObject, block_bytes: int, chunk_rows: int, seek: int
-) -> None:
+def test_any_mix_of_lines_gives_every_line_its_own_fate(tmp_path_factory, name, data, block_bytes, chunk_rows, seek):
     """Wherever blocks and chunks are cut, and wherever a run goes on; in an archive, too."""
     kind = LINES[name]
     lines = data.draw(st.lists(st.sampled_from([*kind.good, *kind.bad, *kind.blank]), max_size=30))
@@ -184,3 +188,81 @@ def test_any_mix_of_lines_gives_every_line_its_own_fate(
     assert sum(block.rows for block in blocks) == len(values) + len(bad)
     assert [row for block in blocks if block.data is not None for row in block.data.to_pylist()] == values
     assert [row.line for block in blocks for row in block.bad] == bad
+
+
+def test_any_file_of_a_directory_has_lines_and_a_resumed_run_begins_in_the_middle(tmp_path):
+    for name in ("a.jsonl", "b.txt", "c"):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+    every = [f"{name} {n}" for name in ("a.jsonl", "b.txt", "c") for n in (1, 2)]
+    assert [row["text"] for row in read(tmp_path, format="lines").values] == every
+    assert [row["text"] for row in read(tmp_path, chunk_rows=2, seek=1, format="lines").values] == every[2:]
+
+
+PACKED = [suffix for suffix in SUFFIXES if f".{suffix.rpartition('.')[2]}" in CODECS]
+IN_ARCHIVES = pytest.mark.parametrize("path", PACKED, indirect=True)
+
+
+@IN_ARCHIVES
+def test_archives_one_after_another_in_a_file_are_one_file(path: Path) -> None:
+    with InputFile(str(path)).unpacked() as (content, _):
+        plain = content.read()
+    middle = len(plain) // 2
+    path.write_bytes(b"".join(pack(path, part) for part in (plain[:middle], plain[middle:])))
+    assert read(path).values == ROWS
+
+
+def test_zeros_behind_an_archive_are_no_part_of_it(tmp_path: Path) -> None:
+    data = make(tmp_path / "rows.jsonl.gz").read_bytes()
+    for zeros in (1, 500, 1 << 20):
+        (tmp_path / "rows.jsonl.gz").write_bytes(data + bytes(zeros))
+        assert read(tmp_path, 7, seek=1).values == ROWS[7:]
+        (tmp_path / "rows.jsonl.gz").write_bytes(data + data + bytes(zeros))
+        assert read(tmp_path).values == ROWS * 2
+
+
+@IN_ARCHIVES
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[:-3], r"damaged or cut off near byte \d+: (Truncated|Compressed file ended)"),
+        (lambda data: b"{}\n" + data, "damaged or cut off near byte .*; it begins like JSON"),
+        (lambda data: b"", "is empty, which no (gzip|zstd) archive is"),
+    ],
+)
+def test_an_archive_that_is_none_names_file_and_byte(path: Path, damage, says: str) -> None:
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=rf"{path.name} (is )?.*{says}|{path.name} {says}"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.zst", "rows.csv.gz", "rows.csv.zst"])
+def test_of_an_archive_that_is_cut_off_the_chunks_before_the_cut_are_whole(tmp_path: Path, name: str) -> None:
+    path, noise = tmp_path / name, random.Random(0)
+    texts = [f"{noise.getrandbits(800):x}" for _ in range(20_000)]
+    lines = [json.dumps({"p": t}) for t in texts] if "jsonl" in name else ["p", *texts]
+    packed = pack(path, "\n".join(lines).encode())
+    path.write_bytes(packed[: len(packed) // 10 * 9])
+    op = ReadPrompts(DataSettings(path=str(path), schema={"p": "string"}), 1000)
+    op.plan()
+    items = op.run(ListInbox())
+    seen: list[str] = []
+
+    def take() -> None:
+        for item in items:
+            seen.extend(item.data.column("p").to_pylist() if isinstance(item, Batch) else [])
+
+    with pytest.raises(
+        InputError, match=rf"{name} is damaged or cut off near byte [1-9][\d,]+: (Truncated|Compressed file ended)"
+    ):
+        take()
+    assert len(seen) > 5000
+    assert seen == texts[: len(seen)]
+
+
+def test_formats_that_compress_inside_are_not_packed_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet.gz"
+    pack(path, b"PAR1")
+    with pytest.raises(InputError, match="compressed as a whole, which parquet files do inside; unpack it"):
+        find_files(DataSettings(path=str(path)))
+    (tmp_path / "b.jsonl").write_text('{"p": 1}\n')
+    assert [file.name for file in find_files(DataSettings(path=str(tmp_path)))] == ["b.jsonl"]

@@ -149,14 +149,14 @@ def test_calls_of_a_server_are_held_against_the_tools_of_the_job_or_of_the_row(t
     kinds = [("now", "string"), ("now", "integer"), ("then", "string"), ("now", "no type")]
     rows = [{"prompt": str(i), "tools": json.dumps(tool(*kind))} for i, kind in enumerate(kinds)]
     rows += [{"prompt": "none", "tools": ""}]
-    errors = []
-    for own in [rows] if by_row else [[{"prompt": "a"}]]:
-        tools = {"data.tools_column": "tools"} if by_row else {"data.tools": tool(*kinds[1])}
-        with FaultServer(calls) as server:
-            known = {"model.url": server.url, **tools}
-            how: dict[str, Any] = {"directory": tmp_path / "out", "progress": "none", "report": False, "rows": own}
-            found = run("generate", known, model="endpoint", **how).rows().sort("row").collect()
-        errors += found["tool_error"].to_list()
+    tools: dict[str, Any] = {"data.tools_column": "tools"} if by_row else {"data.tools": tool(*kinds[1])}
+    with FaultServer(calls) as server:
+        how: dict[str, Any] = {"directory": tmp_path / "out", "progress": "none", "report": False}
+        how["rows"] = rows if by_row else rows[:1]
+        found = (
+            run("generate", {"model.url": server.url, **tools}, model="endpoint", **how).rows().sort("row").collect()
+        )
+    errors = found["tool_error"].to_list()
     wrong = "the arguments of now: "
     if not by_row:
         assert [error[: len(wrong)] for error in errors] == [wrong]

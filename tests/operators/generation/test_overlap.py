@@ -61,11 +61,6 @@ def test_the_judge_begins_long_before_the_last_answer(tmp_path, judge_slots):
     flow.tables.get("steps", STEPS_SCHEMA).merge()
     steps = pq.read_table(tmp_path / "metrics/steps.parquet").to_pylist()
     assert {step["engine"] for step in steps} == ({0} if judge_slots == SLOTS else {0, 1})
-
-
-def test_on_one_engine_the_slots_stay_full_from_the_answers_to_the_judge(tmp_path):
-    flow, _ = answers_and_judge(tmp_path, SLOTS)
-    flow.tables.get("steps", STEPS_SCHEMA).merge()
-    steps = pq.read_table(tmp_path / "metrics/steps.parquet").to_pylist()
-    decoding = [step["rows"] for step in steps if step["decode_tokens"]]
-    assert sum(decoding) > 0.9 * SLOTS * len(decoding)
+    if judge_slots == SLOTS:  # from the answers to the judge the slots stay full
+        decoding = [step["rows"] for step in steps if step["decode_tokens"]]
+        assert sum(decoding) > 0.9 * SLOTS * len(decoding)

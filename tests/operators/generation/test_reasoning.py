@@ -19,10 +19,8 @@ from operators.generation.sampling_params import RowParams
 from operators.prompts.reasoning import HARMONY, Tags, tags_in
 from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
-from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from tests.operators.engine.rules import scheduled
 
 MODEL = Path(__file__).parents[2] / "families/llama.gguf"
 CONTROLS = ["<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
@@ -176,29 +174,11 @@ def test_no_row_thinks_longer_than_its_budget_and_every_row_goes_on_to_its_answe
     assert sum(map(bool, answers)) > 97
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize(
-    ("rules", "way"),
-    [({}, ("runtime.slots=1",)), ({"shuffle": 2}, ("runtime.slots=4",))],
-)
-def test_no_way_changes_a_byte(tmp_path, rules, way):
-    expected = ran(tmp_path / "usual", "sampling.thinking_budget=9")
-    with scheduled(**rules):
-        assert ran(tmp_path / "way", "sampling.thinking_budget=9", *way) == expected
-
-
 def test_raw_text_is_the_reasoning_the_tag_and_the_answer(tmp_path):
     split = ran(tmp_path / "split", "sampling.thinking_budget=9")
     raw = ran(tmp_path / "raw", "sampling.thinking_budget=9", "output.completion_text=raw")
     assert [row["completion"] for row in raw] == [f"{row['reasoning']}</think>{row['completion']}" for row in split]
     assert [row["reasoning"] for row in raw] == [row["reasoning"] for row in split]
-
-
-def test_a_text_that_was_cut_within_its_reasoning_has_no_answer(tmp_path):
-    rows = ran(tmp_path / "out", "sampling.max_tokens=5")
-    cut = [row for row in rows if row["finish_reason"] == "length"]
-    assert cut
-    assert all(row["completion"] == "" and row["reasoning_token_count"] == 5 for row in cut)
 
 
 def test_a_constraint_is_on_the_answer_alone_unless_the_job_says_otherwise(tmp_path):
@@ -235,18 +215,6 @@ def test_what_cannot_work_is_exit_code_2(tmp_path, capfd, settings, said):
 
 def test_without_tags_there_is_no_column(tmp_path):
     assert "reasoning" not in ran(tmp_path / "out", "model.reasoning_tags=[]")[0]
-
-
-def test_the_scratchpad_of_the_small_model_is_told_apart_by_a_tag_alone(tmp_path):
-    """Its `/think` prompts have the model write down its steps, and then `Answer: `."""
-    data = PROJECT / "jobs/data/quickstart.jsonl"
-    given = ["job=quickstart", "progress=none", "data.limit=40", f"output_dir={tmp_path}", "sampling=greedy"]
-    assert main([*given, "model.reasoning_tags=['','Answer: ']"]) == ExitCode.DONE
-    made = pq.read_table(tmp_path / "data").sort_by("row").to_pylist()
-    thought = [row for row in made if row["reasoning"] is not None]
-    asked = [line for line in data.read_text("utf-8").splitlines()[:40] if "Answer: " in json.loads(line)["answer"]]
-    assert len(thought) > len(asked) / 2
-    assert all("\n" in row["reasoning"] and "\n" not in row["completion"] for row in thought)
 
 
 def test_a_constraint_waits_for_the_closing_tag_also_without_a_budget():

@@ -23,7 +23,7 @@ from operators.settings import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import Batch
-from tests.operators.settings.test_sampling import BROKEN
+from tests.operators.settings.test_keys import BROKEN
 
 
 def rows(
@@ -88,11 +88,6 @@ def test_an_id_column_seeds_a_row_wherever_it_stands():
     moved = seeds({"row": [9, 8, 7, 6, 5, 4]}, id_column="name")
     assert moved == straight
     assert seeds({"row": [9, 8, 7, 6, 5, 4]}) != seeds()
-
-
-def test_the_samples_of_a_row_have_seeds_of_their_own():
-    lineage = pa.array([[0], [1], [0, 0], [0, 1], [1, 0], None], pa.list_(pa.int32()))
-    assert len(set(seeds({"row": [7] * 6, "lineage": lineage}))) == 6
 
 
 def test_a_seed_column_wins_and_a_null_in_it_does_not():
@@ -254,15 +249,6 @@ def test_a_stop_string_is_kept_or_dropped(keep, text):
             break
     assert completion_text(one, FakeModel().pieces()) == text
     assert one.finish_reason == "stop_string"
-
-
-@pytest.mark.parametrize(("keep", "text"), [(True, "ab!"), (False, "ab")])
-def test_a_stop_token_is_kept_or_dropped(keep, text):
-    (one,) = rows(numbers=range(1), stop_token_ids=[ord("!")], keep_stop=keep, max_tokens=3)
-    for token in b"ab!":
-        one.append(token)
-    assert completion_text(one, FakeModel().pieces()) == text
-    assert one.finish_reason == "stop"
 
 
 def test_a_step_that_is_left_out_of_the_order_does_not_act():

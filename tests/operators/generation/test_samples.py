@@ -25,17 +25,6 @@ def test_every_row_gets_its_samples_and_each_its_own_seed(tmp_path, slots):
     assert len(run.committed) == 2
 
 
-def test_samples_do_not_depend_on_how_they_are_computed(tmp_path):
-    def completions(name, **runtime):
-        run = flow(tmp_path / name, prompts(20), generate(WARM | {"n": 3}, runtime))
-        return [(row["row"], row["lineage"], row["completion"]) for row in run.run()]
-
-    expected = completions("a")
-    off = {"sample_sharing": False, "prefix_sharing": False, "identical_rows": False}
-    assert completions("b", slots=2, optimise=OptimiseSettings(**off)) == expected
-    assert completions("c", slots=7) == expected
-
-
 def test_a_column_says_how_many(tmp_path, either):
     asked = [1, 3, None, 0, 2, -1]
     rows = [{**row, "n": n} for row, n in zip(prompts(6), asked, strict=True)]
@@ -112,9 +101,5 @@ def test_the_metrics_say_which_rows_were_not_generated(tmp_path, either):
     ],
 )
 def test_a_priority_that_cannot_work(tmp_path, priority, error, message):
-    def build():
-        op = generate(runtime={"priority": priority})
-        return flow(tmp_path, prompts(1), op, pa.field("rank", pa.int64()))
-
     with pytest.raises(error, match=message):
-        build()
+        flow(tmp_path, prompts(1), generate(runtime={"priority": priority}), pa.field("rank", pa.int64()))

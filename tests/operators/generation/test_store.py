@@ -1,4 +1,5 @@
-"""The completion store: found before and after it is written, and after its process died."""
+"""The completion store: found before and after it is written, and after its process died; and what computes, in one
+value: content keys have all of it, and nodes share an engine only where it is equal."""
 
 from __future__ import annotations
 
@@ -10,28 +11,33 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.engine.backend.fake import FakeModel
 from operators.engine.sampling.logprobs import Scored
 from operators.generate import Generate
 from operators.generation.journal import FLUSH_ROWS, StoredCompletion
 from operators.generation.store import _SCHEMA, CompletionStore
 from operators.generation.store_lookup import CompletionKeys
+from operators.generation.wiring import identity_of, shared_engine
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError, PipelineError
+from pipeline.api.identity import Identity
 from pipeline.api.meter import StageMeter
 from pipeline.api.records import Batch, ChunkEnd
 from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.cluster.identity import identities_of
 from pipeline.dataflow.inbox import NodeInbox
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.store_check import RowCheck, check_rows, remove_damaged
-from tests.operators.test_generate import flow, generate, prompts
 from tests.pipeline.damage import damaged_values
 from tests.sets import often
 
@@ -165,24 +171,6 @@ def test_a_store_that_cannot_be_written_says_so_at_the_next_put_and_at_the_end(t
         store.close()
 
 
-def test_a_store_that_fails_while_rows_are_generated_ends_the_run_in_its_words(tmp_path):
-    op = generate(store=StoreSettings())
-    run = flow(tmp_path, prompts(40), op)
-    take_engine = op._take_engine
-
-    def with_a_full_disk(settings: EngineSettings) -> None:
-        take_engine(settings)
-        assert op._lookup is not None
-        op._lookup.keep = full  # type: ignore[method-assign]
-
-    def full(row: object) -> None:
-        raise InputError("the completion store is full")
-
-    op._take_engine = with_a_full_disk  # type: ignore[method-assign]
-    with pytest.raises(PipelineError, match="the completion store is full"):
-        run.run()
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells open files by /proc")
 @pytest.mark.parametrize("version", [0, 99])
 def test_a_store_of_another_format_is_named_and_left_closed(tmp_path, version):
@@ -231,3 +219,64 @@ def test_rows_that_were_finished_and_not_collected_are_kept(tmp_path, blocked):
     running.close()  # type: ignore[attr-defined]  # a generator, though its type does not say so
     context.resources.close()
     assert count(tmp_path / "completions.sqlite") == 4
+
+
+HERE = Identity("sha256 1", "llama-cpp-python 0.3", "CPU", None, "any", "{'kv_type': 'f16'}")
+
+
+def graph_of(identity: Identity) -> Any:
+    """A graph of one node that computes so."""
+    return SimpleNamespace(with_role=lambda role: {"reply": SimpleNamespace(identity=lambda: identity)})
+
+
+def test_what_runs_and_stores_of_before_have_of_it_stays():
+    """The words and their order: content keys are hashes of them, and a run keeps them in state.sqlite."""
+    words = {
+        "the model": "sha256 1",
+        "llama.cpp": "llama-cpp-python 0.3",
+        "the device": "CPU",
+        "what is not proven": "None",
+        "runtime.threads": "any",
+        "runtime": "{'kv_type': 'f16'}",
+    }
+    assert list(HERE.in_words().items()) == list(words.items())
+    kept = {f"{what} of node 'reply'": text for what, text in words.items()}
+    assert identities_of(graph_of(HERE)) == kept
+    with_bits = kept | {"the bits of fixed texts of node 'reply'": "00"}
+    assert identities_of(graph_of(replace(HERE, bits="00"))) == with_bits
+
+
+@pytest.mark.parametrize("part", [f.name for f in fields(Identity)])
+def test_each_part_of_it_is_in_a_content_key(part):
+    keys = (CompletionKeys(one.in_words()).settings(b"") for one in (HERE, replace(HERE, **{part: "another"})))
+    assert len(set(keys)) == 2
+
+
+PARTS = {
+    "model": ("fingerprint", lambda self: "another"),
+    "build": ("kernels", "another"),
+    "device": ("device", "another"),
+    "doubt": ("doubt", lambda self, settings: "another"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_model_says_what_it_is_and_where_it_runs(part, monkeypatch):
+    before = identity_of(FakeModel(), settings := EngineSettings(threads=1))
+    monkeypatch.setattr(FakeModel, *PARTS[part])
+    threads = 1 if part == "doubt" else "any"
+    assert identity_of(FakeModel(), settings) == replace(before, threads=threads, **{part: "another"})
+
+
+def test_nodes_share_an_engine_only_where_the_same_computes(tmp_path: Path):
+    """Equal content and build do not suffice: one of them may be on a GPU."""
+    context = RunContext(tmp_path, Resources(), MetricsTables(tmp_path).get)
+    runtime = Runtime(context, "generate", 1, StageMeter("generate"))
+    models = FakeModel(), FakeModel(), FakeModel()
+    models[2].device = "3 layers on a GPU"
+    try:
+        one, same, other = (shared_engine(runtime, model, EngineSettings(), DecodeSettings()) for model in models)
+        assert one is same
+        assert other is not one
+    finally:
+        context.resources.close()

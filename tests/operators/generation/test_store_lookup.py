@@ -79,15 +79,9 @@ def test_only_new_rows_of_a_grown_input_are_generated(tmp_path, store, either):
     assert counts == {"found_earlier": 25, "missed_new": 15}
 
 
-def test_a_changed_sampling_key_generates_all_and_says_why(tmp_path, store):
-    run(tmp_path / "a", store, {}, "a")
-    _, counts = run(tmp_path / "b", store, {"repetition_penalty": 1.2}, "b")
-    assert counts == {"missed_settings": 40}
-
-
 @pytest.mark.parametrize("what", ["kernels", "device"])
 def test_nothing_is_found_that_something_else_computed(tmp_path, store, monkeypatch, what):
-    """test_identity.py has all that is in a key."""
+    """test_store.py has all that is in a key."""
     run(tmp_path / "a", store, {}, "a")
     with monkeypatch.context() as patched:
         patched.setattr(FakeModel, what, "another")
@@ -149,15 +143,6 @@ def test_a_retry_generates_the_rows_with_that_reason_and_no_others_once_a_run(tm
     assert counts == kept | {"missed_retry": count}
     _, counts = run(tmp_path / "b", retry, {}, "b", make=either)
     assert counts == kept | {"found_resumed": count}
-
-
-def test_the_log_says_what_was_reused(tmp_path, store, caplog, either):
-    run(tmp_path / "a", store, {}, "a", rows=10, make=either)
-    assert "completion store" not in caplog.text
-    with caplog.at_level("INFO"):
-        run(tmp_path / "b", store, {}, "b", rows=12, make=either)
-    assert "completion store: 10 hits (0 of this run, 10 of earlier runs), 2 misses (2 new)" in caplog.text
-    assert "cut too early" not in caplog.text  # nothing that there was none of is counted
 
 
 def test_a_reason_that_there_is_not_is_refused():

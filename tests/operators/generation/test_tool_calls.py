@@ -23,7 +23,6 @@ from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from pipeline.api.errors import ExitCode
 from pipeline.api.records import Batch
 from pipeline.cli.main import main
-from tests.operators.engine.rules import scheduled
 from tests.operators.generation.test_reasoning import Vocabulary, row
 from tests.sets import often, often_cases
 
@@ -85,30 +84,6 @@ def test_the_tool_of_that_name_is_called(tmp_path):
     found = ran(tmp_path / "out", "sampling.tools=add")
     assert {one["tool_calls"][0]["name"] for one in found} == {"add"}
     assert len({one["tool_calls"][0]["arguments"] for one in found}) > 3
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize(
-    ("rules", "way"),
-    [
-        ({}, ("runtime.slots=1",)),
-        ({"shuffle": 2}, ("runtime.slots=4",)),
-        ({}, ("sampling.structured.skip_forced=false",)),
-    ],
-)
-def test_no_way_changes_a_byte(tmp_path, rules, way):
-    expected = ran(tmp_path / "usual", "sampling.tools=required")
-    with scheduled(**rules):
-        made = ran(tmp_path / "way", "sampling.tools=required", *way)
-    if "sampling.structured.skip_forced=false" in way:  # what is drawn otherwise takes other random numbers
-        assert all(one["tool_calls"] for one in made)
-    else:
-        assert made == expected
-
-
-def test_what_is_in_the_store_is_read_alike(tmp_path):
-    store = f"store.path={tmp_path / 'store'}"
-    assert ran(tmp_path / "one", store, "sampling.tools=add") == ran(tmp_path / "two", store, "sampling.tools=add")
 
 
 def test_rows_have_tools_and_choices_of_their_own(tmp_path):
@@ -174,28 +149,6 @@ def test_calls_are_found_where_the_model_makes_them_and_a_broken_one_is_told(tmp
         assert (one["tool_calls"], one["tool_error"]) == (split["tool_calls"], split["tool_error"])
 
 
-def test_of_a_row_that_wants_no_calls_the_text_is_kept(tmp_path):
-    text = next(iter(TEXTS))
-    grammar = tmp_path / "call.lark"
-    grammar.write_text(f"start: {json.dumps(text)}", encoding="utf-8")
-    settings = (f"sampling.structured.grammar={grammar}", "sampling.per_row=[tools]")
-    found = ran(tmp_path / "out", *settings, tools=["none", None, "auto"])
-    assert [bool(one["tool_calls"]) for one in found] == [i % 3 > 0 for i in range(8)]
-    assert [one["completion"] for one in found] == [text if i % 3 == 0 else "" for i in range(8)]
-
-
-def test_a_job_rejects_broken_calls_by_a_filter(tmp_path):
-    job = tmp_path / "checked.yaml"
-    node = "{inputs: generate, op: {_target_: operators.filter.Filter, where: tool_error IS NULL}}"
-    job.write_text(
-        f"defaults: [override /flow: generate]\nnodes:\n  whole: {node}\n  write: {{inputs: whole}}\n", "utf-8"
-    )
-    found = ran(tmp_path / "out", *choices(tmp_path), rows=20, job=str(job))
-    assert found
-    assert all(one["tool_error"] is None for one in found)
-    assert len(found) + len(rejects(tmp_path / "out")) == 20
-
-
 def test_a_forced_call_comes_behind_the_reasoning(tmp_path):
     template = HERMES + "<think>\n{# </think> #}"
     settings = ("sampling.tools=add", "sampling.thinking_budget=7")
@@ -221,6 +174,7 @@ def test_without_tools_or_with_none_there_is_no_column(tmp_path, caplog):
                 ("sampling.tools=sub",),
                 "sampling.tools=sub is none of the tools; it is auto, required, none, or one of add, now",
             ),
+            (("data.tools_column=tols",), "data.tools_column=tols is no column"),
             (("sampling.tools=ad",), "did you mean sampling.tools=add"),
             (("sampling.tools=''",), "auto, required, none, or the name of a tool"),
             (("sampling.tools=auto", "data.tools=null"), "needs tools; give data.tools"),
@@ -237,16 +191,12 @@ def test_without_tools_or_with_none_there_is_no_column(tmp_path, caplog):
         ("sampling.tools=ad",),
         "name it with model.tool_format=",
         "a call of the tool f cannot be forced",
+        "data.tools_column=tols is no column",
     ),
 )
 def test_what_cannot_work_is_exit_code_2(tmp_path, capfd, settings, said):
     ran(tmp_path / "out", *settings, code=ExitCode.CONFIG)
     assert said in capfd.readouterr().err
-
-
-def test_a_column_of_tools_that_is_not_there_is_exit_code_2(tmp_path, capfd):
-    ran(tmp_path / "out", "data.tools_column=tols", code=ExitCode.CONFIG)
-    assert "data.tools_column=tols is no column" in capfd.readouterr().err
 
 
 def test_the_tools_are_in_the_fingerprint():

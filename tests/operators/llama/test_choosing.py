@@ -76,19 +76,6 @@ def test_options_are_as_likely_as_llama_cpp_python_finds_them_and_a_question_is_
     vocabulary.close()
 
 
-def test_a_choice_has_the_same_bits_in_any_batch_and_order(tmp_path, process):
-    rows = asked()
-    expected, _ = choose(tmp_path / "a", process, rows, slots=16)
-    for number, (slots, n_ubatch) in enumerate([(1, 128), (3, 512)]):
-        order = np.random.default_rng(number).permutation(len(rows)).tolist()
-        mixed = [rows[i] for i in order]
-        for row in mixed[:4]:
-            alone, _ = choose(tmp_path / f"{number}", process, [row], slots=slots, n_ubatch=n_ubatch)
-            assert alone[0]["choice_logprobs"] == expected[rows.index(row)]["choice_logprobs"]
-        out, _ = choose(tmp_path / f"{number}", process, mixed, slots=slots, n_ubatch=n_ubatch)
-        assert [row["choice_logprobs"] for row in out] == [expected[i]["choice_logprobs"] for i in order]
-
-
 @pytest.mark.laws
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_architectures_choose_alike_in_any_batch_too(family, tmp_path, process):

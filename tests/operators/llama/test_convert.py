@@ -26,8 +26,9 @@ from pipeline.config.fingerprint import flat
 from pipeline.run_dir.names import CARD, CONFIG
 from pipeline.run_dir.state import STATE_FILE, RunState
 from pipeline.system.file_cache import PLACE, weights_cache
-from tests.operators.llama.test_split import TINY, split
+from tests.operators.llama.test_metadata import TINY
 from tests.pipeline.damage import files, flip
+from tests.sets import often
 from tools.models.make_model import write_model
 
 pytestmark = pytest.mark.slow("converts models, and runs jobs with them")
@@ -52,6 +53,7 @@ def test_it_gives_the_completions_of_the_converted_file(tmp_path):
     texts = generated(tmp_path / "a", "model.weights=bf16", "output.card=true")
     (file,) = weights_cache().files()
     before = file.stat()
+    assert before.st_size <= converted_size(TINY, "bf16") < 5 * TINY.stat().st_size + (32 << 20)
     assert generated(tmp_path / "b", f"model.path={file}") == texts
     assert generated(tmp_path / "c", "model.weights=bf16") == texts
     after = file.stat()
@@ -64,6 +66,7 @@ def test_it_gives_the_completions_of_the_converted_file(tmp_path):
 def test_as_is_converts_nothing_and_changes_no_fingerprint():
     assert identity(AS_IS) == {"model": inspect_model(AS_IS).fingerprint}
     assert not [key for key, _ in flat("model", BF16) if "weights" in key]
+    assert converted_size(TINY, "bf16") > TINY.stat().st_size, "the size is known before it is made"
     assert weights_cache().files() == []
 
 
@@ -106,21 +109,6 @@ def test_the_memory_of_the_converted_file_is_counted():
     assert wide.what.endswith("as bf16")
 
 
-def test_a_split_model_becomes_the_file_that_the_whole_one_becomes(tmp_path):
-    first = split(tmp_path)
-    whole, parts = (inspect_model(replace(BF16, path=str(path))).sizes for path in (TINY, first))
-    assert whole is not None
-    assert parts is not None
-    assert parts.weights_bytes == pytest.approx(whole.weights_bytes, rel=1e-3)
-    assert len(weights_cache().files()) == 2
-
-
-def test_the_size_is_known_before_it_is_made():
-    at_most = converted_size(TINY, "bf16")
-    assert weights_cache().files() == []
-    assert converted(TINY, "bf16").stat().st_size <= at_most < 5 * TINY.stat().st_size + (32 << 20)
-
-
 def test_rows_that_k_quants_cannot_hold_are_refused():
     with pytest.raises(ConfigError, match=r"rows of 6 of 68 tensors are no multiple of 256.*take f32, f16, bf16, q8_0"):
         converted(TINY, "q4_k_m")
@@ -160,8 +148,8 @@ def test_what_has_no_file_refuses_it():
         ModelSettings(weights="q9")
 
 
-def test_every_type_has_a_number_of_llama_cpp(tmp_path):
+@pytest.mark.parametrize("name", often(WEIGHTS, "q4_k_m"))
+def test_every_type_has_a_number_of_llama_cpp(tmp_path, name):
     source = write_model(tmp_path / "f32.gguf", shape="tiny-256", file_type="f32", seed=0).path
-    for name in WEIGHTS:
-        assert convert_file([str(source), str(tmp_path / name), name]) == 0
-        assert type_of(tmp_path / name) == name
+    assert convert_file([str(source), str(tmp_path / name), name]) == 0
+    assert type_of(tmp_path / name) == name

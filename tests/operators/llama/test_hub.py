@@ -128,12 +128,6 @@ def test_a_damaged_file_in_the_cache_is_named(hub):
         inspect(settings)
 
 
-def test_a_file_that_the_repository_does_not_have(hub):
-    settings, _ = hub
-    with pytest.raises(InputError, match=r"other\.gguf of some/model at .* could not be fetched"):
-        fetch(replace(settings, file="other.gguf"))
-
-
 def test_without_a_network_the_message_says_what_to_do(tmp_path):
     alone = replace(SETTINGS, options={"cache_dir": str(tmp_path), "local_files_only": True})
     with pytest.raises(InputError, match=r"the Hub cannot be reached; .* model=gguf model\.path="):

@@ -84,15 +84,3 @@ def test_without_flash_attention_it_holds_too(model):
     plain = complete(model, rows, range(len(rows)), WARM, slots=3, optimise=only(compaction=True), **how)
     for slots in (1, 7, 16):
         assert complete(model, rows, range(len(rows)), WARM, slots=slots, **how) == plain
-
-
-@pytest.mark.parametrize("model_file", ["f32"], indirect=True)
-def test_a_cache_that_is_promised_twice_loses_nothing(model):
-    """In the unified layout bits may differ; with an exact cache and one kernel the ids of a greedy row do not."""
-    rows = [row for row in texts() if len(row) < 300]
-    how: dict[str, Any] = {"kv_type": "f32", "flash_attention": False}
-    alone, _ = complete(model, rows, range(len(rows)), SamplingParams(), 48, slots=2, **how)
-    tight: dict[str, Any] = {"kv": "unified", "deterministic": False, "n_ctx": 512, "admission": "optimistic"}
-    ids, _ = complete(model, rows, range(len(rows)), SamplingParams(), 48, slots=16, **tight, **how)
-    assert ids == alone
-    assert COUNTS["preempted"] > 0

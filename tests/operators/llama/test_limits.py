@@ -117,13 +117,6 @@ def test_a_call_is_what_its_rows_multiply_and_read():
     assert limit.sums.work_bytes == pytest.approx(50 + 40 * (1 - 0.75**4) + 4 * 2 * 6)
 
 
-def test_of_experts_one_token_reads_its_own_and_many_read_all():
-    work = ModelWork(expert_bytes=800, experts=8, experts_used=2)
-    assert work.bytes_of(1, 0, 0, 2.0) == pytest.approx(200)
-    assert work.bytes_of(1000, 0, 0, 2.0) == pytest.approx(800)
-    assert all(work.bytes_of(n, 0, 0, 2.0) <= min(800, 200 * n) for n in range(2, 100))
-
-
 def test_a_token_sees_no_more_than_the_window():
     limit = MachineLimit(Peaks(1.0, 1.0), ModelWork(kv_values=1, attention_macs=1, window=32), 1.0)
     limit.add([(1, 1000), (1, 10)], 2, 1.0)
@@ -203,25 +196,22 @@ def test_beside_other_work_nothing_is_kept_and_nothing_is_told(measured, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "native",
-    [None, SimpleNamespace(kernels_sources=lambda: b""), Native(products=0.0)],
-    ids=["no library", "an older one", "no AVX2"],
+    ("native", "why"),
+    [
+        (None, {}),
+        (SimpleNamespace(kernels_sources=lambda: b""), {}),
+        (Native(products=0.0), {}),
+        (Native(), {"free_memory": lambda: limits._ROOM_BYTES - 1}),
+        (Native(), {"has_amx": lambda: True}),
+    ],
+    ids=["no library", "an older one", "no AVX2", "memory is short", "AMX, whose products are not measured"],
 )
-def test_where_nothing_can_be_measured_there_is_no_limit(measured, native):
+def test_where_nothing_can_be_measured_there_is_no_limit(measured, monkeypatch, native, why):
+    for name, what in why.items():
+        monkeypatch.setattr(limits, name, what)
     assert measured(native) is None
     assert limits.machine_limit(ModelWork(), EngineSettings(threads=2)) is None
-
-
-def test_where_memory_is_short_nothing_is_measured(measured, monkeypatch):
-    monkeypatch.setattr(limits, "free_memory", lambda: limits._ROOM_BYTES - 1)
-    native = Native()
-    assert measured(native) is None
-    assert native.measured == 0
-
-
-def test_with_amx_there_is_no_limit_since_its_products_are_not_measured(measured, monkeypatch):
-    monkeypatch.setattr(limits, "has_amx", lambda: True)
-    assert measured(Native()) is None
+    assert not why or native.measured == 0
 
 
 def test_a_cache_that_cannot_be_written_costs_the_line_and_no_run(measured, tmp_path, caplog):
@@ -231,7 +221,10 @@ def test_a_cache_that_cannot_be_written_costs_the_line_and_no_run(measured, tmp_
     assert "how near the run comes to this machine's limit is not told" in caplog.text
 
 
-def test_what_is_measured_is_more_than_nothing():
+def test_what_is_measured_is_more_than_nothing(monkeypatch):
+    monkeypatch.setattr(limits, "_ROUND_S", 0.005)
+    monkeypatch.setattr(limits, "_LONG_ENOUGH_S", 0.02)
+    monkeypatch.setattr(limits, "_ROOM_BYTES", 64 << 20)
     native = library()
     if native is None or not hasattr(native, "kernels_products"):
         pytest.skip("the library of kernels is not built here")

@@ -86,8 +86,7 @@ def test_a_model_on_a_gpu_or_without_weights_says_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "size"),
-    [("8GiB", 8 << 30), ("1.5 gib", 3 << 29), ("500MB", 500_000_000), ("1024", 1024), (None, None)],
+    ("given", "size"), [("8GiB", 8 << 30), ("1.5 gib", 3 << 29), ("500MB", 500_000_000), ("1024", 1024), (None, None)]
 )
 def test_a_limit_is_a_number_of_bytes_or_has_a_unit(given, size):
     assert EngineSettings(memory_limit=given).memory_limit_bytes == size

@@ -1,4 +1,5 @@
-"""What the keys of a model file ask for: a chat template for tools, tokens that never come, sampling values."""
+"""What the keys of a model file ask for: a template for tools, tokens that never come, sampling values; and a model in
+several files, split as llama.cpp's gguf-split does it."""
 
 from __future__ import annotations
 
@@ -8,49 +9,41 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFValueType
 
-from operators.engine.backend.loading import template_of
+from operators.engine.backend.loading import inspect_model, template_of
 from operators.generation.model_sampling import values_of
 from operators.generation.sampling_params import Drawing, RowParams
+from operators.generation.wiring import model_memory
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings, SamplingSettings
+from operators.settings.runtime import EngineSettings
 from operators.settings.sampling import STEP_ORDER
 from pipeline import PROJECT
-from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.errors import ConfigError, ExitCode, InputError
 from pipeline.cli.main import main
 from pipeline.config.compose import composed
 from pipeline.config.jobs import find_job
+from tests.operators.llama.gguf_files import copied
+from tools.models.vocabularies import MetaValue
 
 pytestmark = pytest.mark.slow("Hydra composes jobs, and two run on the small model")
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 KINDS = {
     **{str: GGUFValueType.STRING, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY},
-    **{int: GGUFValueType.INT32, bool: GGUFValueType.BOOL},
+    **{int: (INT32 := GGUFValueType.INT32), bool: GGUFValueType.BOOL},
 }
 
 
 def with_keys(folder: Path, **keys: Any) -> Path:
     """The small model with other values of some keys, whose dots are written `__`."""
-    reader = GGUFReader(TINY)
-    changed = {name.replace("__", "."): value for name, value in keys.items()}
-    path = folder / "model.gguf"
-    writer = GGUFWriter(path, reader.fields["general.architecture"].contents())
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in ("general.architecture", *changed):
-            item = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), field.types[0], item)
-    for name, value in changed.items():
-        item = GGUFValueType.INT32 if isinstance(value, list) else None
-        writer.add_key_value(name, value, KINDS[type(value)], item)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    changed = [
+        MetaValue(name.replace("__", "."), value, KINDS[type(value)], INT32 if isinstance(value, list) else None)
+        for name, value in keys.items()
+    ]
+    return copied(TINY, folder / "model.gguf", changed)
 
 
 def generated(model: Path, rows: list[dict[str, Any]], *settings: str) -> pl.DataFrame:
@@ -154,3 +147,70 @@ def test_values_that_cannot_be_are_refused(asked, says):
 def test_a_file_that_asks_for_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"^sampling=model takes .*, and it has none \(general.sampling.\*\); give"):
         sampling_of(TINY)
+
+
+PARTS = 3
+UINT16 = GGUFValueType.UINT16
+
+
+def split(folder: Path) -> Path:
+    """The small model in three files; the first, which has all keys."""
+    total = len(GGUFReader(TINY).tensors)
+    paths = [folder / f"tiny-{number:05}-of-{PARTS:05}.gguf" for number in range(1, PARTS + 1)]
+    for number, path in enumerate(paths):
+        keys = [MetaValue("split.no", number, UINT16), MetaValue("split.count", PARTS, UINT16)]
+        keys.append(MetaValue("split.tensors.count", total, GGUFValueType.INT32))
+        tensors = slice(number * total // PARTS, (number + 1) * total // PARTS)
+        copied(TINY, path, keys, tensors=tensors, only_given=number > 0)
+    return paths[0]
+
+
+def run(tmp_path: Path, model: Path) -> int:
+    fixed = ("job=quickstart", f"model.path={model}", f"output_dir={tmp_path / model.stem}", "data.limit=12")
+    return main([*fixed, "sampling.max_tokens=12", "runtime.slots=4", "progress=none"])
+
+
+def test_its_texts_are_those_of_the_model_in_one_file(tmp_path):
+    first = split(tmp_path)
+    assert run(tmp_path, first) == run(tmp_path, TINY) == ExitCode.DONE
+    tables = [pq.read_table(tmp_path / path.stem / "data") for path in (first, TINY)]
+    assert tables[0].num_rows == 12
+    assert tables[0] == tables[1]
+
+
+def test_all_parts_count_in_the_content_and_in_the_memory(tmp_path):
+    first = split(tmp_path)
+    parts = sorted(tmp_path.glob("tiny-*.gguf"))
+    settings = ModelSettings(path=str(first), kernels="llama.cpp")
+    weights, _ = model_memory(settings, EngineSettings(max_sequence_tokens=256), "key")
+    assert weights.size_bytes == sum(part.stat().st_size for part in parts) > TINY.stat().st_size
+    before = inspect_model(settings).fingerprint
+    data = parts[2].read_bytes()
+    parts[2].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert inspect_model(settings).fingerprint != before
+
+
+def damage(change):
+    return lambda part: part.write_bytes(change(part.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (Path.unlink, "tiny-00002-of-00003.gguf is missing: tiny-00001-of-00003.gguf needs all 3 parts"),
+        (damage(lambda data: b""), "tiny-00002-of-00003.gguf is an empty file, not a GGUF model"),
+        (damage(lambda data: data[:60]), "tiny-00002-of-00003.gguf claims"),
+        (damage(lambda data: data[: len(data) // 2]), "data is not within the file bounds"),
+    ],
+    ids=["missing", "empty", "header", "weights"],
+)
+def test_a_part_that_is_missing_or_damaged_is_told_before_anything_runs(tmp_path, harm, says, capsys):
+    first = split(tmp_path)
+    harm(first.with_name("tiny-00002-of-00003.gguf"))
+    assert run(tmp_path, first) == ExitCode.CONFIG
+    assert says in capsys.readouterr().err
+
+
+def test_another_part_than_the_first_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"give the first: tiny-00001-of-00003\.gguf"):
+        inspect_model(ModelSettings(path=str(split(tmp_path).with_name("tiny-00002-of-00003.gguf"))))

@@ -29,7 +29,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.run_dir.names import RUN_LOG
 from tests.operators.flow import Flow, Rows, chain
-from tests.operators.llama.test_split import TINY
+from tests.operators.llama.test_metadata import TINY
 from tools.models.make_model import write_model
 from tools.models.shapes import SHAPES
 

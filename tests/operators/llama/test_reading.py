@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ from gguf import GGUFValueType, Keys
 
 from operators.embed import POOLING, Embed
 from operators.engine.backend.interface import Wanted
-from operators.generate import Generate
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import DecoderReader, reading_settings
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
-from operators.tokens import Tokenize
 from pipeline import PROJECT
 from pipeline.api.runtime import Resources
-from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.llama.test_decoding import EXACT, USUAL, model, model_file
 from tests.sets import often
@@ -244,35 +240,3 @@ def test_a_text_is_framed_as_the_model_wants_it(tmp_path, process, framed):
     expected = their_logprobs(framed, [vocabulary.token_bos(), *before, *text])[len(before) :]
     assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
     vocabulary.close()
-
-
-@pytest.mark.parametrize("model_file", ["f32"], indirect=True)  # with AMX a prompt in Q8_0 has another kernel
-def test_a_completion_is_scored_and_embedded_beside_the_generate_that_makes_it(model_file, tmp_path, process):
-    """Three contexts, one thread that computes: no deadlock, and the log-probabilities of the draw."""
-    tiny = ModelSettings(path=str(model_file))
-    runtime = EngineSettings(slots=2, lookahead_rows=1, max_sequence_tokens=256, **PLAIN)
-    sampling = SamplingSettings(temperature=1.0, logprobs=0, min_tokens=2, max_tokens=12)
-    store = StoreSettings(enabled=False)
-    generating = Generate(tiny, sampling, DecodeSettings(), runtime, store, completion_ids=True)
-    texts, schema = column("prompt_text", [f"{word} {i}" for i in range(8) for word in WORDS])
-    scored = Score(tiny, runtime, text_column="completion_ids", given_column="prompt_ids", as_="scored")
-    nodes = {
-        "source": Node(Rows(texts, schema, chunk_rows=10, batch=3)),
-        "tokenize": Node(Tokenize(tiny), ("source",), capacity_rows=1),
-        "generate": Node(generating, ("tokenize",), capacity_rows=1),
-        "score": Node(scored, ("generate",), capacity_rows=1),
-        "embed": Node(Embed(tiny, runtime, text_column="completion", pooling="last"), ("score",), capacity_rows=1),
-    }
-    flow = Flow(tmp_path, nodes, process)
-    running = threading.Thread(target=flow.run, daemon=True)
-    running.start()
-    running.join(120)
-    assert not running.is_alive()
-    names = {thread.name for thread in threading.enumerate()}
-    assert "engine" not in names
-    rejected = flow.tally.errors + flow.tally.filtered
-    assert len(flow.out) + rejected == 40
-    assert len(flow.out) > 30
-    for row in flow.out:
-        assert np.abs(np.array(row["scored_logprobs"]) - np.array(row["logprobs"])).max() < 1e-3
-        assert len(row["embedding"]) == len(flow.out[0]["embedding"])

@@ -16,11 +16,9 @@ from operators.llama.context import LlamaContext
 from operators.llama.model import LlamaModel
 from operators.settings.runtime import EngineSettings
 from tests.operators.llama.test_decoding import complete, compute, model, model_file, texts
-from tests.sets import often
 
 __all__ = ["model", "model_file"]
 
-POISON = 301
 GREEDY = SamplingParams()
 pytestmark = pytest.mark.parametrize("model_file", ["q8_0"], indirect=True)
 
@@ -48,39 +46,6 @@ class FailingModel:
             give_back()
 
         return context, back
-
-
-def has_poison(context: LlamaContext) -> bool:
-    return POISON in context.batch.token[: context.batch.n_tokens]
-
-
-@pytest.mark.parametrize("slots", often([1, 2, 7], 1, 7))
-@pytest.mark.parametrize("code", often([1, 2, -1, -3], 1, -3))
-def test_neighbours_of_a_row_that_fails_keep_every_bit(model, slots, code):
-    prompts = texts(25)
-    poisoned = [np.append(p, POISON).astype(np.int32) if i in (4, 5, 20) else p for i, p in enumerate(prompts)]
-    order = range(len(prompts))
-    ids, bits = complete(model, prompts, order, GREEDY, slots=slots)
-    failing: Any = FailingModel(model, has_poison, code)
-    ids_2, bits_2 = complete(failing, poisoned, order, GREEDY, slots=slots)
-    good = [i for i in order if i not in (4, 5, 20)]
-    assert {i: ids_2[i] for i in good} == {i: ids[i] for i in good}
-    assert {k: v for k, v in bits_2.items() if k[0] in good} == {k: v for k, v in bits.items() if k[0] in good}
-
-
-@pytest.mark.parametrize("slots", often([1, 2, 7], 7))
-def test_rows_that_begin_like_a_refused_one_keep_every_bit(model, slots):
-    """The refused row fails at position 250, and its slot is empty then: what it had of the common tokens is gone."""
-    head = np.random.default_rng(3).integers(0, 300, 245).astype(np.int32)
-    prompts = [np.append(head[:130], text) for text in texts(25) if len(text) < 100]
-    prompts.insert(1, head)
-    failing: Any = FailingModel(model, lambda context: 250 in context.batch.pos[: context.batch.n_tokens], -3)
-    order = range(len(prompts))
-    whole, bits = complete(model, prompts, order, GREEDY, 10, slots=slots)
-    made, bits_2 = complete(failing, prompts, order, GREEDY, 10, slots=slots)
-    assert len(made.pop(1)) < len(whole.pop(1))
-    assert made == whole
-    assert {k: v for k, v in bits_2.items() if k[0] != 1} == {k: v for k, v in bits.items() if k[0] != 1}
 
 
 @pytest.mark.parametrize("every", [2, 5])

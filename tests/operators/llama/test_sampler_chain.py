@@ -133,13 +133,6 @@ def test_candidates_and_probabilities_are_those_of_llama_cpp(seed, n_vocab, hole
     assert_alike(logits, warm(values))
 
 
-@pytest.mark.parametrize("values", SINGLE + TOGETHER, ids=str)
-@pytest.mark.parametrize("n_vocab", [2, 3, 64])
-def test_small_vocabularies(n_vocab, values):
-    logits = logits_of(11, n_vocab, spread=1.0)
-    assert_alike(logits, warm(values))
-
-
 @pytest.mark.parametrize("values", [v for v in SINGLE if not TIES & v.keys()])
 def test_equal_logits_are_treated_alike(values):
     logits = logits_of(3, 2000, ties=True, holes=True)
@@ -235,15 +228,6 @@ def test_dry(seed, words, length, last_n, base, allowed, broken):
     assert_same(ours(logits, row), theirs(logits, row, model._vocab, BREAKERS if broken else ()))
 
 
-def test_dry_has_a_vocabulary_of_breakers_as_llama_cpp():
-    """A breaker that is inside a token, is a token, or is spread over several."""
-    sequences = breakers()
-    pieces = tiny().pieces()
-    newline = [i for i in range(tiny().n_vocab) if b"\n" in pieces[i]]
-    assert newline
-    assert all(sequences.alone(i) for i in newline)
-
-
 @pytest.mark.parametrize(("probability", "threshold"), [(1.0, 0.1), (1.0, 0.02), (1.0, 0.5), (1.0, 0.9), (0.0, 0.1)])
 @pytest.mark.parametrize("n_vocab", [1, 2, 20, 9001])
 @pytest.mark.parametrize("top_k", [0, 12])
@@ -270,10 +254,3 @@ def test_mirostat_moves_as_in_llama_cpp(temperature, n_vocab):
         assert_same(found, left, atol=2e-5)
         token = array.data[array.selected].id
         step.drawn(row, found[token])  # type: ignore[attr-defined]
-
-
-def test_logits_of_one_candidate():
-    logits = np.full(500, -np.inf, np.float32)
-    logits[77] = 2.0
-    for values in SINGLE + TOGETHER:
-        assert ours(logits, warm(values)) == {77: 1.0}, values

@@ -1,4 +1,5 @@
-"""The text of a completion is its tokens, byte for byte.
+"""The text of a completion is its tokens, byte for byte, also of a model that speaks, most of whose tokens stand for
+sound and have no text.
 
 $QWEN_VOCAB may name a GGUF file with a large vocabulary (llama.cpp's models/ggml-vocab-qwen2.gguf); it is tested too.
 """
@@ -6,21 +7,26 @@ $QWEN_VOCAB may name a GGUF file with a large vocabulary (llama.cpp's models/ggm
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
+import polars as pl
 import pytest
+from gguf import TokenType
 
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
-from operators.generation.completions import completion_text
+from operators.generation.completions import TEXT, completion_text
 from operators.generation.sampling_params import Drawing, RowParams
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings, SamplingSettings
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.main import main
+from tests.operators.llama.gguf_files import header_alone, with_tokens
 from tools.models.make_model import write_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,16 +85,6 @@ def test_random_tokens_come_out_as_their_bytes(vocabulary):
     assert broken  # characters cut in the middle were among them
 
 
-def test_watching_for_a_stop_string_changes_no_byte(vocabulary):
-    ours, _ = vocabulary
-    random = np.random.default_rng(1)
-    pieces = ours.pieces()
-    for _ in range(100):
-        tokens = random.integers(0, ours.n_vocab, 40).tolist()
-        watched = row_of(tokens, StopWatcher([b"\xff\xfe never \xff"], pieces))
-        assert completion_text(watched, pieces) == completion_text(row_of(tokens), pieces)
-
-
 def test_the_model_keeps_what_it_was_asked_for(vocabulary):
     ours, _ = vocabulary
     assert ours.pieces() is ours.pieces()
@@ -122,3 +118,40 @@ def test_a_stop_string_that_is_the_name_of_a_control_token_stops_there(vocabular
     drawing = RowParams(SamplingSettings(stop=others), ours).of(())
     assert isinstance(drawing, Drawing)
     assert drawing.params.stop_ids == ours.end_ids
+
+
+KINDS = {TokenType.CONTROL: 3000, TokenType.UNUSED: 500, TokenType.USER_DEFINED: 200}
+"""How many tokens of each kind come after those of the built-in vocabulary."""
+DONE = ("progress=none", "output.completion_ids=true", "sampling.max_tokens=24", "sampling.ignore_eos=true")
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("speaker")
+    added = {f"<|{kind.name}_{i}|>": kind for kind, count in KINDS.items() for i in range(count)}
+    header_alone(folder / "vocabulary.gguf", "llama", with_tokens(added).values)
+    return write_model(folder / "speaker.gguf", vocab=folder / "vocabulary.gguf").path
+
+
+def spoken(model: Path, out: Path, *settings: str) -> pl.DataFrame:
+    prompts = model.with_name("prompts.jsonl")
+    prompts.write_text("".join(json.dumps({"prompt": f"Say {i}"}) + "\n" for i in range(20)))
+    given = (f"model.path={model}", f"data.path={prompts}", f"output_dir={out}", *DONE, *settings)
+    assert main(["job=generate", *given]) == ExitCode.DONE
+    assert not (out / "rejects").exists()
+    return pl.read_parquet(out / "data/*.parquet").sort("row")
+
+
+def test_all_ids_are_there_whatever_they_have_of_a_text_and_no_row_is_refused(speaker, tmp_path):
+    rows = spoken(speaker, tmp_path / "out", "sampling.temperature=1.0")
+    assert rows["row"].to_list() == list(range(20))
+    assert rows["completion_ids"].list.len().to_list() == rows["completion_token_count"].to_list() == [24] * 20
+    model = LlamaModel(ModelSettings(path=str(speaker)), vocab_only=True)
+    pieces = model.pieces()
+    ids = [token for row in rows["completion_ids"].to_list() for token in row]
+    without = [token for token in ids if not pieces[token]]
+    assert len(without) > len(ids) / 2
+    assert any(b"USER_DEFINED" in pieces[token] for token in ids)
+    for row in rows.to_dicts():
+        assert row[TEXT] == b"".join(pieces[token] for token in row["completion_ids"]).decode("utf-8", "replace")
+    model.close()

@@ -1,4 +1,5 @@
-"""A llama.cpp that this project did not build is tried once; a broken one is an error that names the remedy."""
+"""What is refused before a model is loaded: a llama.cpp that is broken, which is tried once where this project did not
+build it, and settings that it would ignore or end the process for."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from operators.llama import trial
-from pipeline.api.errors import ConfigError
+from operators.llama.model import LlamaModel
+from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.cli.main import main
 from tools.build.build import STAMP, record
 
 SOUND = {"problems": [], "notes": ["this CPU has AVX2, which the build does not use"]}
@@ -106,3 +109,30 @@ def test_a_doctor_that_gives_no_report_is_an_error(prefix, monkeypatch):
     monkeypatch.setattr(trial, "_DOCTOR", (sys.executable, "-c", "print('no JSON')"))
     with pytest.raises(ConfigError, match="gave no report"):
         first_use()
+
+
+REFUSED = {
+    "an option that the loader ignores": (
+        ["+model.options.n_gpu=1"],
+        ["model.options has 'n_gpu'", "operators.llama.model:load", "it knows none"],
+    ),
+    "an option that the fake ignores": (
+        ["model=fake", "+model.options.x=1"],
+        ["has 'x'", "operators.engine.backend.fake:load"],
+    ),
+    "layers on a GPU": (["model.gpu_layers=5"], ["model.gpu_layers=5", "python -m pipeline build backend=cuda"]),
+    "a thousand threads": (
+        ["runtime.threads=999"],
+        ["runtime.threads=999", "this machine has", "runtime.threads=null"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_exit_2_with_the_key_and_the_remedy(tmp_path, name, monkeypatch, capsys):
+    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: False)
+    monkeypatch.delattr(LlamaModel, "__init__")
+    settings, parts = REFUSED[name]
+    assert main(["job=quickstart", *settings, f"output_dir={tmp_path / 'out'}", "progress=none"]) == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert all(part in error for part in parts), error

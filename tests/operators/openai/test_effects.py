@@ -23,7 +23,8 @@ def effects(tmp_path_factory) -> Answered:
     once = {"model": "m", "prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "min_tokens": 20}
     hot = {**once, "temperature": 1.5}
     chat = {"model": "m", "messages": user("hi"), "temperature": 0, "max_tokens": 20, "min_tokens": 20}
-    ids = list(b"Once upon a time")
+    vector, ids = {"model": "m", "input": "Once upon a time"}, list(b"Once upon a time")
+    yes_or_no = schema({"schema": {"enum": ["yes", "no"]}})
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("once", COMPLETIONS, once),
         ("short", COMPLETIONS, once | {"max_tokens": 5, "min_tokens": 5}),
@@ -53,20 +54,12 @@ def effects(tmp_path_factory) -> Answered:
         ("joined", CHAT, chat | {"messages": user("h\ni")}),
         ("chat scored", CHAT, chat | {"logprobs": True, "top_logprobs": 3}),
         ("newer", CHAT, {k: v for k, v in chat.items() if k != "max_tokens"} | {"max_completion_tokens": 20}),
-        (
-            "json",
-            CHAT,
-            chat | {"max_tokens": 200, "min_tokens": 0, "response_format": schema({"schema": {"enum": ["yes", "no"]}})},
-        ),
-        ("vector", EMBEDDINGS, {"model": "m", "input": "Once upon a time"}),
+        ("json", CHAT, chat | {"max_tokens": 200, "min_tokens": 0, "response_format": yes_or_no}),
+        ("vector", EMBEDDINGS, vector),
         ("vector ids", EMBEDDINGS, {"model": "m", "input": [ids, list(b"hi")]}),
         ("vector text", EMBEDDINGS, {"model": "m", "input": ["Once upon a time", "hi"], "encoding_format": "base64"}),
-        ("vector of 2", EMBEDDINGS, {"model": "m", "input": "Once upon a time", "dimensions": 2}),
-        (
-            "text of 2",
-            EMBEDDINGS,
-            {"model": "m", "input": "Once upon a time", "dimensions": 2, "encoding_format": "base64"},
-        ),
+        ("vector of 2", EMBEDDINGS, vector | {"dimensions": 2}),
+        ("text of 2", EMBEDDINGS, vector | {"dimensions": 2, "encoding_format": "base64"}),
         ("strange id", COMPLETIONS, once | {"prompt": [5, 999]}),
         ("strange ids", EMBEDDINGS, {"model": "m", "input": [[5], [999]]}),
         ("long", COMPLETIONS, once | {"prompt": "x" * 400}),

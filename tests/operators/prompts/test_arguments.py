@@ -155,9 +155,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         (model(None), DataSettings(continue_final_message=True)),
     ],
 )
-def test_a_model_without_a_chat_template_takes_none_of_them(
-    tmp_path: Path, settings: ModelSettings, data: DataSettings
-) -> None:
+def test_a_model_without_a_chat_template_takes_none_of_them(tmp_path, settings, data):
     flow = Flow(tmp_path, chain(Rows([], PROMPT), render=Render(settings, data)))
     with pytest.raises(NodeFailed, match=r"needs a chat template and the model has none; name a file") as failure:
         flow.run()
@@ -203,9 +201,7 @@ def test_messages_with_tool_calls_and_reasoning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 @pytest.mark.parametrize("content", [{}, {"content": None}])
-def test_tool_calls_without_content_have_the_content_that_the_template_can_use(
-    tmp_path: Path, content: dict[str, Any], quote: str
-) -> None:
+def test_tool_calls_without_content_have_the_content_that_the_template_can_use(tmp_path, content, quote):
     chat = [{"role": "assistant", **content, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}]
     looks = "{%- if messages[0][QcontentQ] is none %}{{ messages[0].tool_calls[0].function.name }}"
     looks += "{% else %}{{ messages[0].content }}{% endif %}"
@@ -229,9 +225,7 @@ ENDS = TURNS.replace("{% endfor %}", "<end>{% endfor %}", 1)
         ("{{ messages[0].content }}", "It", None),
     ],
 )
-def test_the_assistants_last_message_is_left_open(
-    tmp_path: Path, template: str, content: str, text: str | None
-) -> None:
+def test_the_assistants_last_message_is_left_open(tmp_path, template, content, text):
     chat = [{"role": "user", "content": "x"}]
     rows = [{"chat": json.dumps([*chat, {"role": "assistant", "content": content}])}, {"chat": json.dumps(chat)}]
     op = Render(chat_model(template), DataSettings(messages_column="chat", continue_final_message=True))

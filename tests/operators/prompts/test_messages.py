@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.prompts.messages import NoPrompt, conversation, require_messages
-from pipeline.api.errors import ExitCode, SchemaError
-from pipeline.cli.main import main
+from pipeline.api.errors import SchemaError
 from tests.operators.sources.reading import read
 
 PLAIN = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -121,19 +120,3 @@ def test_a_line_that_is_no_json_is_a_reject_as_it_stands_where_others_become_tex
     found = read(tmp_path / "a.jsonl", schema={"id": "int64", "messages": "json"})
     assert found.values == [{"id": 1, "messages": "[1.5]"}]
     assert [(r.line, r.record) for r in found.rejects.values()] == [(2, lines[1]), (3, lines[2])]
-
-
-def test_a_job_renders_them_and_rejects_what_is_none(tmp_path: Path) -> None:
-    template, path, out = tmp_path / "chat.jinja", tmp_path / "a.csv", tmp_path / "out"
-    write(path, [PLAIN, PARTS, IMAGE])
-    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
-    chosen = [f"data.path={path}", "data.messages_column=messages", f"model.chat_template={template}"]
-    small = ["sampling.max_tokens=1", "output.prompt_text=true", "max_error_rate=1", "progress=none"]
-    assert main(["job=generate", "model=fake", f"output_dir={out}", *chosen, *small]) == ExitCode.DONE
-    texts = [row["prompt_text"] for row in pq.read_table(out / "data").to_pylist()]
-    assert texts == ["system:Be brief.;user:Hi;", "user:Hi\nthere;"]
-    reasons = [row["reason"] for row in pq.read_table(out / "rejects").to_pylist()]
-    assert reasons == [
-        "message 0 of column 'messages' has a part of type 'image_url', and only text can be read;"
-        " drop the part or the row"
-    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from gguf import GGUFValueType, GGUFWriter, Keys, TokenType
+from gguf import GGUFValueType, Keys, TokenType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +15,9 @@ from operators.engine.backend.text_columns import TextColumns
 from operators.llama.model import LlamaModel
 from operators.prompts.special_tokens import MARK, SpecialToken, SpecialTokens
 from operators.settings import ModelSettings
+from tests.operators.llama.gguf_files import header_alone, with_tokens
 from tests.sets import often
-from tools.models.vocabularies import MetaValue, builtin_vocabulary
+from tools.models.vocabularies import MetaValue
 
 ROOT = Path(__file__).resolve().parents[3]
 ENCODERS = ROOT / "tests/families/encoders"
@@ -25,31 +27,8 @@ GPT_OSS = dict.fromkeys(("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|me
 ARRAY, STRING, INT32, FLOAT32 = GGUFValueType.ARRAY, GGUFValueType.STRING, GGUFValueType.INT32, GGUFValueType.FLOAT32
 
 
-def written(path: Path, name: str, values: list[MetaValue]) -> Path:
-    writer = GGUFWriter(path, "llama")
-    writer.add_name(name)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for value in values:
-        writer.add_key_value(*value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-def bpe(path: Path, added: dict[str, TokenType], name: str = "test") -> Path:
-    """Write the built-in vocabulary with further tokens."""
-    more = {Keys.Tokenizer.LIST: list(added), Keys.Tokenizer.TOKEN_TYPE: [int(kind) for kind in added.values()]}
-    values = [
-        meta._replace(value=[*meta.value, *more[meta.key]]) if meta.key in more else meta  # type: ignore[misc]
-        for meta in builtin_vocabulary().values
-    ]
-    return written(path, name, values)
+def written(path: Path, name: str, values: Iterable[MetaValue]) -> Path:
+    return header_alone(path, "llama", [MetaValue(Keys.General.NAME, name, STRING), *values])
 
 
 def sentencepiece(path: Path, name: str) -> Path:
@@ -80,8 +59,8 @@ def folder(tmp_path_factory) -> Path:
 def model(folder: Path, name: str) -> LlamaModel:
     makers = {
         "tiny": lambda path: ROOT / "models/tiny/tiny-q8_0.gguf",
-        "nested": lambda path: bpe(path, NESTED),
-        "gpt-oss": lambda path: bpe(path, GPT_OSS),
+        "nested": lambda path: written(path, "test", with_tokens(NESTED).values),
+        "gpt-oss": lambda path: written(path, "test", with_tokens(GPT_OSS).values),
         "bert": lambda path: ENCODERS / "bert.gguf",
         "xlm-roberta": lambda path: ENCODERS / "xlm-roberta.gguf",
         "llama-2": lambda path: sentencepiece(path, "llama-2"),

@@ -18,12 +18,7 @@ NOW = ToolCall("now", {})
 SUM_JSON = '{"numbers": [1, -2.5e3, null, true], "how": {"exact": false, "note": ""}}'
 
 WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
-    (
-        "hermes",
-        f'<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>',
-        "",
-        [WEATHER],
-    ),
+    ("hermes", f'<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>', "", [WEATHER]),
     (
         "hermes",
         f'I ask.\n<tool_call>{{"arguments": {SUM_JSON}, "name": "math.add"}}</tool_call>\n'
@@ -95,12 +90,7 @@ WRITTEN: list[tuple[str, str, str, list[ToolCall]]] = [
         "I look.",
         [SUM],
     ),
-    (
-        "gemma",
-        '<|tool_call>call:get_weather{city:<|"|>Zürich, "old" {town}<|"|>,days:2}<tool_call|>',
-        "",
-        [WEATHER],
-    ),
+    ("gemma", '<|tool_call>call:get_weather{city:<|"|>Zürich, "old" {town}<|"|>,days:2}<tool_call|>', "", [WEATHER]),
     (
         "gemma",
         'Well.<|tool_call>call:math.add{numbers:[1,-2.5e3,null,true], how:{exact:false,note:<|"|><|"|>}}<tool_call|>'

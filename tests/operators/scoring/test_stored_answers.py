@@ -135,7 +135,7 @@ def test_other_arguments_are_never_answered_and_those_of_columns_always(name, ch
 
 @each
 def test_nothing_is_answered_that_something_else_computed(name, tmp_path, store, process, monkeypatch):
-    """What computes is in the key; tests/operators/generation/test_identity.py says what that is."""
+    """What computes is in the key; tests/operators/generation/test_store.py says what that is."""
     given = rows(*range(4))
     ran(tmp_path / "a", process, name, store, given)
     with monkeypatch.context() as patched:

@@ -66,16 +66,6 @@ def test_every_token_of_every_text_has_one_output(wanted):
     assert {len(row) for rows in found.values() for row in rows.values()} == {4 * width}
 
 
-@pytest.mark.parametrize("sizes", [{"slots": 1}, {"slots": 16}, {"n_batch": 256, "n_ubatch": 200}])
-def test_outputs_do_not_depend_on_the_company(sizes):
-    texts = [*prompts(40, longest=250), *prompts(20, longest=4)]
-    expected = read(texts)
-    assert read(texts, **sizes) == expected
-    order = np.random.default_rng(0).permutation(len(texts)).tolist()
-    shuffled = read([texts[i] for i in order], **sizes)
-    assert {i: shuffled[at] for at, i in enumerate(order)} == expected
-
-
 def test_what_comes_before_the_first_wanted_position_may_be_left_out():
     texts = prompts(30, longest=250, seed=5)
     first = [len(t) * i // 30 for i, t in enumerate(texts)]
@@ -104,12 +94,7 @@ CHOSEN = st.lists(
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    CHOSEN,
-    st.integers(1, 20),
-    st.booleans(),
-    st.booleans(),
-)
+@given(CHOSEN, st.integers(1, 20), st.booleans(), st.booleans())
 def test_texts_that_begin_alike_have_the_outputs_that_each_has_alone(chosen, slots, deterministic, partial):
     """The fake decoder refuses a piece that does not follow what its slot has, and hashes all of what it has."""
     texts = []
@@ -125,10 +110,7 @@ def test_texts_that_begin_alike_have_the_outputs_that_each_has_alone(chosen, slo
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    CHOSEN,
-    st.integers(128, 200),
-)
+@given(CHOSEN, st.integers(128, 200))
 def test_a_text_is_cut_by_the_rules_of_its_own_parts(chosen, room):
     """So that no bit of it depends on the texts with which it shares a beginning."""
     texts = []

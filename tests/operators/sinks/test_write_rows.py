@@ -128,15 +128,6 @@ def test_no_parquet_shard_has_a_row_group_without_rows(tmp_path) -> None:
         assert (found.num_row_groups, found.schema_arrow) == (0, SCHEMA)
 
 
-def test_rows_that_polars_does_not_know_are_shown_as_texts(tmp_path) -> None:
-    schema = pa.schema([ROW, pa.field("odd", pa.month_day_nano_interval())])
-    op = opened(tmp_path, OutputSettings("arrow", preview=1), schema)
-    rows = pa.record_batch([pa.array([0]), pa.nulls(1, schema.field("odd").type)], schema=schema)
-    assert not list(op.process(Batch(0, rows)))
-    rename_shards([finished(op)])
-    assert next(iter(op.report(tmp_path, "write"))).split() == ["row", "0"]
-
-
 def test_no_time_stands_in_a_gzip_header(tmp_path) -> None:
     shard = write(tmp_path, [[row(1)]], OutputSettings("jsonl", "gzip"))
     content = shard.temporary.read_bytes()

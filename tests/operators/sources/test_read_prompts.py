@@ -123,9 +123,7 @@ def test_an_input_without_files_has_the_columns_that_the_settings_name(tmp_path:
 )
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["0.jsonl", "2.jsonl"])
-def test_a_useless_file_costs_its_lines_and_not_the_others(
-    tmp_path: Path, content: bytes, line: str, packed: bool, name: str
-) -> None:
+def test_a_useless_file_costs_its_lines_and_not_the_others(tmp_path, content, line, packed, name):
     make(tmp_path / "1.jsonl")
     useless = tmp_path / (f"{name}.gz" if packed else name)
     useless.write_bytes(gzip.compress(content) if packed else content)
@@ -210,6 +208,7 @@ def test_of_renamed_results_the_next_job_can_read(tmp_path: Path) -> None:
 
 
 AB = b'{"a": 1, "b": 2}\n'
+ZIPPED = r"begins like gzip, which is unpacked where the name ends in \.gz"
 
 
 @pytest.mark.parametrize(
@@ -223,18 +222,8 @@ AB = b'{"a": 1, "b": 2}\n'
         ("a.jsonl", b'{"a": 1}\r{"a": 2}\r', {}, "begins like JSON, in lines that end in CR alone; make them"),
         ("a.jsonl.bz2", b"BZh91AY&SY", {}, "begins like bzip2, .* unpack it first"),
         ("a.csv", b"\xfd7zXZ\0\0", {}, "begins like xz, .* unpack it first"),
-        (
-            "a.csv",
-            gzip.compress(b"a\n1\n", mtime=0),
-            {},
-            r"begins like gzip, which is unpacked where the name ends in \.gz",
-        ),
-        (
-            "a.jsonl",
-            gzip.compress(b"{}", mtime=0),
-            {},
-            r"begins like gzip, which is unpacked where the name ends in \.gz",
-        ),
+        ("a.csv", gzip.compress(b"a\n1\n", mtime=0), {}, ZIPPED),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), {}, ZIPPED),
         ("a.arrow", b"hello", {}, "cannot be read as arrow"),
         ("a.jsonl", b"[\n{}]", {}, "a JSON array"),
         ("a.jsonl", b"PAR1\0\0\0", {}, "begins like Parquet"),

@@ -21,7 +21,6 @@ from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, ExitCode, InputError, SourceError
 from pipeline.api.runtime import Resources
-from pipeline.cli.main import main
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
 from tests.operators.formats.samples import ROWS, SUFFIXES, make
@@ -60,11 +59,6 @@ def test_several_paths_are_read_in_the_order_given(tmp_path: Path) -> None:
     assert [row["n"] for row in found.values] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match=r"means store://b/1.jsonl twice; name it once"):
         find_files(DataSettings(path=["store://b", "store://b/1*"]))
-
-
-def test_rejects_name_the_url_and_the_line(tmp_path: Path) -> None:
-    url = put("b/a.jsonl", b'{"n": 1}\n{"n"\n')
-    assert [(r.file, r.line) for r in read(url).rejects.values()] == [(url, 2)]
 
 
 def test_of_parquet_only_the_row_groups_that_are_needed_are_fetched() -> None:
@@ -204,15 +198,6 @@ def test_credentials_are_used_and_stand_nowhere(tmp_path, capsys) -> None:
     # They say who reads, not what: the run is found finished without them.
     assert run(job(tmp_path, None)) is ExitCode.DONE
     assert "finished already" in capsys.readouterr().out
-
-
-def test_a_repair_runs_from_the_saved_settings_with_credentials_of_the_environment(tmp_path) -> None:
-    put("rows.jsonl", lines(30))
-    assert run(job(tmp_path)) is ExitCode.DONE
-    before = data(tmp_path)
-    (tmp_path / "data/part-00000.parquet").write_bytes(b"PAR1")
-    assert main(["verify", str(tmp_path), "repair=true"]) == ExitCode.DONE
-    assert data(tmp_path) == before
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -11,7 +11,7 @@ import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.settings.runtime import OPEN, EngineSettings, OptimiseSettings
-from operators.tuning.calibration import FEW_ROWS, Calibration, Choice
+from operators.tuning.calibration import Calibration, Choice
 from operators.tuning.choices import CHOICE_FILE, Tuning
 from pipeline.api.errors import ConfigError
 from pipeline.run_dir.names import CHOICES, wipe
@@ -125,9 +125,10 @@ def test_no_job_gets_more_slots_than_it_has_rows(tmp_path, rows, samples, most):
     assert any(f"there are {rows * samples} rows" in reason for reason in reasons)
 
 
-def test_many_rows_are_not_counted(tmp_path):
+def test_many_rows_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("operators.generate.FEW_ROWS", 40)
     op = generate(runtime=dict(OPEN))
-    assert len(flow(tmp_path, prompts(FEW_ROWS + 1), op).run()) == FEW_ROWS + 1
+    assert len(flow(tmp_path, prompts(41), op).run()) == 41
     assert "there are" not in (tmp_path / CHOICE_FILE).read_text()
 
 

@@ -12,16 +12,7 @@ import yaml
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from operators.endpoint.api.dialects import (
-    CHAT,
-    COMPLETIONS,
-    DIALECTS,
-    NAMES,
-    NODES,
-    OPENAI,
-    Key,
-    dialect_of,
-)
+from operators.endpoint.api.dialects import CHAT, COMPLETIONS, DIALECTS, NAMES, NODES, OPENAI, Key, dialect_of
 from operators.settings import DataSettings, SamplingSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import ModelSettings

@@ -1,7 +1,8 @@
-"""The policies of an endpoint's client, in simulated time."""
+"""The policies of an endpoint's client, in simulated time, and the waits between the tries of a request."""
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import accumulate, product
 from statistics import median
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.endpoint.connection.concurrency import FIRST, REMEMBER_S, Adaptive, Fixed, RateLimit
+from operators.endpoint.connection.patience import pause_s
+from operators.endpoint.connection.verdict import Again, retry_after
 from tests.operators.endpoint.connection.simulated import Clock, Server, Simulation, batching, throughput
 
 SERVERS: dict[str, tuple[dict[str, Any], float]] = {
@@ -48,13 +51,6 @@ def test_a_quick_server_has_64_requests_within_three_seconds():
     policy = Adaptive(clock=simulation.clock)
     simulation.run(policy, 3.0)
     assert policy.limit >= 64
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_the_best_of_those_servers_is_what_a_fixed_number_reaches(name):
-    special, best = SERVERS[name]
-    counts = [n for n in (1, 16, 20, 1024) if n <= special.get("refuses_above", n)]
-    assert max(throughput(Server(1.0, **special), lambda clock, n=n: Fixed(n)) for n in counts) == pytest.approx(best)
 
 
 @pytest.mark.parametrize(("slots", "least", "usual", "most"), [(1, 1, 4, 16), (4, 4, 16, 32), (16, 16, 64, 128)])
@@ -162,12 +158,12 @@ def test_no_minute_holds_more_than_the_limit(requests, per_minute, tokens_per_mi
     clock = Clock()
     pace = RateLimit(per_minute, tokens_per_minute, clock)
     sent = []
-    for estimated, share, pause_s in requests:
+    for estimated, share, then_s in requests:
         while wait_s := pace.delay(estimated):
             clock.now += wait_s
         used = int(estimated * share) if corrected else estimated
         sent.append((clock.now, used))
-        clock.now += pause_s
+        clock.now += then_s
         pace.correct(estimated, used)
     for i, (start_s, _) in enumerate(sent):
         window = [used for then, used in sent[i:] if then < start_s + 60 - 1e-6]
@@ -215,7 +211,49 @@ def test_tokens_booked_too_few_are_booked_later_and_too_many_given_back():
     assert pace.delay(1) == 0.0
 
 
-def test_without_limits_nothing_waits():
-    pace = RateLimit(None, None)
-    assert not any(pace.delay(10**9) for _ in range(1000))
-    pace.correct(10**9, 0)
+NO = Again("no")
+
+
+def test_waits_double_up_to_the_longest_with_jitter(monkeypatch):
+    drawn = [pause_s(number, NO, math.inf) for number in range(9)]
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    waits = [pause_s(number, NO, math.inf) for number in range(2000)]
+    assert waits[:9] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert set(waits[9:]) == {30.0}
+    assert all(0 <= wait <= most for wait, most in zip(drawn, waits, strict=False))
+
+
+def test_what_a_server_asks_for_is_the_least_and_a_second_of_jitter_the_most():
+    waits = [pause_s(number, Again("no", 7.0), math.inf) for number in range(50)]
+    assert all(7.0 <= wait <= 8.0 for wait in waits)
+    assert len(set(waits)) > 1
+
+
+@pytest.mark.parametrize("after_s", [None, 5.0])
+def test_no_wait_passes_the_deadline(monkeypatch, after_s):
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    assert max(pause_s(number, Again("no", after_s), 5.0) for number in range(20)) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "-7"}, 0.0),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "inf"}, None),
+        ({"Retry-After": "2", "retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "x", "Retry-After": "2"}, 2.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1h2m3.5s"}, 3723.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "1h"}, None),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "5"}, 5.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "soon"}, None),
+    ],
+    ids=str,
+)
+def test_how_long_a_server_asks_to_be_left_alone(headers, seconds):
+    assert retry_after(headers) == seconds

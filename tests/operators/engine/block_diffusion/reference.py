@@ -18,9 +18,7 @@ WEIGHTS = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class Rules:
-    """`shift`: logits are read one position before; `store`: whether a complete block is computed once more, so that
-    later ones see it clean; `worst`: the least confident are committed; `prefill`: how tokens of the prompt's whole
-    blocks see each other. Only the defaults are right."""
+    """`shift`: logits are read one position before."""
 
     length: int
     steps: int
@@ -28,9 +26,6 @@ class Rules:
     threshold: float = 0.85
     eb_threshold: float = 0.35
     shift: bool = False
-    store: bool = True
-    worst: bool = False
-    prefill: str = "block"
 
 
 class Qwen3:
@@ -107,10 +102,8 @@ def _fed(h: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> n
     return (opened / (1 + np.exp(-opened)) * (h @ up.T)) @ down.T
 
 
-def generate(
-    model: Qwen3, prompt: Sequence[int], max_tokens: int, rules: Rules, mask_id: int, stop: frozenset[int] = frozenset()
-) -> list[int]:
-    """The completion's ids, up to a stop token, which is dropped."""
+def generate(model: Qwen3, prompt: Sequence[int], max_tokens: int, rules: Rules, mask_id: int) -> list[int]:
+    """The completion's ids."""
     length, n = rules.length, len(prompt)
     blocks = -(-(n + max_tokens) // length)
     x = np.full(blocks * length, mask_id)
@@ -123,28 +116,19 @@ def generate(
             if known[start:end].all():
                 break
             ids = np.concatenate([seen[:start], x[start:end]])
-            if not rules.store:
-                seen[start:end] = x[start:end]  # what the last denoising step saw stays
-            logits = model.logits(ids, _mask(len(ids), length, n // length * length, rules.prefill))
+            logits = model.logits(ids, _mask(len(ids), length))
             if rules.shift:
                 logits = np.concatenate([logits[:1], logits[:-1]])
             _commit(x[start:end], known[start:end], logits[start:end], step, rules, mask_id)
-        if rules.store:
-            seen[start:end] = x[start:end]
-        if stop & set(x[max(n, start) : end].tolist()):
-            break
-    made = x[n : n + max_tokens].tolist()
-    ends = [i for i, token in enumerate(made) if token in stop]
-    return made[: ends[0]] if ends else made
+        seen[start:end] = x[start:end]
+    made: list[int] = x[n : n + max_tokens].tolist()
+    return made
 
 
-def _mask(count: int, length: int, prefilled: int, prefill: str) -> np.ndarray:
+def _mask(count: int, length: int) -> np.ndarray:
+    """Each token sees its own block and those before it."""
     at = np.arange(count)
-    mask = at[None, :] // length <= at[:, None] // length
-    if prefill == "causal":
-        mask[:prefilled, :prefilled] = at[None, :prefilled] <= at[:prefilled, None]
-    elif prefill == "bidirectional":
-        mask[:prefilled, :prefilled] = True
+    mask: np.ndarray = at[None, :] // length <= at[:, None] // length
     return mask
 
 
@@ -160,15 +144,14 @@ def _commit(x: np.ndarray, known: np.ndarray, logits: np.ndarray, step: int, rul
     steps = min(rules.steps, rules.length)
     count = rules.length // steps + (step < rules.length % steps)
     places = [int(i) for i in np.flatnonzero(~known)]
-    sign = 1 if rules.worst else -1
-    chosen = sorted(places, key=lambda i: sign * confidence[i])[:count]
+    chosen = sorted(places, key=lambda i: -confidence[i])[:count]
     if rules.remasking == "sequential":
-        chosen = places[::-1][:count] if rules.worst else places[:count]
+        chosen = places[:count]
     elif rules.remasking == "low_confidence_dynamic":
         sure = [i for i in places if confidence[i] > rules.threshold]
         chosen = sure if len(sure) >= count else chosen
     elif rules.remasking == "entropy_bounded":
-        order = sorted(places, key=lambda i: -sign * entropy[i])
+        order = sorted(places, key=lambda i: entropy[i])
         sums = np.cumsum([entropy[i] for i in order])
         chosen = order[: max(1, int((sums < rules.eb_threshold).sum()))]
     x[chosen] = candidates[chosen]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.batch import BatchBuffer
-from operators.engine.backend.fake import END_ID, FakeModel
+from operators.engine.backend.fake import END_ID, N_VOCAB, FakeDecoder, FakeModel
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.sampling.params import SamplingParams
-from operators.settings.block_diffusion import BlockDiffusionSettings, Remasking
+from operators.engine.strategies.block_diffusion.block_rows import BlockRow
+from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
+from operators.settings.block_diffusion import BlockDiffusionSettings
 from tests.operators.engine.block_diffusion.rows import Done, complete, prompts
-from tests.operators.engine.fixtures import only
+from tests.operators.engine.fixtures import in_slot, only, shape
 from tests.operators.engine.rules import scheduled
 from tests.sets import often, often_cases
 
@@ -32,12 +34,6 @@ TEXTS = prompts(COUNT, longest=37)
 RAGGED = [1 + 7 * i % 33 for i in range(COUNT)]
 
 
-def alone(decode: BlockDiffusionSettings, params: SamplingParams) -> dict[object, list[int]]:
-    """Each row by itself, on an engine of its own."""
-    model = FakeModel()
-    return {i: complete(model, decode, [TEXTS[i]], [RAGGED[i]], params, slots=1).ids[0] for i in range(COUNT)}
-
-
 def column(done: Done, name: str) -> list[int]:
     return [row[STEPS_SCHEMA.get_field_index(name)] for row in done.steps.rows]
 
@@ -50,16 +46,6 @@ def every(count: int, code: int, after: int = 0) -> Callable[[BatchBuffer], int]
     """Fails every so many calls; those by which a context is tried come first."""
     calls = iter(range(1, 1_000_000))
     return lambda batch: code if (call := next(calls)) % count == 0 and call > after else 0
-
-
-@pytest.mark.parametrize("remasking", list(Remasking))
-@pytest.mark.parametrize("length", often([1, 3, 4, 16], 4))
-def test_ids_depend_on_the_row_alone(remasking, length):
-    decode = BlockDiffusionSettings(block_length=length, remasking=remasking.value, confidence_threshold=0.3)
-    expected = alone(decode, ENDING)
-    assert any(len(ids) < most for ids, most in zip(expected.values(), RAGGED, strict=True))
-    for slots in (2, 5, COUNT):
-        assert complete(FakeModel(), decode, TEXTS, RAGGED, ENDING, slots=slots).ids == expected, slots
 
 
 @pytest.mark.parametrize(
@@ -99,10 +85,6 @@ def test_a_row_that_gave_up_its_slot_goes_on_in_the_middle_of_its_block(settings
     assert done.worker.scheduler.counts.preempted
 
 
-def test_rows_move_into_holes():
-    assert complete(FakeModel(), FOUR, TEXTS, RAGGED, slots=6).worker.scheduler.counts.moves
-
-
 @pytest.mark.parametrize(("length", "slots", "smallest"), [(1, 1, 2), (1, 5, 2), (4, 1, 4)])
 def test_no_call_has_a_single_token(length, slots, smallest):
     """llama.cpp computes one token alone with other kernels."""
@@ -128,13 +110,6 @@ def test_failures_that_pass_cost_no_row(code, layout):
         done = complete(model, FOUR, TEXTS, RAGGED, WARM, slots=6, **layout)
         assert done.ids == expected
         assert not any(row.error for row in done.rows.values())
-
-
-def test_a_call_is_a_block_of_the_prompt_a_denoising_step_or_a_store_pass():
-    decode = BlockDiffusionSettings(block_length=4, denoising_steps=3)
-    done = complete(FakeModel(), decode, [np.arange(22, dtype=np.int32)], 9, slots=1, **UNIFIED)
-    assert done.totals["denoise_passes"] == 1 + 3 + 3
-    assert len(done.steps.rows) == 5 + 7 + 2
 
 
 def test_a_poisoned_prompt_is_refused_alone():
@@ -180,18 +155,6 @@ def test_a_slot_of_a_step_is_used_or_has_a_cause():
     sums = zip(*(column(done, name) for name in ("rows", *unfilled)), strict=True)
     assert {sum(counts) for counts in sums} == {6}
     assert sum(column(done, "unfilled_prefix"))
-
-
-def test_a_call_has_a_block_of_every_row_and_the_counts_are_those_of_the_calls():
-    done = complete(FakeModel(), FOUR, TEXTS, RAGGED, ENDING, slots=6)
-    totals = done.totals
-    rows, prefill, decode = (column(done, name) for name in ("rows", "prefill_tokens", "decode_tokens"))
-    assert [4 * count for count in rows] == [a + b for a, b in zip(prefill, decode, strict=True)]
-    assert sum(prefill) == 4 * totals["prompt_passes"]
-    assert sum(decode) == 4 * (totals["denoise_passes"] + totals["store_passes"])
-    dropped = sum(row.dropped for row in done.rows.values())
-    kept = sum(len(row.tokens) for row in done.rows.values())
-    assert totals["committed_tokens"] == kept + dropped + totals["discarded_tokens"]
 
 
 def test_a_row_costs_its_prompt_blocks_and_for_each_block_the_steps_and_a_store_pass_but_the_last():
@@ -262,21 +225,16 @@ def test_an_end_token_in_the_prompt_ends_nothing():
     assert any(ended.values())
 
 
-def test_a_stop_string_ends_a_text():
-    free = complete(FakeModel(), FOUR, TEXTS, 30)
-    pieces = FakeModel().pieces()
-    stopped = complete(FakeModel(), FOUR, TEXTS, 30, stop=[b"e", b"a"])
-    for i, ids in free.ids.items():
-        text = b"".join(pieces[token] for token in ids)
-        cuts = [at for at in (text.find(b"e"), text.find(b"a")) if at >= 0]
-        row = stopped.rows[i]
-        assert row.stops is not None
-        assert row.finish_reason == ("stop_string" if cuts else "length")
-        assert bytes(row.stops.text[: row.stops.cut]) == (text[: min(cuts)] if cuts else text)
+def test_a_token_is_drawn_by_seed_position_and_step():
+    flat, text, warm = np.zeros(N_VOCAB, np.float32), np.arange(6, dtype=np.int32), SamplingParams(temperature=1.0)
+    strategy = BlockDiffusion(BlockDiffusionSettings(), FakeDecoder(shape(block=4)), FakeModel())
 
+    def drawn(position: int, step: int, seed: int = 1) -> int | None:
+        row = BlockRow("row", text, warm, seed, 20, block_length=4)
+        in_slot(row)
+        return strategy._candidate(row, position, step, flat, 0)
 
-def test_tokens_are_drawn_by_the_seed():
-    warm = complete(FakeModel(), FOUR, [TEXTS[0]] * 8, 20, SamplingParams(temperature=1.5)).ids
-    assert len({tuple(ids) for ids in warm.values()}) == 8
-    cold = complete(FakeModel(), FOUR, [TEXTS[0]] * 8, 20, SamplingParams()).ids
-    assert len({tuple(ids) for ids in cold.values()}) == 1
+    assert drawn(9, 2) == drawn(9, 2)
+    assert len({drawn(9, step) for step in range(8)}) > 4
+    assert len({drawn(position, 2) for position in range(8)}) > 4
+    assert len({drawn(9, 2, seed) for seed in range(8)}) > 4

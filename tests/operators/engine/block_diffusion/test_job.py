@@ -92,11 +92,6 @@ def test_what_cannot_work_together_is_refused(sampling, runtime, said):
         setup.check(SamplingSettings(**sampling), EngineSettings(**runtime), ModelSettings())
 
 
-def test_keys_of_block_diffusion_are_none_of_the_other_strategy(tmp_path, capsys):
-    run(tmp_path / "out", "decode=autoregressive", "decode.block_length=4", code=ExitCode.CONFIG)
-    assert "'decode.block_length' is a key of another option of decode" in capsys.readouterr().err
-
-
 def test_a_class_that_is_no_strategy_is_named():
     with pytest.raises(ConfigError, match=re.escape("decode.strategy='json:JSONDecoder' is no decode strategy")):
         decode_setup(DecodeSettings(strategy="json:JSONDecoder"))
@@ -125,13 +120,6 @@ def test_what_a_store_has_is_found_and_cut_and_not_found_under_other_settings(tm
     assert totals(tmp_path / "three")["generate/store_hits"] == 20
     run(tmp_path / "four", store, "decode.denoising_steps=2")
     assert totals(tmp_path / "four")["generate/store_hits"] == 0
-
-
-@pytest.mark.laws
-def test_slots_change_nothing(tmp_path):
-    one = run(tmp_path / "one")
-    assert run(tmp_path / "two", "runtime.slots=3") == one
-    assert run(tmp_path / "three", "runtime.slots=20") == one
 
 
 def test_samples_differ_and_equal_greedy_rows_are_made_once(tmp_path):

@@ -59,8 +59,7 @@ def test_sequential_commits_the_leftmost():
 
 
 @pytest.mark.parametrize(
-    ("most", "chosen"),
-    [(0.0, [2]), (0.05, [2]), (0.1, [2]), (0.35, [2, 0]), (0.61, [2, 0, 3]), (9, None)],
+    ("most", "chosen"), [(0.0, [2]), (0.05, [2]), (0.1, [2]), (0.35, [2, 0]), (0.61, [2, 0, 3]), (9, None)]
 )
 def test_entropy_bounded_commits_as_long_as_the_sum_stays_below_the_bound(most, chosen):
     entropies = [0.2, 2.0, 0.1, 0.3]

@@ -1,19 +1,24 @@
-"""Work that other nodes have the engine's thread do: between its steps, one at a time, and never lost."""
+"""What the engine's thread does beside its steps: the work of other nodes, one at a time and never lost, and adding up
+for the machine's limit what its decoder computed."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
+from operators.engine.backend.limit import MachineLimit, ModelWork, Peaks
 from operators.engine.loop.thread import Closed, EngineThread
 from operators.engine.sampling.params import SamplingParams
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import Bench, RecordingDecoder, prompts, sequences, shape
-from tests.operators.engine.test_engine import collect_all, engine_on
+from tests.operators.engine.loop.test_thread import collect_all, engine_on
 
 
 @pytest.fixture(params=["with an engine", "without"])
@@ -115,21 +120,42 @@ def test_a_failure_of_the_engine_reaches_those_who_wait():
     thread.close()
 
 
-def test_the_thread_is_the_one_that_makes_the_steps():
-    """A second thread would have a second team of compute threads."""
-    thread = EngineThread()
-    before = thread.call(threading.get_ident)
-    steps: set[int] = set()
+class Noting(MachineLimit):
+    """Keeps the tokens, outputs and earlier tokens of each call, and its seconds."""
 
-    def seen(batch: BatchBuffer) -> int:
-        steps.add(threading.get_ident())
-        return 0
+    def __init__(self) -> None:
+        super().__init__(Peaks(1.0, 1.0), ModelWork(macs=1), 2.0)
+        self.calls: list[tuple[int, int, float]] = []
 
-    engines = [engine_on(FakeDecoder(shape(2), fail=seen), thread) for _ in range(2)]
-    for engine in engines:
-        woken = threading.Event()
-        client = engine.connect(StageMeter("node"), 1, 1000, woken.set)
-        client.submit(sequences(prompts(3)))
-        collect_all(client, woken, 3)
-    assert steps == {before} == {thread.call(threading.get_ident)}
-    thread.close()
+    def add(self, spans: Iterable[tuple[int, int]], outputs: int, seconds: float) -> None:
+        spans = list(spans)
+        super().add(spans, outputs, seconds)
+        seen = sum(depth - before for count, depth in spans for before in range(count))
+        self.calls.append((sum(count for count, _ in spans), outputs, seen))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"per_sequence": False, "n_ctx": 600}], ids=["per sequence", "unified"])
+def test_a_call_is_added_up_as_the_decoder_gets_it(sizes):
+    bench, limit, computed = Bench(shape(deterministic=False, **sizes)), Noting(), []
+    decode, buffer = bench.decoder.decode, bench.decoder.batch
+
+    def noting() -> Any:
+        n = buffer.n_tokens
+        computed.append((n, int(np.count_nonzero(buffer.output[:n])), int((buffer.pos[:n] + 1).sum())))
+        return decode()
+
+    bench.decoder.decode = noting  # type: ignore[method-assign]
+    bench.worker.log.limit = limit
+    texts = prompts(12)
+    bench.run(sequences([*texts, *texts[:4]]))  # some begin with the logits of an equal prompt: no call
+    assert limit.calls == computed
+    assert max(tokens for tokens, _, _ in computed) > 4
+    totals = bench.engine.totals()
+    assert totals["work_macs"] == sum(tokens for tokens, _, _ in computed)
+    assert 0 < totals["work_s"] <= totals["decode_s"]
+
+
+def test_an_engine_without_a_limit_has_no_such_totals():
+    bench = Bench(shape())
+    bench.run(sequences(prompts(2)))
+    assert not [key for key in bench.engine.totals() if key.startswith("work_")]

@@ -1,4 +1,5 @@
-"""Several engines on one thread: never two calls at once, all make progress, the fuller and the deeper first."""
+"""Engines on one thread: never two calls at once, all make progress, the fuller and the deeper first; clients that
+share one, and leave."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from operators.engine.loop.engine import Engine
 from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.policy import PATIENCE
+from operators.engine.sequence import Sequence
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
-from tests.operators.engine.test_engine import collect_all, engine_on
+from tests.operators.engine.fixtures import Bench, prompts, sequences, settings_for, shape, worker_on
+
+pytestmark = pytest.mark.usefixtures("memory")
 
 ENDLESS = SamplingParams()
 
@@ -124,13 +127,6 @@ def test_an_engine_without_credit_lets_the_others_compute(calls):
     assert collect_all(stuck, full, 12) == expected
 
 
-def test_a_job_is_done_between_the_steps_of_two_engines(calls):
-    for name in ("first", "second"):
-        endless(calls.engine(name), 1, 4)
-    calls.allow(1_000_000)
-    assert [calls.thread.call(lambda i=i: (i, list(calls.inside))) for i in range(50)] == [(i, []) for i in range(50)]
-
-
 def test_a_failure_of_one_engine_reaches_the_nodes_of_the_other(calls):
     calls.allow(1_000_000)
     woken = threading.Event()
@@ -158,3 +154,59 @@ def test_an_engine_that_is_closed_makes_no_more_steps_and_the_other_goes_on(call
     ending.join(30)
     assert not ending.is_alive()
     assert set(calls.make(20)) == {"staying"}
+
+
+def engine_on(decoder: FakeDecoder, thread: EngineThread | None = None) -> Engine:
+    return Engine(worker_on(decoder, settings_for(decoder.shape)), thread or EngineThread())
+
+
+def collect_all(client, woken: threading.Event, count: int):
+    rows: list[Sequence] = []
+    while len(rows) < count:
+        woken.wait(10)
+        woken.clear()
+        rows += client.collect()
+    return {row.handle: row.tokens for row in rows}
+
+
+def test_two_clients_share_an_engine_and_get_their_own_rows():
+    texts = prompts(40)
+    expected = Bench(shape(4)).run(sequences(texts))
+    engine = engine_on(FakeDecoder(shape(4)))
+    woken = [threading.Event(), threading.Event()]
+    clients = [engine.connect(StageMeter(f"node{i}"), i, 1000, woken[i].set) for i in range(2)]
+    rows = sequences(texts)
+    clients[0].submit(rows[:25])
+    clients[1].submit(rows[25:])
+    assert collect_all(clients[0], woken[0], 25) == {i: expected[i] for i in range(25)}
+    assert collect_all(clients[1], woken[1], 15) == {i: expected[i] for i in range(25, 40)}
+    assert clients[0].meter.tokens_in == sum(len(t) for t in texts[:25])
+    assert clients[1].meter.tokens_out == sum(len(expected[i]) for i in range(25, 40))
+    engine.thread.close()
+
+
+def test_leaving_frees_the_slots_for_the_others():
+    calls = threading.Semaphore(0)
+    engine = engine_on(FakeDecoder(shape(2), fail=lambda batch: calls.acquire() and 0))
+    stays, leaves = threading.Event(), threading.Event()
+    first = engine.connect(StageMeter("leaves"), 2, 1000, leaves.set)
+    second = engine.connect(StageMeter("stays"), 1, 1000, stays.set)
+    first.submit(sequences(prompts(10), SamplingParams(), max_tokens=150))  # no stop tokens: they would go on for long
+    calls.release(3)
+    leaving = threading.Thread(target=first.leave)
+    leaving.start()
+    calls.release(2)
+    leaving.join(10)
+    assert not leaving.is_alive()
+    assert engine.active_slots() == "slots 0/2"
+    calls.release(100_000)
+    texts = prompts(5, seed=9)
+    second.submit(sequences(texts))
+    assert collect_all(second, stays, 5) == Bench(shape(2)).run(sequences(texts))
+    engine.thread.close()
+
+
+def test_closing_an_engine_that_never_ran():
+    engine = engine_on(FakeDecoder(shape(2)))
+    engine.close()
+    assert engine.totals()["steps"] == 0

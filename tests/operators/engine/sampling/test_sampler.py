@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from operators.engine.sampling.logit_edits import Patch, forbid
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.sampling.penalties import Breakers
 from operators.engine.sampling.row_state import BLOCK, Uniforms
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sampling.top_k import block_maxima, fits, patch_maxima, top_tokens
@@ -103,28 +104,6 @@ def test_top_tokens_are_those_of_a_full_sort(seed, n_vocab, k, rows, ties, patch
     np.testing.assert_array_equal(logits, before)
 
 
-@pytest.mark.parametrize("k", often([1, 40, 200, 5000], 40, 5000))
-@pytest.mark.parametrize("kind", often(["normal", "equal", "few values", "mostly impossible"], "normal", "few values"))
-def test_top_tokens_at_the_size_of_a_real_vocabulary(k, kind):
-    logits = np.random.default_rng(0).normal(0, 2, (2, REAL)).astype(np.float32)
-    if kind == "equal":
-        logits[:] = 1.5
-    elif kind == "few values":
-        logits = np.round(logits)
-    elif kind == "mostly impossible":
-        logits[logits < 7] = -np.inf
-    assert top_of(logits, k, {}) == [by_sorting(line, k) for line in logits]
-
-
-def test_rows_that_share_memory_are_drawn_as_copies_are():
-    line = np.random.default_rng(0).normal(0, 2, 9001).astype(np.float32)
-    shared = np.broadcast_to(line, (4, 9001))
-    for kind in KINDS:
-        params = SamplingParams(**kind)
-        tokens = Sampler().draw(shared, [row(i, params) for i in range(4)])
-        assert tokens == Sampler().draw(shared.copy(), [row(i, params) for i in range(4)])
-
-
 @pytest.mark.parametrize("n_vocab", often([320, 4096, 20_011, REAL], 320, 20_011))
 def test_a_row_draws_the_same_in_any_company_and_its_logits_stay_as_they_are(n_vocab):
     """To the bit, in batches of 1, 2, 7, 16 and 32, at any place, beside rows of other parameters."""
@@ -151,28 +130,6 @@ def test_a_row_draws_the_same_in_any_company_and_its_logits_stay_as_they_are(n_v
             places = order[start : start + size]
             assert outcome(places, np.ascontiguousarray(logits[places])) == {i: alone[i] for i in places}
     np.testing.assert_array_equal(logits, before)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_candidates_have_the_same_bits_in_any_company(kind):
-    """Finer than tokens: what is drawn for a uniform moves only if a running sum does."""
-    random = np.random.default_rng(2)
-    logits = random.normal(0, 2, (16, 20_011)).astype(np.float32)
-    params = SamplingParams(**kind)
-
-    def draws(size: int) -> list[int | None]:
-        sampler = Sampler()
-        made: list[int | None] = []
-        for start in range(0, 16, size):
-            rows = [row(i, params) for i in range(start, start + size)]
-            for step in range(6):
-                tokens = sampler.draw(logits[start : start + size], rows)
-                for r, token in zip(rows, tokens, strict=True):
-                    r.tokens.append(token or step)
-            made += [t for r in rows for t in r.tokens]
-        return made
-
-    assert draws(16) == draws(1) == draws(4)
 
 
 def chi_square(drawn: np.ndarray, expected: np.ndarray) -> float:
@@ -286,15 +243,6 @@ def test_forbidden_tokens_never_come(kind):
     assert Sampler().draw(logits, [row(0, free, [1], [1, 1, 1])]) == [9]
 
 
-def test_penalties_see_the_prompt_and_the_window():
-    logits = np.array([[1.0, 0.9, 0.8, -5.0]], np.float32)
-    params = SamplingParams(repetition_penalty=2.0, penalty_last_n=3)
-    assert Sampler().draw(logits, [row(0, params, [3], [])]) == [0]
-    assert Sampler().draw(logits, [row(0, params, [0], [])]) == [1]
-    assert Sampler().draw(logits, [row(0, params, [0], [1])]) == [2]
-    assert Sampler().draw(logits, [row(0, params, [0, 3], [1, 3])]) == [0]  # 0 has left the window
-
-
 def test_logprobs_are_those_of_the_model_before_the_chain():
     logits = np.random.default_rng(4).normal(0, 2, (2, 5000)).astype(np.float32)
     exact = logits.astype(np.float64)
@@ -346,3 +294,11 @@ def test_the_numbers_of_draw_0_are_pinned():
     """Texts that were made with them must come again."""
     pinned = [0.8720734548204873, 0.29536538151378355, 0.26322058601135623]
     assert [Uniforms(7).at(t) for t in (0, 1, 64)] == pinned
+
+
+A, B, C, D, X, Y = range(6)
+
+
+def test_breakers_are_told_apart_by_their_content():
+    assert repr(Breakers([(1, 2), (3,)])) == repr(Breakers([(3,), (1, 2), (3,)]))
+    assert repr(Breakers([(1, 2)])) != repr(Breakers([(1,), (2,)]))

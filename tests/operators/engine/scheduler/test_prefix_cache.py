@@ -12,17 +12,8 @@ from operators.engine.scheduler.policy import CELLS_PER_TOKEN
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
-from tests.operators.engine.fixtures import (
-    WARM,
-    Bench,
-    RecordingDecoder,
-    in_slot,
-    only,
-    prompts,
-    sequences,
-    shape,
-)
+from operators.settings.runtime import KERNEL_TOKENS
+from tests.operators.engine.fixtures import WARM, Bench, RecordingDecoder, in_slot, only, prompts, sequences, shape
 
 
 def family(count: int, shared: int, seed: int = 0, longest: int = 90) -> list[np.ndarray]:
@@ -97,21 +88,6 @@ def test_a_row_that_waits_for_another_is_looked_at_once_a_step(monkeypatch):
     assert asked.call_count == 5
 
 
-def test_a_slot_that_is_refilled_needs_no_copy():
-    bench = Bench(shape(1))
-    bench.run(sequences(family(10, 40, longest=20)))
-    assert bench.scheduler.counts.shared_tokens == 40 * 9
-    assert bench.scheduler.counts.copies == 0
-
-
-def test_samples_of_a_prompt_draw_from_the_same_logits():
-    texts = [text for text in prompts(6, seed=7) for _ in range(8)]
-    bench = Bench(shape(16), optimise=only(sample_sharing=True))
-    result = bench.run(sequences(texts, WARM))
-    assert result == Bench(shape(16), optimise=only()).run(sequences(texts, WARM))
-    assert tokens_computed(bench) == sum(len(text) for text in texts[::8] if len(text) > 1)
-
-
 def test_samples_that_are_admitted_much_later_still_share():
     """Four slots, thirty samples: most begin when the first have long ended."""
     text = prompts(1, seed=11)[0]
@@ -120,18 +96,6 @@ def test_samples_that_are_admitted_much_later_still_share():
     assert bench.run(rows) == Bench(shape(4), optimise=only()).run(sequences([text] * 30, WARM))
     assert tokens_computed(bench) == len(text)
     assert all(row.placement.group is None for row in rows)
-
-
-def test_nothing_is_left_in_the_tree_but_what_the_slots_hold():
-    bench = Bench(shape(3))
-    bench.run(sequences(mixed_families()))
-    held = [slot for slot in bench.scheduler.slots.slots if slot.node is not None]
-    assert nodes_in(bench.queue.tree) <= sum(slot.node.depth for slot in held if slot.node)
-    for slot in held:
-        bench.scheduler.cache.clear(slot)
-    assert nodes_in(bench.queue.tree) == 0
-    assert not bench.queue.tree.cached
-    assert not bench.queue._groups
 
 
 def test_a_node_that_leaves_takes_its_rows_out_of_the_tree():
@@ -202,30 +166,6 @@ def test_the_tree_is_written_under_the_lock(monkeypatch):
         guard(name)
     bench.run(sequences(mixed_families(), WARM))
     assert set(written) == {"add_waiting", "remove_waiting", "insert", "release"}
-
-
-def test_nothing_is_kept_for_a_row_that_leaves_before_its_first_token():
-    bench = Bench(shape(1), preempt_every=1)
-    client = bench.client()
-    client.submit(sequences([np.arange(200, dtype=np.int32)] * 2))
-    bench.worker.step()
-    bench.scheduler._preempt()
-    client.leave()
-    assert not bench.queue._groups
-
-
-def test_rows_of_a_family_are_admitted_while_its_prefix_is_cached():
-    """Families in turn, one slot: without regard to prefixes each row would find the other family's."""
-    one, other = family(8, 64, seed=1, longest=10), family(8, 64, seed=2, longest=10)
-    texts = [text for pair in zip(one, other, strict=True) for text in pair]
-    bench = Bench(shape(1, max_sequence_tokens=256), optimise=OptimiseSettings(longest_first=False))
-    bench.run(sequences(texts))
-    assert bench.scheduler.counts.shared_tokens == 0  # 64 + 10 tokens leave no piece of 64
-    one, other = family(8, 30, seed=1, longest=10), family(8, 30, seed=2, longest=10)
-    texts = [text for pair in zip(one, other, strict=True) for text in pair]
-    bench = Bench(shape(1), optimise=OptimiseSettings(longest_first=False))
-    bench.run(sequences(texts))
-    assert bench.scheduler.counts.shared_tokens == 30 * 14
 
 
 def test_what_may_be_shared_depends_on_the_kernel_of_both():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from operators.engine.backend.fake import FakeDecoder
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.scheduler.radix_tree import BLOCK, RadixTree, common_length
+from operators.engine.scheduler.radix_tree import BLOCK, RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
@@ -249,23 +249,6 @@ def test_the_work_of_an_admission_grows_neither_with_the_queue_nor_with_prompts(
     assert sum(admitted) <= MOST_CALLS * len(admitted)
 
 
-def test_a_row_that_branches_off_what_stays_leaves_no_trace():
-    """A slot has the text for good; rows that came and went have cut it nowhere."""
-    tree, text = RadixTree(0), np.arange(32_768, dtype=np.int32)
-    slot = Slot(FakeDecoder(shape()), 0, prompt=text)
-    slot.node = tree.end_of(text)
-    tree.insert(slot, slot.node)
-    rows = sequences([np.append(text[:n], text[:40]) for n in range(100, 20_000, 100)])
-    node = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
-    for number, row in enumerate(rows):
-        row.owner = node
-        tree.add_waiting(row, (0, 0.0, 0, number))
-    assert len(nodes_of(tree)) > len(rows)
-    for row in rows:
-        tree.remove_waiting(row)
-    assert nodes_of(tree) == [slot.node]
-
-
 def test_the_ids_of_rows_that_have_left_are_freed():
     """Though others have a prefix that they were the first to have."""
     tree = RadixTree(0)
@@ -280,25 +263,3 @@ def test_the_ids_of_rows_that_have_left_are_freed():
     del row, rows[:2]
     assert first() is second() is None
     assert len(nodes_of(tree)) == 1
-
-
-def test_there_is_a_node_only_where_prompts_end_or_branch():
-    tree = RadixTree(0)
-    head = np.arange(100, dtype=np.int32)
-    rows = sequences([head, head[:50], np.concatenate([head[:40], head[:40]]), head[::-1].copy(), head[:BLOCK]])
-    for number, row in enumerate(rows):
-        tree.add_waiting(row, (0, 0.0, 0, number))
-    assert [row.placement.node.depth if row.placement.node else 0 for row in rows] == [6, 3, 5, 6, 0]
-    assert sorted(node.depth for node in nodes_of(tree)) == [2, 3, 5, 6, 6]
-    for row in rows:
-        tree.remove_waiting(row)
-    assert not nodes_of(tree)
-
-
-def test_common_length():
-    a = np.array([1, 2, 3], np.int32)
-    assert common_length(a, np.array([1, 2, 4, 5], np.int32)) == 2
-    assert common_length(a, np.array([1, 2, 4, 5], np.int32), 1) == 2
-    assert common_length(a, a) == common_length(a, a, 3) == 3
-    assert common_length(a, a[:0]) == 0
-    assert common_length(a, np.array([9], np.int32)) == 0

@@ -1,17 +1,47 @@
-"""The scheduler on the fake decoder: a row's tokens depend on the row alone, slots stay whole and contiguous."""
+"""The rules of scheduling, each on what it is told; slots are given lowest first, none lost or given twice; and on the
+fake decoder, a row's tokens depend on the row alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from operators.engine.backend.fake import FakeDecoder
+from operators.engine.scheduler import policy
+from operators.engine.scheduler.policy import (
+    PATIENCE,
+    KvBudget,
+    StepKind,
+    engine_rank,
+    match_rank,
+    may_admit,
+    may_pass,
+    next_batch,
+    order,
+    resumed,
+    victim,
+)
+from operators.engine.scheduler.slots import SlotPool
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch
-from operators.engine.sequence import FinishReason, State
-from operators.engine.sequence.placement import NodeQueue
+from operators.engine.sequence import Sequence, State
+from operators.engine.sequence.placement import NodeQueue, Slot
 from pipeline.api.meter import StageMeter
-from tests.operators.engine.fixtures import Bench, prompts, sequences, shape
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, check_pool, prompts, sequences, shape
 
 pytestmark = pytest.mark.usefixtures("memory")
+
+
+def test_the_deepest_node_is_served_first():
+    bench = Bench(shape(2))
+    near, far = (NodeQueue(StageMeter("node"), depth, 10, lambda: None) for depth in (1, 5))
+    bench.queue.add(near)
+    bench.queue.add(far)
+    bench.queue.submit(near, sequences(prompts(2)))
+    bench.queue.submit(far, sequences(prompts(2)))
+    bench.scheduler.schedule(0.0)
+    assert (near.waiting, far.waiting) == (2, 0)
 
 
 def test_every_decode_step_has_contiguous_slots_from_zero():
@@ -20,15 +50,6 @@ def test_every_decode_step_has_contiguous_slots_from_zero():
     decodes = [call for call, n in zip(bench.decoder.calls, bench.column("decode_tokens"), strict=True) if n]
     assert decodes
     assert all(call == tuple(range(len(call))) for call in decodes)
-
-
-def test_a_prefill_call_is_one_micro_batch():
-    bench = Bench(shape(6))
-    bench.run(sequences([np.full(20, i, np.int32) for i in range(6)]))
-    assert bench.decoder.calls[0] == (0, 1, 2, 3, 4, 5)  # 6 x 20 tokens fit n_ubatch=128
-    bench = Bench(shape(6))
-    bench.run(sequences([np.full(60, i, np.int32) for i in range(6)]))
-    assert bench.decoder.calls[:3] == [(0, 1), (2, 3), (4, 5)]
 
 
 def prefills(bench: Bench) -> list[tuple[int, int]]:
@@ -102,29 +123,118 @@ def test_credit_bounds_what_is_in_flight():
     assert any(bench.column("unfilled_credit"))
 
 
-def test_the_deepest_node_is_served_first():
-    bench = Bench(shape(2))
-    near, far = (NodeQueue(StageMeter("node"), depth, 10, lambda: None) for depth in (1, 5))
-    bench.queue.add(near)
-    bench.queue.add(far)
-    bench.queue.submit(near, sequences(prompts(2)))
-    bench.queue.submit(far, sequences(prompts(2)))
-    bench.scheduler.schedule(0.0)
-    assert (near.waiting, far.waiting) == (2, 0)
+def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: int = 0) -> Sequence:
+    return Sequence(0, np.zeros(length, np.int32), GREEDY, 0, max_tokens, priority=priority, chunk=chunk)
 
 
-def test_finish_reasons():
-    bench = Bench(shape(2))
-    client = bench.client()
-    rows = sequences(prompts(40), max_tokens=12)
-    client.submit(rows)
-    while bench.scheduler.runnable:
-        bench.worker.step()
-    for row in client.collect():
-        assert row.state is State.FINISHED
-        if row.finish_reason is FinishReason.LENGTH:
-            assert len(row.tokens) == 12
-        else:
-            assert row.finish_reason is FinishReason.STOP
-            assert len(row.tokens) < 12
-    assert {row.finish_reason for row in rows} == {FinishReason.LENGTH, FinishReason.STOP}
+def test_rows_wait_by_age_then_priority_then_length_then_arrival():
+    waiting = [seq(), seq(max_tokens=90), seq(priority=1.0), seq(chunk=1), seq(chunk=2, priority=9.0)]
+    for longest_first, wanted in ((True, [2, 1, 0, 3, 4]), (False, [2, 0, 1, 3, 4])):
+        places = [order(one, n, longest_first=longest_first) for n, one in enumerate(waiting)]
+        assert sorted(range(5), key=places.__getitem__) == wanted
+
+
+@pytest.mark.parametrize(
+    ("budget", "reserved", "admits"),
+    [
+        (KvBudget(None), 1_000_000, True),
+        (KvBudget(10), 0, True),  # alone
+        (KvBudget(100), 60, True),
+        (KvBudget(100), 61, False),
+        (KvBudget(100, optimistic=True), 61, True),  # 10 and 15 of 30 tokens
+        (KvBudget(100, optimistic=True, finished=2, finished_tokens=60), 61, False),
+    ],
+)
+def test_a_row_is_admitted_where_it_fits(budget, reserved, admits):
+    assert may_admit(seq(), budget, reserved) is admits
+
+
+@pytest.mark.parametrize(
+    ("counts", "per_sequence", "block", "kind"),
+    [
+        ((3, 1, 1), True, 0, StepKind.SAMPLE),
+        ((3, 0, 1), True, 0, StepKind.PREFILL),
+        ((3, 0, 1), True, 4, StepKind.MIXED),
+        ((3, 0, 1), False, 0, StepKind.MIXED),
+        ((3, 0, 0), False, 0, StepKind.DECODE),
+        ((3, 0, 0), True, 0, StepKind.DECODE),
+        ((0, 0, 0), True, 0, None),
+    ],
+)
+def test_sampling_comes_before_prompts_and_prompts_before_decoding(counts, per_sequence, block, kind):
+    assert next_batch(*counts, per_sequence=per_sequence, block=block) is kind
+
+
+def mixed_everywhere(*counts: int, per_sequence: bool, block: int) -> StepKind | None:
+    """Prompts beside decoding sequences also where each slot is its own stream."""
+    return next_batch(*counts, per_sequence=False, block=block)
+
+
+def prompts_before_samples(
+    rows: int, known: int, prefilling: int, *, per_sequence: bool, block: int
+) -> StepKind | None:
+    return next_batch(rows, 0 if prefilling else known, prefilling, per_sequence=per_sequence, block=block)
+
+
+@pytest.mark.parametrize("rule", [mixed_everywhere, prompts_before_samples])
+def test_a_rule_is_changed_in_the_policy_alone(monkeypatch, rule):
+    texts = [text for text in prompts(30, longest=200) for _ in range(3)]
+    expected = Bench(shape(5))
+    tokens = expected.run(sequences(texts, WARM))
+    monkeypatch.setattr(policy, "next_batch", rule)
+    bench = Bench(shape(5))
+    assert bench.run(sequences(texts, WARM)) == tokens
+    assert bench.column("rows") != expected.column("rows")
+
+
+def test_a_cached_prefix_passes_rows_of_its_age_and_priority_alone():
+    first, shorter, less, younger = (
+        order(one, n, longest_first=True)
+        for n, one in enumerate((seq(), seq(max_tokens=1), seq(priority=-1.0), seq(chunk=2)))
+    )
+    assert may_pass(shorter, first)
+    assert not may_pass(less, first)
+    assert not may_pass(younger, first)
+
+
+def test_the_longest_prefix_is_taken_over_then_what_is_there_then_the_lowest_slot():
+    slots = [Slot(FakeDecoder(shape()), index, num_cached=cached) for index, cached in enumerate((50, 64, 64, 0))]
+    matches = [(slots[3], 80), (slots[1], 64), (slots[2], 64), (slots[0], 64)]
+    assert sorted(matches, key=lambda match: match_rank(*match), reverse=True) == matches
+
+
+def test_an_engine_that_waited_comes_first_then_the_fuller_then_the_deeper():
+    ranks = [engine_rank(PATIENCE, 0.1, 0), engine_rank(0, 1.0, 0), engine_rank(1, 0.5, 9), engine_rank(2, 0.5, 1)]
+    assert sorted(ranks, reverse=True) == ranks
+
+
+def test_the_youngest_gives_up_its_slot_and_the_oldest_is_resumed_first():
+    rows = [seq(), seq(), seq()]
+    for row, number in zip(rows, (4, 7, 2), strict=True):
+        row.placement.admission = number
+    assert victim(rows) is rows[1]
+    assert resumed(rows) is rows[2]
+
+
+DECODER = FakeDecoder(shape(8))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60))
+def test_any_use_keeps_the_slots_whole(uses):
+    pool = SlotPool(DECODER)
+    rows = iter(sequences(prompts(60)))
+    for give, which in uses:
+        if give and pool.free:
+            expected = min(set(range(8)) - {r.slot.index for r in pool.rows()})
+            assert pool.allocate(next(rows)).index == expected
+        elif not give and len(pool):
+            pool.release(pool.rows()[which % len(pool)])
+        check_pool(pool)
+        while (hole := pool.hole()) is not None:
+            row, target = hole
+            assert target.index < row.slot.index
+            pool.release(row)
+            assert pool.allocate(row, target) is target
+            check_pool(pool)
+        assert [r.slot.index for r in pool.rows()] == list(range(len(pool)))

@@ -9,10 +9,9 @@ import pytest
 
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
-from operators.engine.sequence import Sequence
 from operators.settings.runtime import OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
-from tests.operators.engine.scheduler.test_prefix_cache import family, mixed_families, nodes_in, tokens_computed
+from tests.operators.engine.scheduler.test_prefix_cache import family, mixed_families, tokens_computed
 from tests.sets import often
 
 
@@ -164,29 +163,3 @@ def test_no_snapshot_is_taken_while_a_copy_waits_for_a_call():
     bench.run(sequences(mixed_families()))
     assert {"copy", "save"} <= set(done)
     assert ("copy", "save") not in itertools.pairwise(done)
-
-
-def test_sequences_whose_leader_leaves_compute_the_prefix_themselves():
-    bench = Bench(sizes(2), flash_attention=False)
-    first, second = bench.client(), bench.client()
-    texts = family(3, 300, longest=60)
-    second.submit(sequences([texts[0]]))
-    first.submit(sequences(texts[1:]))
-    bench.worker.step()
-    second.leave()
-    for _ in range(60):
-        bench.worker.step()
-    rows: list[Sequence] = first.collect()
-    assert len(rows) == 2
-    assert all(row.tokens for row in rows)
-
-
-def test_nothing_is_left_in_the_tree_but_the_snapshots():
-    bench = Bench(sizes(3), flash_attention=False)
-    bench.run(sequences(mixed_families()))
-    assert bench.scheduler.cache.snapshot_bytes
-    bench.scheduler.cache.forget()
-    assert bench.scheduler.cache.snapshot_bytes == 0
-    assert nodes_in(bench.queue.tree) == 0
-    assert not bench.queue.tree.cached
-    assert not bench.queue._groups

@@ -109,30 +109,11 @@ class Job:
         return self.tokens / self.time / (self.rows / self.call_s(self.rows))
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize(
-    ("rows", "right", "seconds", "likely"),
-    [
-        (1, 0.9, lambda n: 1 + 0.05 * n, {6, 8}),
-        (1, 0.6, lambda n: 1 + 0.2 * n, {2, 3, 4}),
-        (1, 0.1, lambda n: 1 + 0.3 * n, {1}),
-        (16, 0.9, lambda n: 0.1 * n, {1}),
-        (16, 0.5, lambda n: 1 + 0.1 * n, {1}),
-        (16, 0.9, lambda n: 5 + 0.02 * n, {8}),
-    ],
-)
-def test_most_tokens_a_second_are_chosen(rows, right, seconds, likely):
-    job = Job(rows, seconds, 0.0, noise=20.0)
-    for _ in range(4000):
-        job.step(right)
-    latest = job.chosen[2000:]
-    assert max(set(latest), key=latest.count) in likely
-    assert job.gain > 1.0 - 2 * EXPLORATION_SHARE
-
-
 @pytest.mark.parametrize(
     ("rows", "right", "draft_s", "late_s", "least", "likely"),
     [
+        (1, 0.9, 0.0, 0.0, 2.0, {6, 8}),
+        (16, 0.9, 0.0, 0.0, 0.98, {1}),
         (1, 0.9, 0.1, 3.0, 1.8, {6, 8}),
         (1, 0.7, 0.2, 3.0, 1.2, {3, 4}),
         (1, 0.7, 0.9, 0.0, 0.98, {1}),
@@ -142,7 +123,8 @@ def test_most_tokens_a_second_are_chosen(rows, right, seconds, likely):
     ],
 )
 def test_drafts_are_made_where_they_pay_with_what_they_cost(rows, right, draft_s, late_s, least, likely):
-    """A call of one row costs 1.05, of 16 rows 1.8: the last case. The fifth has prompts that take too long to read."""
+    """A call of one row costs 1.05, of 16 rows 1.8. Drafts without costs are those of lookup; after 300 s the
+    prompts would have taken too long to read."""
     job = Job(rows, lambda n: 1 + 0.05 * n, draft_s, late_s) if rows == 1 else Job(rows, lambda n: 0.1 * n, draft_s)
     for _ in range(6000):
         job.step(right)

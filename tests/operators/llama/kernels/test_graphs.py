@@ -12,12 +12,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from gguf import GGUFReader, Keys
+from gguf import GGUFReader, TokenType
 from numpy.typing import NDArray
 
 from operators.llama.kernels import keep_rows_apart
 from operators.llama.library import initialise
 from operators.llama.packed import load_model, state
+from tests.operators.llama.gguf_files import with_tokens
 from tests.operators.llama.kernels.library import GROUP, KINDS
 from tests.sets import often
 from tools.models import make_model
@@ -37,14 +38,8 @@ the activations of Q8_0 and Q4_0 as we do, in blocks of 32, and those of K-quant
 
 def padded() -> Vocabulary:
     """A vocabulary of a multiple of 16 tokens, so that the output, too, can be packed."""
-    usual = builtin_vocabulary()
-    more = -usual.n_tokens % GROUP
-    longer = {Keys.Tokenizer.LIST: [f"<unused {i}>" for i in range(more)], Keys.Tokenizer.TOKEN_TYPE: [5] * more}
-    values = (
-        value._replace(value=[*value.value, *longer[value.key]]) if value.key in longer else value  # type: ignore[misc]
-        for value in usual.values
-    )
-    return Vocabulary(usual.n_tokens + more, tuple(values))
+    more = -builtin_vocabulary().n_tokens % GROUP
+    return with_tokens({f"<unused {i}>": TokenType.UNUSED for i in range(more)})
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape, file_type: str, vocabulary: Any) -> Path:
