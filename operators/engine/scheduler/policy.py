@@ -1,9 +1,19 @@
-"""The scheduling policy: all rules, as functions, in the order in which a sequence meets them. Change a rule here.
+"""The scheduling policy: all rules, as functions. Change a rule here.
 
-waiting_queue.py applies those on the order of admission, prefix_cache.py those on slots and prefixes, loop/thread.py
-that on engines, and scheduler.py the others. Nothing here moves a sequence. A text is made of the same tokens under any
-policy, to the bit as long as prompts do not share a call with decoding sequences in the per-sequence layout; what
-changes is how long a run takes.
+| function | decides | applied by |
+|---|---|---|
+| `by_depth` | which node's sequences are admitted first | waiting_queue.py |
+| `order`, `may_pass` | which sequence of a node, and when one with a cached prefix may pass it | waiting_queue.py |
+| `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
+| `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
+| `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
+| `prefill_group`, `prefill_beside` | which prompts share a call | scheduler.py |
+| `closes_holes` | whether sequences move to consecutive slots before a decode step | scheduler.py |
+| `victim`, `resumed` | which sequence gives up its slot where the KV cache is full, or gets one back | scheduler.py |
+| `engine_rank` | which engine makes the next step | operators/engine/loop/thread.py |
+
+Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
+share a call with decoding sequences in the per-sequence layout; what changes is how long a run takes.
 """
 
 from __future__ import annotations
