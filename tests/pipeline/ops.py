@@ -12,18 +12,26 @@ from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, RejectKind,
 NUMBERS = pa.schema([ROW, pa.field("x", pa.int64())])
 
 
+class Passes(BaseOperator):
+    """A base for operators that keep the columns of their rows."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+
 class Count(BaseOperator):
     """A source of `rows` rows x = row, in chunks and batches of a given size."""
 
     def __init__(self, rows: int, chunk_rows: int = 10, batch_rows: int = 3) -> None:
         self.rows, self.chunk_rows, self.batch_rows = rows, chunk_rows, batch_rows
-        self.sent = 0
+        self.first = self.sent = 0
 
     def plan(self) -> pa.Schema:
         return NUMBERS
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        for chunk, first in enumerate(range(0, self.rows, self.chunk_rows)):
+        for chunk in range(self.first, -(-self.rows // self.chunk_rows)):
+            first = chunk * self.chunk_rows
             last = min(first + self.chunk_rows, self.rows)
             for start in range(first, last, self.batch_rows):
                 values = list(range(start, min(start + self.batch_rows, last)))
@@ -48,11 +56,8 @@ class Apply(BaseOperator):
         yield batch.with_data(pa.record_batch([*batch.data.columns, y], schema=self.schema))
 
 
-class KeepEven(BaseOperator):
+class KeepEven(Passes):
     """Filters odd x out."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         x = batch.data.column("x").to_pylist()
@@ -62,11 +67,8 @@ class KeepEven(BaseOperator):
         yield batch.with_data(batch.data.take(pa.array([i for i, v in enumerate(x) if not v % 2], pa.int64())))
 
 
-class Twice(BaseOperator):
+class Twice(Passes):
     """Gives every row two times."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         both = pa.Table.from_batches([batch.data, batch.data]).combine_chunks().to_batches()[0]
@@ -114,14 +116,11 @@ class Collect(BaseOperator):
         return [v for b in self.batches for v in b.data.column(name).to_pylist()]
 
 
-class Buffer(BaseOperator):
+class Buffer(Passes):
     """Gives the rows of a chunk when it ends, as one that sorts does."""
 
     def __init__(self) -> None:
         self.held: dict[int, list[Batch]] = {}
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         self.held.setdefault(batch.chunk, []).append(batch)
@@ -131,14 +130,11 @@ class Buffer(BaseOperator):
         return self.held.pop(chunk, [])
 
 
-class TakeChunks(BaseOperator):
+class TakeChunks(Passes):
     """Leaves after `chunks` chunks."""
 
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         for item in inbox:

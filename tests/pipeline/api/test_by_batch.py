@@ -24,7 +24,7 @@ from pipeline.api.errors import DamagedError, InputError, SourceError, StorageEr
 from pipeline.api.machine_errors import of_machine
 from pipeline.api.protocols import BaseOperator
 from pipeline.api.records import Batch, ChunkEnd, Output
-from tests.pipeline.ops import NUMBERS
+from tests.pipeline.ops import NUMBERS, Passes
 
 
 def _chained(error: BaseException, cause: BaseException) -> BaseException:
@@ -72,15 +72,12 @@ OF_A_ROW: list[BaseException] = [
 ROWS = 5
 
 
-class Raises(BaseOperator):
+class Raises(Passes):
     """Raises at x = 3, and counts how often it has seen each x."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
         self.seen: list[int] = []
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         for x in batch.data.column("x").to_pylist():
