@@ -49,14 +49,10 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_it_writes_nothing(here, capsys):
+def test_it_writes_nothing_also_where_a_run_has_begun(here, capsys):
     before = files(here)
     told(capsys, *FAKE, "dry_run=true")
     assert files(here) == before
-    assert [p.name for p in here.iterdir()] == ["rows.jsonl"]
-
-
-def test_nor_where_a_run_has_begun(here, capsys):
     main(["job=generate", "data.path=rows.jsonl", *FAKE])
     capsys.readouterr()
     before = files(here)
@@ -73,13 +69,6 @@ def test_three_prompts_are_shown_as_they_are_with_what_does_not_print_escaped(he
     assert [int(count) for count, _ in shown] == [len(row.encode()) for row in rows]  # the fake has a token a byte
     assert "\x1b" not in text
     assert "“0”" in text
-
-
-def test_lengths_that_are_fixed_are_known(here, capsys):
-    text = told(capsys, *FAKE, "dry_run=true", "sampling.ignore_eos=true", "runtime.optimise.identical_rows=false")
-    assert figure(text, "rows") == "35"
-    assert figure(text, "tokens out") == str(35 * 12)
-    assert "is not known" not in text
 
 
 def test_lengths_that_are_not_are_what_the_run_makes(here, capsys):
@@ -191,7 +180,8 @@ def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys, 
     main(["job=generate", "data.path=rows.jsonl", *FAKE])
     capsys.readouterr()
     changed = (*FAKE, "sampling.temperature=0.5")
-    for settings, says in ((changed, "sampling.temperature"), ((*FAKE, "runtime.memory_limit=1KiB"), "memory_limit")):
+    small, no_model = (*FAKE, "runtime.memory_limit=1KiB"), ("model.path=no.gguf", "output_dir=other")
+    for settings, says in ((changed, "sampling.temper"), (small, "memory_limit"), (no_model, "does not exist")):
         dry = told(capsys, *settings, f"dry_run={dry_run}", code=2)
         assert says in dry
         assert dry == told(capsys, *settings, code=2)
@@ -228,23 +218,6 @@ def test_an_operator_that_fails_fails_as_in_the_run(here, capsys):
         assert main(["job=job.yaml", "progress=none", *arguments]) == 1
         captured = capsys.readouterr()
         assert "the machine caught fire" in captured.out + captured.err
-
-
-def test_a_missing_model_is_named_at_once_whatever_dry_run_is(here, capsys):
-    for mode in ("true", "plan"):
-        assert "does not exist" in told(capsys, "model.path=no.gguf", f"dry_run={mode}", code=2)
-
-
-def test_the_plan_loads_no_model(here, capsys):
-    text = told(capsys, *FAKE, "dry_run=plan")
-    assert "results would go to outputs/generate" in text
-    assert "estimate" not in text
-
-
-def test_dry_run_is_one_of_three(here, capsys):
-    assert "dry_run='maybe' cannot work: it is true (estimate, with the model)" in told(
-        capsys, "dry_run=maybe", *FAKE, code=2
-    )
 
 
 def test_what_a_calibration_would_choose_is_assumed_and_said(here, capsys, monkeypatch):

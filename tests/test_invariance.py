@@ -7,7 +7,6 @@ import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,7 +15,6 @@ from pipeline.cli.main import main
 from pipeline.system.file_cache import PLACE
 from tests.operators.engine.rules import scheduled
 from tests.sets import often
-from tools.models.make_model import write_model
 
 pytestmark = pytest.mark.slow("runs a job in several ways with the model that ships")
 
@@ -113,57 +111,3 @@ def test_the_prompts_are_of_the_lengths_that_matter(prompts, tmp_path):
     assert max(lengths) > 300
     assert any(56 <= n < 64 for n in lengths)
     assert any(64 <= n < 80 for n in lengths)
-
-
-FEW_WAYS = ("seven slots, shuffled", "one slot", "two slots", "sixteen slots")
-
-
-@pytest.fixture(scope="module")
-def two_hundred(tmp_path_factory) -> tuple[str, ...]:
-    """200 prompts of 5 to 700 tokens, and a model with random weights that takes them."""
-    folder = tmp_path_factory.mktemp("two-hundred")
-    write_model(folder / "model.gguf", file_type="q8_0")
-    random = np.random.default_rng(0)
-    lengths = [
-        5,
-        62,
-        63,
-        64,
-        65,
-        127,
-        128,
-        129,
-        511,
-        512,
-        513,
-        700,
-        *random.geometric(1 / 60, 188).clip(5, 700).tolist(),
-    ]
-    # The built-in vocabulary has a token for each byte; digits merge with nothing.
-    texts = ["".join(random.choice(list("0123456789"), n)) for n in lengths]
-    path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
-    return (
-        *("model=gguf", f"model.path={folder / 'model.gguf'}", f"data.path={path}", "chunk_rows=64"),
-        *("nodes.render.op.template='{{ prompt }}'", "sampling.ignore_eos=true", "runtime.max_sequence_tokens=1024"),
-    )
-
-
-@pytest.fixture(scope="module", params=["sampling.temperature=1", "sampling.temperature=0"])
-def reference(request, two_hundred, tmp_path_factory) -> tuple[str, str]:
-    out = tmp_path_factory.mktemp("reference") / "out"
-    digest = digest_of(out, *two_hundred, request.param, "runtime.slots=11")
-    counts = [
-        n for path in (out / "data").glob("*.parquet") for n in pq.read_table(path)["prompt_token_count"].to_pylist()
-    ]
-    assert len(counts) == 200
-    assert (min(counts), max(counts)) == (5, 700)
-    return request.param, digest
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize("way", FEW_WAYS)
-def test_two_hundred_rows_of_5_to_700_tokens(reference, two_hundred, way, tmp_path):
-    temperature, digest = reference
-    with scheduled(**RULES.get(way, {})):
-        assert digest_of(tmp_path / "out", *two_hundred, temperature, *WAYS[way]) == digest

@@ -1,29 +1,21 @@
-"""docs/jobs.md has every job that ships, with keys and values that are so, and what it tells people to type works."""
+"""docs/jobs.md has every job that ships, with keys and values that are so."""
 
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import yaml
 
 from pipeline import PROJECT
-from pipeline.api.errors import ExitCode
 from pipeline.config.jobs import JOBS, jobs_table
 from pipeline.config.keys import CONF, known_keys
-from tests.test_readme import FENCE, MODEL, run
 from tools.bench.scenarios import SCENARIOS
-
-pytestmark = pytest.mark.slow("runs the commands of the page of jobs")
 
 PAGE = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
 NAMES = sorted(path.stem for path in JOBS.glob("*.yaml"))
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 WIDEST = 110
 """Columns of a line of the list of jobs; the help has none wider than 120."""
 
@@ -63,21 +55,6 @@ def settings_shown(name: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| `([\w.]+)` \| (.*?) ?\|", SECTIONS[name], re.M)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """A directory with the files that the page takes for granted."""
-    monkeypatch.chdir(tmp_path)
-    for block in FENCE.finditer(PAGE):
-        if block["mark"] and block["mark"].startswith("file: "):
-            path = Path(block["mark"].removeprefix("file: "))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block["text"].replace("/models/my.gguf", str(MODEL)), encoding="utf-8")
-    Path("mine/job").mkdir()
-    shutil.copy("tickets.yaml", "mine/job")
-    pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
-    return tmp_path
-
-
 def test_every_job_has_its_section_and_no_other_has_one():
     assert sorted(SECTIONS) == NAMES
     assert [name for name in NAMES if f"| [{name}](#{name}) |" not in PAGE] == []
@@ -113,12 +90,6 @@ def test_a_job_has_its_graph_or_names_one_that_is_the_same(name):
 
 def test_it_names_every_scenario_of_the_benchmark():
     assert [name for name in SCENARIOS if f"`{name}`" not in SECTIONS["bench"]] == []
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_works(here, command):
-    assert run(command) == ExitCode.DONE
 
 
 def test_a_job_is_a_line_of_the_list_and_says_what_it_does():

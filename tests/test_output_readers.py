@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.results.reader import read_results
 from pipeline.system.result_files import scan_folder
 from tests.sets import often
 
@@ -67,7 +68,9 @@ def test_every_format_has_the_same_rows_and_the_state_knows_its_columns(made, su
     assert sorted(p.name for p in (out / "data").iterdir()) == [f"part-{k:05d}.{suffix}" for k in range(3)]
     found = rows(scan_folder(out / "data"))
     assert len(found) == ROWS
-    assert found == rows(scan_folder(made["parquet"] / "data"))
+    read = read_results(out).rows("data")
+    assert read is not None
+    assert found == rows(scan_folder(made["parquet"] / "data")) == rows(read)
     assert columns(out) == columns(made["parquet"])
 
 

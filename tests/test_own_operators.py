@@ -1,5 +1,5 @@
-"""docs/own_operators.md does what it says: a user's file beside the job, from any directory, and noticed when it
-changes."""
+"""docs/own_operators.md and docs/python.md do what they say: a user's file beside the job is found from any directory
+and noticed when it changes; the blocks run one after the other."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import PROJECT as ROOT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.pipeline.command_line import ended
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow("runs what the pages show")
+
 FILE = re.compile(r"`(\w+\.(?:py|yaml))`[^\n]*:\n\n```\w+\n(.*?)```", re.S)
 TEXTS = ["one", "an elephant went by", "of a to", "the quick fox"]
 
@@ -77,3 +80,23 @@ def test_a_file_whose_name_is_taken_is_found_out(folder, capsys):
     assert run(folder, "nodes.count.op._target_=code.WordCount") == ExitCode.CONFIG
     message = capsys.readouterr().err
     assert re.search(r"module 'code' \(\S+code.py\) has no 'WordCount'; a file beside the job comes after", message)
+
+
+def test_the_blocks_of_the_page_run_in_their_order(tmp_path):
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 5
+    checks = [
+        "assert result.counts['data_rows'] == 4",
+        "assert result.rows().collect()['prompt'].to_list()[1] == 'What is 2 + 3?'",
+        "assert table.num_rows == dataset.num_rows == len(answered) == 1",
+        "assert result.rows().collect()['verdict'].item() in ('yes', 'no')",
+        "assert (row := result.rows().collect().row(0, named=True))['loud'] == row['reply'].upper()",
+    ]
+    parts = ["from tests.reports import write_none; write_none()"]
+    parts += [part for pair in zip(blocks, checks, strict=True) for part in pair]
+    ran = ended(tmp_path, sys.executable, "-c", "\n".join(parts))
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "outputs/mine/input.parquet").is_file()
+    assert (tmp_path / "pairs.yaml").is_file()
+    assert "the results go to" in ran.stderr

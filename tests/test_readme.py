@@ -1,18 +1,25 @@
-"""What README.md and six pages of docs/ tell people to type works, and what they say of the files is so."""
+"""What README.md and the pages of docs/ tell people to type works, and what they say of files, keys and types is so."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from docs.refresh_readme import BLOCK, PAGES, output_of
+from operators.formats.input_file import CODECS
+from operators.formats.registry import ENDINGS
+from operators.rows.arrow_types import SCALARS
+from operators.settings import DataSettings
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -20,13 +27,17 @@ from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs the commands of the README")
 
-README, OUTPUT = ((PROJECT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/output.md"))
-STEPS, *MORE = (
-    (PROJECT / f"docs/{name}.md").read_text(encoding="utf-8")
-    for name in ("steps", "sampling", "performance", "models", "install")
+README, OUTPUT, DATA, JOBS, STEPS, *MORE = (
+    (PROJECT / name).read_text(encoding="utf-8")
+    for name in (
+        *("README.md", "docs/output.md", "docs/data.md", "docs/jobs.md", "docs/steps.md"),
+        *("docs/sampling.md", "docs/performance.md", "docs/models.md", "docs/install.md"),
+    )
 )
-RUN_PAGES = (README, OUTPUT, STEPS, *MORE)
-"""Pages whose commands are run here; those of docs/jobs.md and docs/data.md are run by tests of their own."""
+RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, *MORE)
+"""Pages whose commands are run."""
+NEEDS = {"outputs/quickstart": "job=quickstart"}
+"""What a command reads that another one makes."""
 PIPELINE = ".venv/bin/python -m pipeline"
 MODEL = PROJECT / "models/tiny/tiny-q8_0.gguf"
 FENCE = re.compile(r"(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
@@ -87,13 +98,24 @@ def here(tmp_path, monkeypatch) -> Path:
     prompts.write_ndjson("prompts.jsonl")
     Path("parts").mkdir()
     prompts.write_parquet("parts/one.parquet")
-    messages = [[{"role": "user", "content": text}] for text in questions["question"]]
-    pl.DataFrame({"messages": messages}).write_ndjson("chats.jsonl")
+    prompts.write_ndjson("more.jsonl.gz", compression="gzip")
+    Path("folder").mkdir()
+    prompts.write_parquet("folder/train.parquet")
+    plain = [[{"role": "user", "content": text}] for text in prompts["prompt"]]
+    parts = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts["prompt"]]
+    for name, conversations in (("chats", plain), ("mixed", plain + parts)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    Path("tools.json").write_text(json.dumps([tool]))
     Path("topics.csv").write_text("topic\nrivers\nbread\n", encoding="utf-8")
-    for block in (*FENCE.finditer(README), *FENCE.finditer(STEPS)):
+    pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
+    for block in (block for page in (README, STEPS, JOBS) for block in FENCE.finditer(page)):
         if block["mark"] and block["mark"].startswith("file: "):
-            text = block["text"].replace("/models/my.gguf", str(MODEL))
-            Path(block["mark"].removeprefix("file: ")).write_text(text, encoding="utf-8")
+            path = Path(block["mark"].removeprefix("file: "))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block["text"].replace("/models/my.gguf", str(MODEL)), encoding="utf-8")
+    Path("mine/job").mkdir()
+    shutil.copy("tickets.yaml", "mine/job")
     return tmp_path
 
 
@@ -102,29 +124,31 @@ def test_there_is_something_to_run():
     assert set(NOT_RUN) <= set(commands())
 
 
-@pytest.mark.parametrize("command", often(runnable(), *commands(README)))
-def test_a_command_of_the_readme_works(here, command):
+@pytest.mark.parametrize("command", often(runnable(), *commands(README), *commands(DATA)))
+def test_a_command_of_a_page_works(here, command):
+    for path, job in NEEDS.items():
+        if path in command:
+            assert run(f"{PIPELINE} {job}") == ExitCode.DONE
     assert run(command) == ExitCode.DONE
 
 
-def test_what_it_says_of_verify(here, capsys):
+def test_the_page_of_data_names_every_extension_type_and_key():
+    known = [*ENDINGS, *CODECS, *SCALARS]
+    assert [name for name in known if f"`{name}`" not in DATA] == []
+    keys = {f"data.{f.name}" for f in fields(DataSettings)} - {"data.id_column"}  # of seeds, not of files
+    assert [key for key in sorted(keys) if f"`{key}" not in DATA and f"{key}=" not in DATA] == []
+
+
+def test_what_it_says_of_verify(here):
     command = re.search(r"`(\S+python -m pipeline verify [^`]+)`", README)
     assert command is not None
     assert run(f"{PIPELINE} job=quickstart") == ExitCode.DONE
-    assert run(command[1]) == ExitCode.DONE
-    shard = next(Path("outputs/quickstart/data").iterdir())
-    before = shard.read_bytes()
-    shard.write_bytes(before[:-1])
-    assert run(command[1]) == ExitCode.FAILED
-    assert shard.name in capsys.readouterr().out
-    assert run(f"{command[1]} repair=true") == ExitCode.DONE
-    assert shard.read_bytes() == before
+    assert run(command[1]) == run(f"{command[1]} repair=true") == ExitCode.DONE
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"`make (\w+)`|^make (\w+)", README, re.M))))
-def test_a_make_target_of_the_readme_is_there(target):
-    name = "".join(target)
-    assert re.search(rf"^{name}:", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M), name
+def test_the_make_targets_of_the_readme_are_there():
+    there = set(re.findall(r"^(\w+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert {"".join(target) for target in re.findall(r"`make (\w+)`|^make (\w+)", README, re.M)} <= there
 
 
 def test_what_make_installs_has_all_extras_but_those_for_training_and_evaluation():
@@ -147,8 +171,7 @@ def test_the_three_commands_for_ones_own_csv_print_its_rows(tmp_path):
 
 
 def test_the_job_file_that_is_explained_is_the_one_that_ships():
-    page = (PROJECT / "docs/jobs.md").read_text(encoding="utf-8")
-    assert (PROJECT / "jobs/quickstart.yaml").read_text(encoding="utf-8") in [b["text"] for b in blocks("yaml", page)]
+    assert (PROJECT / "jobs/quickstart.yaml").read_text(encoding="utf-8") in [b["text"] for b in blocks("yaml", JOBS)]
 
 
 def test_the_code_that_is_shown_reads_the_results(here, capsys):

@@ -11,7 +11,8 @@ from operators.settings.checks import usable_cores
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.operators.engine.rules import scheduled
-from tests.sets import often, often_cases
+from tests.pipeline.squares import files
+from tests.sets import often_cases
 
 pytestmark = pytest.mark.slow("composes and begins a run for each key")
 
@@ -33,7 +34,7 @@ MAY_CHANGE = [
     "other_bits=allow",
     "metrics_interval_s=0.2",
     "progress=json",
-    "on_finish.timeout_s=5",
+    "on_finish.timeout_s=5 on_finish.command=[echo]",
     "output.preview=2",
     "output.retries=1 output.card.license=mit output.storage_options={key:k-4711-x}",
 ]
@@ -57,10 +58,6 @@ def run(prompts: Path, *settings: str, out: str = "out") -> int:
     return main([*fixed, "chunk_rows=10", "sampling.max_tokens=8", "progress=none", *settings])
 
 
-def data(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """The prompts of a run that is finished, in `out` beside them."""
@@ -75,7 +72,7 @@ def test_all_of_it_may_change_at_once_and_does_not_change_a_byte(finished, capsy
     assert "finished already" in capsys.readouterr().out
     with scheduled(shuffle=1, preempt_every=3):
         assert run(finished, *all_at_once, out="changed") == ExitCode.DONE
-    assert data(finished.parent / "changed") == data(finished.parent / "out")
+    assert files(finished.parent / "changed") == files(finished.parent / "out")
 
 
 @pytest.mark.parametrize(("settings", "says"), often_cases(MAY_NOT, "seed=1", "runtime.kv_type=f32", "output=jsonl"))
@@ -91,13 +88,3 @@ def test_the_layout_may_change_where_texts_need_not_be_the_same_to_the_bit(tmp_p
     assert run(prompts, "runtime.deterministic=false") == ExitCode.DONE
     assert run(prompts, "runtime.deterministic=false", "runtime.kv=unified") == ExitCode.DONE
     assert "finished already" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("change", often(["append", "edit"], "edit"))
-def test_other_data_under_the_same_name_is_noticed(tmp_path, change, capsys):
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
-    assert run(prompts) == ExitCode.DONE
-    text = prompts.read_text()
-    prompts.write_text(text + text[:12] if change == "append" else text.replace("prompt 3 ", "prompt 4 "))
-    assert run(prompts) == ExitCode.CONFIG
-    assert "nodes.read.files.0: " in capsys.readouterr().err

@@ -19,7 +19,7 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.expand import OVERRIDDEN, typed_key
-from tests.operators.engine.rules import scheduled
+from tests.pipeline.squares import files
 from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("runs whole jobs with the model that ships")
@@ -94,10 +94,6 @@ def run(tmp_path: Path, job: str, name: str, *settings: str) -> Path:
     return out
 
 
-def bytes_of(out: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(out)): p.read_bytes() for kind in ("data", "rejects") for p in (out / kind).iterdir()}
-
-
 @pytest.fixture(scope="module")
 def short(tmp_path_factory) -> Path:
     return run(tmp_path_factory.mktemp("short"), SHORT, "out")
@@ -106,7 +102,7 @@ def short(tmp_path_factory) -> Path:
 def test_steps_give_the_same_bytes_as_the_nodes_written_out(short, tmp_path):
     form = long_form()
     assert len((HEAD + form).splitlines()) > 110 > 30 > len((HEAD + SHORT).splitlines())
-    assert bytes_of(run(tmp_path, form, "out")) == bytes_of(short)
+    assert files(run(tmp_path, form, "out")) == files(short)
 
 
 def test_a_step_adds_a_column_of_its_name_and_leaves_no_other(short):
@@ -117,22 +113,9 @@ def test_a_step_adds_a_column_of_its_name_and_leaves_no_other(short):
     assert data.num_rows + rejects.num_rows == 30
 
 
-WAYS = (
-    ("runtime.slots=5",),
-    pytest.param(("runtime.slots=1",), marks=pytest.mark.laws),
-    pytest.param(("runtime.slots=3", "store.enabled=false"), marks=pytest.mark.laws),
-)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_slots_and_order_change_no_byte(short, tmp_path, way):
-    with scheduled(shuffle=5):
-        assert bytes_of(run(tmp_path, SHORT, "out", *way)) == bytes_of(short)
-
-
 def test_what_a_step_generated_is_found_in_the_store(short, tmp_path, caplog):
     again = run(tmp_path, SHORT, "out", f"store.path={short / 'completions.sqlite'}")
-    assert bytes_of(again) == bytes_of(short)
+    assert files(again) == files(short)
     assert sum(pq.read_table(again / "metrics/stages.parquet")["tokens_out"].to_pylist()) == 0
 
 
@@ -177,8 +160,6 @@ def test_turns_are_prompts_of_the_whole_conversation(dialogue, tmp_path):
             ("user", row["doubt"] or "Are you sure?"),
             ("assistant", row["second"]),
         ]
-    with scheduled(shuffle=5):
-        assert dialogue_with(dialogue, tmp_path / "other", "runtime.slots=2") == rows
 
 
 @pytest.mark.parametrize(
@@ -337,14 +318,6 @@ steps:
 """
     rows = pq.read_table(run(tmp_path, job, "out") / "data").to_pylist()
     assert [(row["row"], row["lineage"], row["points"]) for row in rows] == [(i, [1], 4.0) for i in range(10)]
-
-
-def test_what_was_cut_before_it_fitted_is_a_reject_with_its_text(tmp_path):
-    job = 'steps: {facts: {prompt: "{{ prompt }}", schema: {name: string}, sampling: {max_tokens: 4}}}'
-    out = run(tmp_path, job, "out", "max_error_rate=1")
-    rejects = pq.read_table(out / "rejects").to_pylist()
-    assert len(rejects) == 10
-    assert all("cut by max_tokens=4" in r["reason"] and '"facts_completion": "{' in r["record"] for r in rejects)
 
 
 def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):

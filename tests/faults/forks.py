@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import signal
@@ -17,7 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import PROJECT
+from pipeline.cli.main import main
 from pipeline.config.build import load_object
+from tests.composing import keep
 from tests.reports import write_none
 
 PRELOADED = ("pipeline.cli.main", "operators.generate", "operators.sinks.write_rows", "tests.faults.toy")
@@ -67,6 +71,9 @@ def serve() -> None:
     for name in PRELOADED + PRELOADED_TOO:
         importlib.import_module(name)
     write_none()
+    keep()
+    with contextlib.redirect_stdout(io.StringIO()):  # what most cases compose: they have it at once
+        main(["job=generate", "model=tiny", "--cfg", "job"])
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             pid = os.fork()

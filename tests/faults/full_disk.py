@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.api.errors import ExitCode, PipelineError
-from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
-from pipeline.runs.run import run_job
-from pipeline.settings import JobSettings, NodeSettings
+from tests.pipeline.damage import files, run
+from tests.pipeline.damage import job as job_of
 
-OPS = "tests.pipeline.job_ops"
 ROOM_KIB = {
     "squares": (0, 4, 32, 80, 88, 96, 104, 112, 120, 128, 160, 200, 240, 280, 320, 360, 400, 440, 480, 640, 1024),
     "generate": (96, 144, 192, 256, 1024),
@@ -30,15 +28,10 @@ SIZE_KIB = 4096
 
 
 def squares(directory: Path) -> int:
-    nodes = {
-        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": 20000, "chunk_rows": 2000, "batch_rows": 500}),
-        "square": NodeSettings({"_target_": f"{OPS}.Square", "bad": [4, 41]}, "numbers"),
-        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "square"),
-    }
-    quiet: dict[str, Any] = {"progress": "none", "report": False, "max_error_rate": 1.0}
-    settings = JobSettings(name="squares", nodes=nodes, output_dir=str(directory), **quiet)
+    settings = job_of(directory, report=False)
+    settings.nodes["numbers"].op |= {"rows": 20000, "chunk_rows": 2000, "batch_rows": 500}
     try:
-        return run_job(settings, Resources())
+        return run(settings)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -49,11 +42,6 @@ def generate(directory: Path) -> int:
     rows.write_text("".join(json.dumps({"prompt": f"{i} " * 9}) + "\n" for i in range(100)))
     arguments = ["job=generate", "model=fake", f"data.path={rows}", "chunk_rows=20", "progress=none", "report=false"]
     return main([*arguments, "sampling.max_tokens=40", f"output_dir={directory}"])
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
 def attempt(job: Callable[[Path], int], directory: Path) -> tuple[int | str, str]:
@@ -81,7 +69,6 @@ def tried(job: Callable[[Path], int], disk: Path, room_kib: int, whole: dict[str
     wrong = []
     if code not in (ExitCode.DONE, ExitCode.FAILED):
         wrong.append(f"ended with {code}")
-    says = "make room and run the same command again" in shown and "bytes are free" in shown
     says = "make room and run the same command again" in shown and "bytes are free" in shown
     if code == ExitCode.FAILED and not says:
         wrong.append("does not say what to do")

@@ -149,9 +149,7 @@ def damaged_bytes(data: bytes, random: Random) -> bytes:
         elif kind == 1:
             del found[at : at + random.choice([1, 4, 100])]
         elif kind == 2:
-            found[at:at] = random.choice(
-                [b"\x00", b"\xff\xff\xff\xff", b'"', b"\n", b"{", b"[" * 300, b"\\ud800", b"9" * 50]
-            )
+            found[at:at] = random.choice(INSERTED)
         elif kind == 3:
             found[at : at + 8] = struct.pack("<Q", random.choice([0, 1 << 31, 1 << 40, 1 << 60, (1 << 64) - 1]))
         else:

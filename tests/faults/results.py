@@ -15,12 +15,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.cli.verify import main as verify
+from tests.pipeline.squares import files
 
-
-def files(directory: Path) -> dict[str, bytes]:
-    """Every file in data/ and rejects/, whatever its name."""
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
+__all__ = ["files"]
 
 
 def rows_of(directory: Path) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import PROJECT
+from tests.pipeline.command_line import ended
 
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 ADDRESS_SPACE_BYTES = 3 << 30
@@ -148,14 +148,7 @@ def outcomes(tmp_path_factory) -> dict[str, tuple[int, str, bool]]:
     for name, (content, _) in FILES.items():
         paths[name].write_bytes(content())
     paths["a directory"].mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(ADDRESS_SPACE_BYTES), *map(str, paths.values())],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = ended(PROJECT, sys.executable, "-c", CHILD, str(ADDRESS_SPACE_BYTES), *map(str, paths.values()))
     results = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(results) == len(paths), f"the process ended with {done.returncode} after {results[-1:]}: {done.stderr}"
     found = {path: (code, said, Path(f"{path}.out").exists()) for path, code, said in results}

@@ -21,10 +21,10 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.api.records import Output
-from pipeline.api.runtime import Resources
-from pipeline.cli.main import main
-from pipeline.runs.run import run_job
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import JobSettings
+from tests.pipeline.command_line import ended
+from tests.pipeline.damage import files, run
+from tests.pipeline.damage import job as job_of
 from tests.pipeline.job_ops import Parquet
 from tests.sets import often, often_cases
 
@@ -63,23 +63,7 @@ class NoRoomAt(Parquet):
 
 
 def job(directory: Path, write: dict[str, Any] | None = None) -> JobSettings:
-    nodes = {
-        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": 45}),
-        "square": NodeSettings({"_target_": f"{OPS}.Square", "bad": [4, 41]}, "numbers"),
-        "write": NodeSettings(write or {"_target_": f"{OPS}.Parquet"}, "square"),
-    }
-    return JobSettings(
-        name="squares", nodes=nodes, output_dir=str(directory), progress="none", max_error_rate=1.0, max_open_chunks=1
-    )
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
+    return job_of(directory, write=write, max_open_chunks=1)
 
 
 @pytest.fixture
@@ -204,14 +188,7 @@ def own_mounts() -> list[str]:
 def test_with_ever_less_room_a_run_fails_clearly_and_goes_on_when_there_is_room(tmp_path, own_mounts, what, expected):
     """In a file system of its own, one process runs the job with ever less room, and again with more (full_disk.py)."""
     (tmp_path / "disk").mkdir()
-    done = subprocess.run(
-        [*own_mounts, sys.executable, str(DRIVER), what, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(tmp_path, *own_mounts, sys.executable, str(DRIVER), what, str(tmp_path))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     tried = json.loads(done.stdout.splitlines()[-1])
     assert not [one for one in tried if one["wrong"]]
@@ -219,77 +196,3 @@ def test_with_ever_less_room_a_run_fails_clearly_and_goes_on_when_there_is_room(
     assert expected <= named
     assert len(named) > len(expected)
     assert any(not one["named"] for one in tried), "it never fitted"
-
-
-JOURNAL = """
-import subprocess, sys
-from pathlib import Path
-from operators.generation.journal import StoredCompletion
-from operators.generation.store import CompletionStore
-from pipeline.api.errors import StorageError
-path = Path("disk/completions.sqlite")
-big = {n.to_bytes(16, "big"): StoredCompletion([n], "x" * 4000, "stop") for n in range(99)}
-store = CompletionStore(path)
-try:
-    store.put(big)
-    store.close()
-except StorageError as error:
-    print(error)
-subprocess.run(["mount", "-o", "remount,size=4m", "disk"], check=True)
-store = CompletionStore(path)
-assert store.find(list(big)) == {}
-store.put(big)
-store.close()
-store = CompletionStore(path)
-print(len(store.find(list(big))))
-store.close()
-"""
-
-
-def test_a_journal_that_does_not_fit_is_named_and_takes_all_or_nothing(tmp_path, own_mounts):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "journal.py").write_text(JOURNAL)
-    done = subprocess.run(
-        [*own_mounts, "sh", "-c", f"mount -t tmpfs -o size=200k none disk && {sys.executable} journal.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    says, found = done.stdout.splitlines()
-    assert "disk/completions.sqlite cannot be written: database or disk is full (" in says
-    assert "make room" in says
-    assert found == "99"
-
-
-def test_the_command_line_says_it_in_words(tmp_path, own_mounts):
-    (tmp_path / "disk").mkdir()
-    rows = [json.dumps({"prompt": f"{i} " * 9, "n": i}) for i in range(200)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    quiet = "chunk_rows=50 progress=none report=false"
-    pipeline = f"{sys.executable} -m pipeline job=generate model=fake data.path=rows.jsonl {quiet}"
-    script = f"""
-mount -t tmpfs -o size=200k none disk || exit 99
-{pipeline} output_dir=disk/out
-echo "first: $?"
-mount -o remount,size=64m disk
-{pipeline} output_dir=disk/out
-echo "second: $?"
-diff -r disk/out/data whole/data && echo same
-"""
-    arguments = ["job=generate", "model=fake", f"data.path={tmp_path / 'rows.jsonl'}", "chunk_rows=50", "progress=none"]
-    assert main([*arguments, f"output_dir={tmp_path / 'whole'}"]) == ExitCode.DONE
-    done = subprocess.run(
-        [*own_mounts, "sh", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "first: 1" in done.stdout, done.stdout + done.stderr
-    assert "make room and run the same command again" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "second: 0\n" in done.stdout, done.stdout + done.stderr
-    assert "same" in done.stdout

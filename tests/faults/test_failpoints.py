@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline import PROJECT
 from pipeline.run_dir.metrics_files import scan
 from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults import toy
@@ -213,22 +209,8 @@ def test_a_repair_of_a_lost_state_that_dies_there_goes_on(point, times, forks, w
             return
 
 
-def test_a_point_that_is_not_asked_for_does_nothing(forks, whole, tmp_path):
-    ended = forks.run(RUN, str(tmp_path / "out"), **{VARIABLE: "no-such-point"})
-    assert ended.code == 0, ended.output
-    assert files(tmp_path / "out") == files(whole)
-
-
 def test_a_finished_run_says_so_and_is_not_run_again(forks, whole, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (whole / "data").rglob("*")}
     ended = forks.run(RUN, str(whole), **{VARIABLE: Failpoint.ATTEMPT_STARTED})
     assert (ended.code, "finished already" in ended.output) == (0, True)
     assert {path: path.stat().st_mtime_ns for path in (whole / "data").rglob("*")} == before
-
-
-def test_the_process_dies_at_its_first_line_where_that_is_asked_for(tmp_path):
-    command = [sys.executable, "-m", "pipeline", "job=quickstart", f"output_dir={tmp_path / 'out'}"]
-    environment = os.environ | {VARIABLE: Failpoint.PROCESS_STARTED}
-    died = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()

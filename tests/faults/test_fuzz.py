@@ -1,29 +1,23 @@
-"""Whatever job, data, model, template or schema it is given, a run ends with a documented code and says why."""
+"""Whatever job, data, model, template or schema it is given, a run ends with a documented code and says why; so it does
+with model files that are well formed and have wrong values."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pipeline import PROJECT
-from tests.faults.fuzzing import TEXTS, arguments_of, broken_law, seeds
+from tests.faults.fuzzing import TEXTS
+from tests.pipeline.command_line import ended
 
 pytestmark = [
     pytest.mark.faults,
-    pytest.mark.slow("runs hundreds of random jobs"),
+    pytest.mark.slow("runs hundreds of random jobs, and 2,000 models"),
 ]  # what ends with a code and a reason has tests of its own
 
-SHORT = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), print_blob=False
-)
 FILES = ("parquet", "arrow", "arrows", "jsonl", "csv", "gguf")
-EXAMPLES = {"job": 6}
 LONG_EXAMPLES = {"job": 300}
 CHILD = """
 import sys
@@ -47,32 +41,24 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.parametrize("kind", ["job", *FILES, *TEXTS])
-def test_a_run_ends_with_a_code_and_a_reason(kind, folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    seed = seeds(folder).get(kind)
-
-    @settings(SHORT, max_examples=EXAMPLES.get(kind, 2))
-    @given(st.randoms(use_true_random=False))
-    def holds(random: Random) -> None:
-        broken = broken_law(arguments_of(kind, random, folder, seed))
-        assert broken is None, broken
-
-    holds()
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["job", *FILES, *TEXTS])
 def test_it_does_so_many_times_over(kind, folder):
     """In a process of its own: a parser that crashes is a failed test."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, kind, "0", str(LONG_EXAMPLES.get(kind, 100)), str(folder)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    done = ended(PROJECT, sys.executable, "-c", CHILD, kind, "0", str(LONG_EXAMPLES.get(kind, 100)), str(folder))
     assert done.stdout.endswith("DONE\n"), (
         f"ended with {done.returncode} at {done.stdout[-20:]!r}: {done.stderr[-3000:]}"
     )
+
+
+MUTANTS, CHUNK = 2000, 125
+
+
+@pytest.mark.parametrize("first", range(0, MUTANTS, CHUNK))
+def test_no_value_ends_the_process(first, matrix, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
+    changes = 1 + first // CHUNK % 2
+    command = [sys.executable, "-m", "tests.faults.mutants", str(first), str(CHUNK), str(changes)]
+    done = ended(PROJECT, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix.saw(mutants=CHUNK)

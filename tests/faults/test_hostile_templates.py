@@ -5,15 +5,14 @@ tests/operators/prompts."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.pipeline.command_line import ended
 
 TURN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 FOR_ALL = {
@@ -58,23 +57,11 @@ def test_one_that_works_for_no_row_ends_the_job(name, tmp_path, capfd):
     assert not (tmp_path / "out" / "data" / "part-00000.parquet").exists()
 
 
-def test_one_that_a_row_sets_off_costs_that_row(tmp_path):
-    source = (
-        "{% if 'BOMB' in messages[0].content %}"
-        "{% for i in range(99999) %}{% for i in range(99999) %}some text{% endfor %}{% endfor %}{% endif %}"
-    )
-    assert run(tmp_path, source + TURN, ["a", "BOMB", "b"]) == ExitCode.DONE
-    assert pq.read_table(tmp_path / "out/data")["prompt"].to_pylist() == ["a", "b"]
-    (reject,) = pq.read_table(tmp_path / "out/rejects").to_pylist()
-    assert (reject["row"], reject["node"]) == (1, "render")
-    assert "a text of more than 16777216 characters" in reject["reason"]
-
-
 @pytest.mark.parametrize("condition", [pytest.param("true", marks=pytest.mark.faults), "'BOMB' in messages[0].content"])
 def test_one_that_never_ends_is_ended_by_the_watchdog(condition, tmp_path):
     source = f"{{% if {condition} %}}{NEVER_ENDS}{{% endif %}}{TURN}"
     given = [*arguments(tmp_path, source, ["a", "BOMB"]), "runtime.stall_timeout_s=1"]
-    done = subprocess.run([sys.executable, "-c", HASTY, *given], capture_output=True, text=True, check=False)
+    done = ended(tmp_path, sys.executable, "-c", HASTY, *given)
     assert done.returncode == ExitCode.FAILED
     assert "nothing has moved for 1" in done.stderr
     log = (tmp_path / "out/run.log").read_text(encoding="utf-8")

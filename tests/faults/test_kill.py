@@ -35,12 +35,8 @@ pytestmark = [
 ]  # test_failpoints.py has a kill between each two steps in make test
 
 SLOTS, MAX_TOKENS = 16, 16
-START, RUN, LATE, END = (
-    "start",
-    "run",
-    "late",
-    "end",
-)  # before it decodes, while it does, long after, when all is written
+START, RUN, LATE, END = "start", "run", "late", "end"
+"""Before it decodes, while it does, long after, when all is written."""
 ENDS_WITHIN_S = 0.5
 """About how long a run takes from its last chunk to its exit."""
 LIMIT_S = 300

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +14,10 @@ import pytest
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.faults.test_disk_full import own_mounts
+from tests.pipeline.command_line import ended
 
+__all__ = ["own_mounts"]
 pytestmark = pytest.mark.slow("starts unprivileged processes")
 
 ROWS = pa.table({"prompt": [f"prompt {i}" for i in range(20)]})
@@ -33,13 +34,7 @@ def data(tmp_path: Path) -> Path:
 def unprivileged(*command_lines: list[str]) -> list[tuple[int, str]]:
     """Exit code and stderr of each, where permission bits count for root too."""
     driver = PROJECT / "tests" / "faults" / "unprivileged.py"
-    done = subprocess.run(
-        [sys.executable, str(driver), json.dumps(command_lines)],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(PROJECT, sys.executable, str(driver), json.dumps(command_lines))
     if "prctl" in done.stderr:
         pytest.skip(f"capabilities cannot be dropped here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
@@ -100,25 +95,12 @@ def unreadable(tmp_path: Path, data: Path) -> tuple[Path, ...]:
     return *files.values(), folder, folder / "rows.jsonl"
 
 
-def test_a_file_system_that_is_read_only(tmp_path, data):
+def test_a_file_system_that_is_read_only(tmp_path, data, own_mounts):
     disk = tmp_path / "disk"
     disk.mkdir()
     pipeline = f"{sys.executable} -m pipeline {' '.join(JOB)} data.path={data} output_dir={disk}/out"
     script = f"mount -t tmpfs none {disk} && mount -o remount,ro {disk} && {pipeline}"
-    for options in (["-m"], ["-Urm"]):
-        allowed = subprocess.run(["unshare", *options, "true"], capture_output=True, check=False).returncode == 0
-        if allowed:
-            break
-    else:
-        pytest.skip("no file system can be mounted here (unshare -m, unshare -Urm)")
-    done = subprocess.run(
-        ["unshare", *options, "sh", "-c", script],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(tmp_path, *own_mounts, "sh", "-c", script)
     assert done.returncode == ExitCode.CONFIG, done.stderr
     assert f"output directory {disk / 'out'} cannot be used: Read-only file system; make it writable" in done.stderr
     assert "Traceback" not in done.stderr

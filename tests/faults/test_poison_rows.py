@@ -106,12 +106,9 @@ def poisoned(lines, tmp_path_factory) -> Finished:
     return finish(folder / "out", "job=generate", "model=tiny", f"data.path={folder}/all.jsonl", "data.id_column=id")
 
 
-def test_the_job_is_done(clean, poisoned):
+def test_the_job_is_done_and_every_row_is_completed_or_rejected(clean, lines, poisoned):
     assert clean.code == poisoned.code == ExitCode.DONE
     assert len(clean.rows) == len(GOOD)
-
-
-def test_every_row_is_completed_or_rejected(lines, poisoned):
     assert poisoned.rows.keys() | poisoned.rejects.keys() == set(range(len(lines)))
     assert not poisoned.rows.keys() & poisoned.rejects.keys()
     assert poisoned.counts["source_rows"] == poisoned.counts["data_rows"] + poisoned.counts["error_rejects"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from pipeline import PROJECT
 from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults.hooks import AT, WATCHED
 from tests.faults.results import committed_shards_are_whole, files, lost_and_doubled, query
+from tests.pipeline.command_line import in_process
 
 MAIN = "tests.faults.hooks:command_line"
 ROWS = 48
@@ -131,9 +129,8 @@ def test_a_signal_at_the_very_end_of_a_job_ends_the_sweep(forks, settings, tmp_p
 
 @pytest.mark.parametrize("name", ["TERM", pytest.param("INT", marks=pytest.mark.faults)])
 def test_a_signal_before_anything_is_imported_is_exit_code_4(matrix, tmp_path, name):
-    command = [sys.executable, "-m", "pipeline", "job=quickstart", f"output_dir={tmp_path / 'out'}"]
-    environment = os.environ | {VARIABLE: f"{Failpoint.PROCESS_STARTED}={name}"}
-    ended = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    at = {VARIABLE: f"{Failpoint.PROCESS_STARTED}={name}"}
+    ended = in_process(PROJECT, "job=quickstart", f"output_dir={tmp_path / 'out'}", **at)
     matrix.saw(signals=1)
     assert (ended.returncode, "the same command" in ended.stderr) == (4, True)
     assert "Traceback" not in ended.stderr

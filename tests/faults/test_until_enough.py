@@ -35,16 +35,10 @@ nodes:
 """
 """Of three samples the longest is chosen and the shortest rejected; where all are as long there is no pair."""
 CASES = [
-    pytest.param(
-        "self_instruct", SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small", marks=pytest.mark.faults
-    ),
+    pytest.param("self_instruct", SMALL, "decode:25", f"{Failpoint.SHARD_RENAMED}:2", id="small"),
     pytest.param("pairs", SMALL, "decode:5", f"{Failpoint.STATE_COMMITTING}:2", id="pairs"),
-    pytest.param(
-        "self_instruct", LARGE, "decode:150", f"{Failpoint.STATE_COMMITTING}:3", id="large", marks=pytest.mark.faults
-    ),
-    pytest.param(
-        "self_instruct", LARGE, "prefill:60", f"{Failpoint.GRAPH_ENDED}", id="at the end", marks=pytest.mark.faults
-    ),
+    pytest.param("self_instruct", LARGE, "decode:150", f"{Failpoint.STATE_COMMITTING}:3", id="large"),
+    pytest.param("self_instruct", LARGE, "prefill:60", f"{Failpoint.GRAPH_ENDED}", id="at the end"),
 ]
 
 
@@ -63,6 +57,7 @@ def accounts(directory: Path) -> dict[str, RowCounts]:
         return state.accounts()
 
 
+@pytest.mark.faults  # tests/pipeline/dataflow/test_target.py has the law in make test
 @pytest.mark.parametrize(("job", "size", "first", "second"), CASES)
 def test_a_run_that_is_killed_twice_gives_the_same_rows_and_the_same_accounts(
     job, size, first, second, jobs, forks, matrix, tmp_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -13,27 +14,34 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.digests import row_digest
+from tests.pipeline.squares import files
 from tests.sets import often
 
 SHARD = "data/part-00001.parquet"
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with rows; the results of a run over them are in `whole`, and are put into `out` for each test."""
+    folder: Path = tmp_path_factory.mktemp("place")
+    rows = [json.dumps({"prompt": f"prompt number {i}"}) for i in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    assert run(folder) == ExitCode.DONE
+    shutil.copytree(folder / "out", folder / "whole")
+    return folder
+
+
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"prompt number {i}"}) + "\n" for i in range(40)))
-    assert run(tmp_path) == ExitCode.DONE
-    return tmp_path / "out"
+def out(place: Path) -> Path:
+    shutil.rmtree(place / "out")
+    shutil.copytree(place / "whole", place / "out")
+    return place / "out"
 
 
-def run(tmp_path: Path, *more: str) -> int:
-    data, out = f"data.path={tmp_path / 'rows.jsonl'}", f"output_dir={tmp_path / 'out'}"
+def run(place: Path, *more: str) -> int:
+    data, out = f"data.path={place / 'rows.jsonl'}", f"output_dir={place / 'out'}"
     settings = ("sampling.max_tokens=16", "sampling.temperature=0.7", "chunk_rows=10", "progress=none")
     return main(["job=generate", "model=fake", data, out, *settings, *more])
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
 
 
 def spoil(path: Path) -> None:
@@ -78,7 +86,7 @@ def test_a_lost_state_is_begun_anew_from_the_store(out, damage: Callable[[Path],
     assert files(out) != before
 
 
-def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out, tmp_path):
+def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out):
     before = files(out)
     with (out / "completions.sqlite").open("r+b") as file:
         file.truncate(5000)
@@ -87,7 +95,7 @@ def test_a_damaged_store_is_put_aside_and_committed_rows_lose_nothing(out, tmp_p
     assert (out / "completions.sqlite.damaged").exists()
     assert not (out / "completions.sqlite").exists()
     assert files(out) == before
-    assert run(tmp_path) == ExitCode.DONE
+    assert run(out.parent) == ExitCode.DONE
 
 
 @pytest.mark.parametrize("another", often([False, True], False))
@@ -95,7 +103,7 @@ def test_changed_texts_are_made_again_and_removed_by_a_repair(out, tmp_path, cap
     """Of the run's own store and of one that it names."""
     more = [f"store.path={tmp_path / 'shared.sqlite'}"] if another else []
     if another:
-        assert run(tmp_path, "overwrite=true", *more) == ExitCode.DONE
+        assert run(out.parent, "overwrite=true", *more) == ExitCode.DONE
         (tmp_path / "shared.sqlite").replace(out / "completions.sqlite")  # to edit it
     before = files(out)
     edit_store(out, sealed=False)
@@ -104,7 +112,7 @@ def test_changed_texts_are_made_again_and_removed_by_a_repair(out, tmp_path, cap
     name = str(tmp_path / "shared.sqlite") if another else "completions.sqlite"
     assert main(["verify", str(out)]) == ExitCode.FAILED
     assert f"damaged  {name} has 40 rows with other values than were written" in capsys.readouterr().out
-    assert run(tmp_path, "overwrite=true", *more) == ExitCode.DONE
+    assert run(out.parent, "overwrite=true", *more) == ExitCode.DONE
     assert files(out) == before
     said = capsys.readouterr()
     assert "stored completions have other values than were written" in said.out + said.err
@@ -128,8 +136,8 @@ def test_with_store_and_chunk_damaged_the_chunk_is_decoded_again(out):
         assert db.execute("SELECT COUNT(*) FROM completions").fetchone() == (10,)
 
 
-def test_a_damaged_store_is_named_with_the_remedy_when_a_run_needs_it(out, tmp_path, capsys):
+def test_a_damaged_store_is_named_with_the_remedy_when_a_run_needs_it(out, capsys):
     (out / "completions.sqlite").write_bytes(b"not a database" * 500)
-    assert run(tmp_path, "overwrite=true") == ExitCode.CONFIG
+    assert run(out.parent, "overwrite=true") == ExitCode.CONFIG
     shown = capsys.readouterr().err
     assert "completions.sqlite cannot be used: file is not a database; name another with store.path=" in shown

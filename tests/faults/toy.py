@@ -9,7 +9,7 @@ import pyarrow as pa
 import yaml
 
 from operators.settings import OutputSettings
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch, Output, add_columns
 from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
@@ -39,7 +39,7 @@ write: {{inputs: generate, op: {{_target_: operators.sinks.write_rows.WriteRows,
 """
 
 
-class Prompts(BaseOperator):
+class Prompts(Operator):
     """Gives every row a prompt of its own."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:

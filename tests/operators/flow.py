@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox
+from pipeline.api.protocols import Inbox, Operator
 from pipeline.api.records import Batch, ChunkEnd, Item
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.dataflow.executor import Executor
@@ -20,7 +20,7 @@ from pipeline.system.atomic_files import rename_shards
 from tests.pipeline.ops import Collect
 
 
-class Rows(BaseOperator):
+class Rows(Operator):
     """A source of given rows (dicts), with `row` added."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], schema: pa.Schema, chunk_rows: int = 16, batch: int = 5) -> None:

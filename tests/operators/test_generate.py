@@ -12,7 +12,7 @@ from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, 
 from operators.settings.runtime import EngineSettings
 from operators.tokens import Tokenize
 from pipeline.api.errors import SchemaError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch
 from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows, chain
@@ -145,7 +145,7 @@ def test_stop_strings_are_cut_off(tmp_path):
         assert after["finish_reason"] == ("stop_string" if places else "length")
 
 
-class Ask(BaseOperator):
+class Ask(Operator):
     """Makes the next prompt of the completion before."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:

@@ -14,7 +14,7 @@ from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError
 from pipeline.api.forecast import Range
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.dry_run.sample import PLACES, ROWS, InputSample, sample_of
 
 CHUNK = 64
@@ -47,8 +47,8 @@ def sampled(path: Path, first_chunk: int = 0, limit: int | None = None, hurry: b
 
 
 def test_the_rest_of_an_input_that_cannot_be_resumed_is_refused():
-    with pytest.raises(ConfigError, match=r"BaseOperator has no seek\(chunk\), so the run cannot be resumed"):
-        sample_of(BaseOperator(), 1, CHUNK, CHUNK)
+    with pytest.raises(ConfigError, match=r"Operator has no seek\(chunk\), so the run cannot be resumed"):
+        sample_of(Operator(), 1, CHUNK, CHUNK)
 
 
 def numbers(sample: InputSample) -> list[int]:

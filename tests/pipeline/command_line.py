@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
@@ -41,3 +45,19 @@ def refused(capsys, *arguments: str) -> str:
     shown = capsys.readouterr()
     assert "Traceback" not in shown.out + shown.err
     return shown.err
+
+
+def command(*arguments: str) -> list[str]:
+    """A command line of the pipeline, for a process of its own."""
+    return [sys.executable, "-m", "pipeline", *arguments]
+
+
+def ended(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in `folder` to its end; it finds this project, wherever that is."""
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def in_process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a process of its own, in `folder`."""
+    return ended(folder, *command(*arguments), **environment)

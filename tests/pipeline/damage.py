@@ -7,34 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode
-from pipeline.api.runtime import Resources
-from pipeline.runs.run import run_job
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import JobSettings
+from tests.pipeline import squares
+from tests.pipeline.squares import OPS, files, run
 
-OPS = "tests.pipeline.job_ops"
+__all__ = ["OPS", "files", "run"]
+
 ODD, LAST = "data/part-00002.parquet", "data/part-00004.parquet"
 REJECT = "rejects/part-00004.parquet"
 
 
 def job(directory: Path, square: dict[str, Any] | None = None, **settings: Any) -> JobSettings:
-    nodes = {
-        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": 45}),
-        "square": NodeSettings({"_target_": f"{OPS}.Square", "bad": [4, 41], **(square or {})}, "numbers"),
-        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "square"),
-    }
-    return JobSettings(
-        name="squares", nodes=nodes, output_dir=str(directory), progress="none", max_error_rate=1.0, **settings
-    )
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    found = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
+    """The job of squares, with rejects in the first chunk and in the last."""
+    return squares.job(directory, square={"bad": [4, 41], **(square or {})}, max_error_rate=1.0, **settings)
 
 
 def inodes(directory: Path) -> dict[str, int]:

@@ -16,32 +16,20 @@ from pipeline.api.numbers import Number
 from pipeline.api.protocols import Inbox, Operator, Runtime, Source
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, add_columns, require_column
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
-from tests.pipeline.ops import NUMBERS
+from tests.pipeline.ops import Count, Passes
 
 
-class CannotSeek(Operator):
+class CannotSeek(Count):
     """Rows x = row, from the first one on. `content` stands for what the input file holds."""
 
     def __init__(
         self, rows: int, chunk_rows: int = 10, batch_rows: int = 3, content: str = "a", path: str = ""
     ) -> None:
-        self.rows, self.chunk_rows, self.batch_rows, self.content = rows, chunk_rows, batch_rows, content
-        self.first = 0
-
-    def plan(self) -> pa.Schema:
-        return NUMBERS
+        super().__init__(rows, chunk_rows, batch_rows)
+        self.content = content
 
     def fingerprint(self) -> dict[str, str]:
         return {"content": self.content}
-
-    def run(self, inbox: Inbox) -> Iterator[Item]:
-        for chunk in range(self.first, -(-self.rows // self.chunk_rows)):
-            first = chunk * self.chunk_rows
-            last = min(first + self.chunk_rows, self.rows)
-            for start in range(first, last, self.batch_rows):
-                values = list(range(start, min(start + self.batch_rows, last)))
-                yield Batch(chunk, pa.record_batch([values, values], schema=NUMBERS))
-            yield ChunkEnd(chunk, last - first)
 
 
 class Numbers(CannotSeek, Source):
@@ -86,24 +74,18 @@ def four_samples(row: dict[str, Any], differ: int = 0) -> list[dict[str, Any]]:
     return [{"sample": 10 * row["x"] + i, "tag": i if row["x"] < differ else 0} for i in range(4)]
 
 
-class Loses(Operator):
+class Loses(Passes):
     """Loses the first row of every batch."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         yield batch.with_data(batch.data.slice(1))
 
 
-class InterruptAt(Operator):
+class InterruptAt(Passes):
     """Sends its own process a SIGINT at x = `at` while the file `flag` exists, and then waits to be cancelled."""
 
     def __init__(self, at: int, flag: str) -> None:
         self.at, self.flag = at, Path(flag)
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def open(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -117,14 +99,11 @@ class InterruptAt(Operator):
         yield batch
 
 
-class Hangs(Operator):
+class Hangs(Passes):
     """Never returns from the batch with x = `at`, unless the file `healed` exists."""
 
     def __init__(self, at: int, healed: str) -> None:
         self.at, self.healed = at, Path(healed)
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self.at in batch.data.column("x").to_pylist() and not self.healed.exists():
@@ -132,11 +111,8 @@ class Hangs(Operator):
         yield batch
 
 
-class LeavesLate(Operator):
+class LeavesLate(Passes):
     """Passes chunk 0 on when it has read chunk 2 to its end, and leaves."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         seen: list[Item] = []
@@ -179,14 +155,11 @@ class AddFrom(Square):
         self.add = int(self.file.read_text())
 
 
-class WaitAt(Operator):
+class WaitAt(Passes):
     """At x = `at`, while the file `flag` exists, makes the file `<flag>.reached` and waits until `flag` is gone."""
 
     def __init__(self, at: int, flag: str) -> None:
         self.at, self.flag = at, Path(flag)
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self.at in batch.data.column("x").to_pylist() and self.flag.exists():

@@ -6,24 +6,32 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Inbox, Runtime
+from pipeline.api.protocols import Inbox, Operator, Runtime
 from pipeline.api.records import ROW, Batch, ChunkEnd, Item, Output, RejectKind, add_columns, require_column
 
 NUMBERS = pa.schema([ROW, pa.field("x", pa.int64())])
 
 
-class Count(BaseOperator):
+class Passes(Operator):
+    """A base for operators that keep the columns of their rows."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+
+class Count(Operator):
     """A source of `rows` rows x = row, in chunks and batches of a given size."""
 
     def __init__(self, rows: int, chunk_rows: int = 10, batch_rows: int = 3) -> None:
         self.rows, self.chunk_rows, self.batch_rows = rows, chunk_rows, batch_rows
-        self.sent = 0
+        self.first = self.sent = 0
 
     def plan(self) -> pa.Schema:
         return NUMBERS
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
-        for chunk, first in enumerate(range(0, self.rows, self.chunk_rows)):
+        for chunk in range(self.first, -(-self.rows // self.chunk_rows)):
+            first = chunk * self.chunk_rows
             last = min(first + self.chunk_rows, self.rows)
             for start in range(first, last, self.batch_rows):
                 values = list(range(start, min(start + self.batch_rows, last)))
@@ -32,7 +40,7 @@ class Count(BaseOperator):
             yield ChunkEnd(chunk, last - first)
 
 
-class Apply(BaseOperator):
+class Apply(Operator):
     """Puts `function(x)` in a new column `y`."""
 
     def __init__(self, function: Callable[[int], int]) -> None:
@@ -48,11 +56,8 @@ class Apply(BaseOperator):
         yield batch.with_data(pa.record_batch([*batch.data.columns, y], schema=self.schema))
 
 
-class KeepEven(BaseOperator):
+class KeepEven(Passes):
     """Filters odd x out."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         x = batch.data.column("x").to_pylist()
@@ -62,18 +67,15 @@ class KeepEven(BaseOperator):
         yield batch.with_data(batch.data.take(pa.array([i for i, v in enumerate(x) if not v % 2], pa.int64())))
 
 
-class Twice(BaseOperator):
+class Twice(Passes):
     """Gives every row two times."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         both = pa.Table.from_batches([batch.data, batch.data]).combine_chunks().to_batches()[0]
         yield batch.with_data(both, expanded=batch.num_rows)
 
 
-class Join(BaseOperator):
+class Join(Operator):
     """Passes on what several inputs send; remembers the ports."""
 
     def __init__(self) -> None:
@@ -87,7 +89,7 @@ class Join(BaseOperator):
         yield batch
 
 
-class Collect(BaseOperator):
+class Collect(Operator):
     """A sink that keeps all rows and the order of what it saw."""
 
     def __init__(self) -> None:
@@ -114,14 +116,11 @@ class Collect(BaseOperator):
         return [v for b in self.batches for v in b.data.column(name).to_pylist()]
 
 
-class Buffer(BaseOperator):
+class Buffer(Passes):
     """Gives the rows of a chunk when it ends, as one that sorts does."""
 
     def __init__(self) -> None:
         self.held: dict[int, list[Batch]] = {}
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         self.held.setdefault(batch.chunk, []).append(batch)
@@ -131,14 +130,11 @@ class Buffer(BaseOperator):
         return self.held.pop(chunk, [])
 
 
-class TakeChunks(BaseOperator):
+class TakeChunks(Passes):
     """Leaves after `chunks` chunks."""
 
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         for item in inbox:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import Runtime
 from pipeline.api.records import Batch, Output, Reject, Rejects
 from pipeline.api.secret import Secret
+from tests.pipeline.ops import Passes
 
 SEEN: list[dict[str, Any]] = []
 """The arguments of every Calls that was made."""
@@ -25,7 +26,7 @@ class Client:
     retries: int = 3
 
 
-class Calls(BaseOperator):
+class Calls(Passes):
     """Passes rows through; rejects row 3 and warns with its secrets; raises with them where `fails`."""
 
     def __init__(
@@ -43,9 +44,6 @@ class Calls(BaseOperator):
         self.texts = [text for text in (*given, note) if isinstance(text, str)]
         self._fails = fails
         SEEN.append({"marked": marked, "api_key": api_key, "client": client, "headers": headers, "note": note})
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def open(self, runtime: Runtime) -> None:
         logging.getLogger("pipeline.secret_ops").warning("called with %s", self.texts)

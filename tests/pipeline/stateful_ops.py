@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline.api.protocols import Inbox, Operator, Stateful
 from pipeline.api.records import Batch, ChunkEnd, Item, Output, RejectKind, add_columns
+from tests.pipeline.ops import Passes
 
 
 class RunningSum(Operator, Stateful):
@@ -36,7 +37,7 @@ class RunningSum(Operator, Stateful):
         self.sum = json.loads(state)
 
 
-class FirstOfEach(Operator, Stateful):
+class FirstOfEach(Passes, Stateful):
     """Keeps the first row of each x % `modulo`. Reads a chunk ahead: ends a chunk when it has the next one's rows."""
 
     def __init__(self, modulo: int) -> None:
@@ -44,9 +45,6 @@ class FirstOfEach(Operator, Stateful):
         self.seen: set[int] = set()
         self.seen_by: dict[int, list[int]] = {}
         """What had been seen when each chunk ended that is not sent on yet."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def run(self, inbox: Inbox) -> Iterator[Item]:
         held: ChunkEnd | None = None

@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import Operator, Runtime
 from pipeline.api.records import Batch, Output, RejectKind, add_columns
 from tests.pipeline.job_ops import Parquet
+from tests.pipeline.ops import Passes
 
 
-class Picky(BaseOperator):
+class Picky(Passes):
     """Keeps the rows with row * 7 % 10 < 4: four of ten, in every round others. Makes 5 tokens of each row."""
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def open(self, runtime: Runtime) -> None:
         self.meter = runtime.meter
@@ -36,7 +34,7 @@ def passes(row: int) -> bool:
     return row * 7 % 10 < 4
 
 
-class AddRound(BaseOperator):
+class AddRound(Operator):
     """Adds the round of each row, as `round`."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
@@ -51,14 +49,11 @@ class AddRound(BaseOperator):
         yield batch.with_data(pa.record_batch([*batch.data.columns, rounds], schema=self.schema))
 
 
-class FailAtRow(BaseOperator):
+class FailAtRow(Passes):
     """Fails at a row of the endless source while the file `broken` exists."""
 
     def __init__(self, row: int, broken: str) -> None:
         self.row, self.broken = row, Path(broken)
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self.row in batch.data.column("row").to_pylist() and self.broken.exists():
@@ -66,14 +61,11 @@ class FailAtRow(BaseOperator):
         yield batch
 
 
-class WaitsForEver(BaseOperator):
+class WaitsForEver(Passes):
     """Works on the row `row` until the run is over."""
 
     def __init__(self, row: int) -> None:
         self.row = row
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def open(self, runtime: Runtime) -> None:
         self.runtime = runtime

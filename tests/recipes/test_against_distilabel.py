@@ -105,88 +105,10 @@ def evol_instruct(
     return run_task("EvolInstruct", rows, completions, **settings, mutation_templates=dict(templates or MUTATIONS))
 
 
-def mutations(rows: int, rounds: int, seed: int) -> list[list[str]]:
-    """Return the names of the mutations that `evol_instruct` draws, by round and row."""
-    generator = np.random.RandomState(seed)
-    return [[str(generator.choice(list(MUTATIONS))) for _ in range(rows)] for _ in range(rounds)]
-
-
-def evolving_prompt(template: str, instruction: str) -> Messages:
-    """Return the messages with which EvolInstruct asks for a mutation of `instruction`."""
-    return [{"role": "user", "content": template.replace("<PROMPT>", instruction)}]
-
-
 def dpo_pairs(rows: Sequence[Row]) -> list[Row]:
     """Return the pairs that distilabel makes of rows of `instruction`, `generations` and `ratings`."""
     (found,) = steps.FormatTextGenerationDPO().process(copy.deepcopy(list(rows)))
     return [{k: row[k] for k in ("prompt", "chosen", "rejected", "chosen_rating", "rejected_rating")} for row in found]
-
-
-JUDGED = [
-    {"instruction": "How much is 2+2?", "generations": ["4", "5", "four"]},
-    {"instruction": "Name a river.", "generations": ["Paris", "The Rhine", "The Rhône"]},
-]
-VERDICTS = [[5, 1, 5], [1, 5, 4]]
-
-
-def verdict(ratings: Sequence[int]) -> str:
-    return "\n\n".join(
-        f"#### Output for Text {i}\nRating: {r}\nRationale: It is {r}." for i, r in enumerate(ratings, 1)
-    )
-
-
-def test_ultrafeedback_is_asked_about_all_texts_of_a_row_at_once_and_its_ratings_make_pairs():
-    completions = {key_of(judge_prompt(row)): verdict(v) for row, v in zip(JUDGED, VERDICTS, strict=True)}
-    sent, rows = ultrafeedback(JUDGED, completions)
-    assert [key_of(messages) for messages in sent] == list(completions)
-    assert [message["role"] for message in sent[0]] == ["system", "user"]
-    assert "\n<text 1> 4\n<text 2> 5\n<text 3> four\n\n### Output\n" in sent[0][1]["content"]
-    assert [row["ratings"] for row in rows] == VERDICTS
-    first, second = dpo_pairs(rows)
-    # Of equal ratings the first one is taken.
-    assert (first["chosen"][-1]["content"], first["rejected"][-1]["content"]) == ("4", "5")
-    assert second["chosen"] == [
-        {"role": "user", "content": "Name a river."},
-        {"role": "assistant", "content": "The Rhine"},
-    ]
-    assert (second["prompt"], second["chosen_rating"], second["rejected_rating"]) == ("Name a river.", 5, 1)
-
-
-def test_evol_instruct_sends_the_drawn_mutation_of_what_came_last_and_eliminates_nothing():
-    rows = [{"instruction": "Add 1 and 2."}, {"instruction": "Name a bird."}]
-    completions: dict[str, str] = {}
-    latest = [row["instruction"] for row in rows]
-    expected = [[text] for text in latest]
-    for number, drawn in enumerate(mutations(len(rows), rounds=3, seed=7)):
-        # The second row copies the evolving prompt's words, which the paper would eliminate.
-        answers = [f"#Rewritten Prompt#:\n Evolved {number} ", f"Bird {number} of the given prompt"]
-        for i, (mutation, answer) in enumerate(zip(drawn, answers, strict=True)):
-            completions[key_of(evolving_prompt(MUTATIONS[mutation], latest[i]))] = answer
-        latest = [f"Evolved {number}", answers[1]]
-        for i, text in enumerate(latest):
-            expected[i].append(text)
-    sent, found = evol_instruct(rows, completions, rounds=3, seed=7)
-    assert [key_of(messages) for messages in sent] == list(completions)
-    assert [row["evolved_instructions"] for row in found] == expected
-
-
-def test_ultrafeedback_takes_ratings_as_json_of_the_same_prompts():
-    texts = {key_of(judge_prompt(row)): verdict(v) for row, v in zip(JUDGED, VERDICTS, strict=True)}
-    as_json = {k: json.dumps({"ratings": v}) for k, v in zip(texts, VERDICTS, strict=True)}
-    sent, rows = ultrafeedback(JUDGED, as_json, use_default_structured_output=True)
-    assert [key_of(messages) for messages in sent] == list(texts)
-    assert [row["ratings"] for row in rows] == VERDICTS
-
-
-def test_evol_instruct_takes_the_templates_of_others():
-    templates = {"harder": "Make it harder: <PROMPT>"}
-    sent, (row,) = evol_instruct(
-        [{"instruction": "Add 1 and 2."}],
-        {key_of(evolving_prompt(templates["harder"], "Add 1 and 2.")): "Add 1, 2 and 3."},
-        templates=templates,
-    )
-    assert sent == [[{"role": "user", "content": "Make it harder: Add 1 and 2."}]]
-    assert row["evolved_instructions"] == ["Add 1 and 2.", "Add 1, 2 and 3."]
 
 
 ANSWERS = ["plain", "warm", "long"]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from tests.recipes.shipped import recipe, run
@@ -72,40 +71,6 @@ def dpo_texts(path: Path, work: Path) -> list[tuple[str, str, str]]:
     trainer.train()
     names = ("prompt_ids", "chosen_ids", "rejected_ids")
     return [tuple(words.decode(row[name]) for name in names) for row in trainer.train_dataset]
-
-
-def message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-ASKED = [message("system", "Be brief."), message("user", "Name a river.")]
-EXPECTED = [(f"<system>Be brief.{END}<user>Name a river.{END}<assistant>", f"The Rhône{END}", f"Paris{END}")]
-
-
-@pytest.mark.parametrize("explicit", [True, False])
-def test_conversations_with_their_prompt_apart_or_in_both(explicit, tmp_path):
-    chosen, rejected = [message("assistant", "The Rhône")], [message("assistant", "Paris")]
-    pair = {"prompt": ASKED, "chosen": chosen, "rejected": rejected}
-    if not explicit:
-        pair = {"chosen": [*ASKED, *chosen], "rejected": [*ASKED, *rejected]}
-    pl.DataFrame([{"row": 0, **pair, "chosen_rating": 5.0}]).write_parquet(tmp_path / "pairs.parquet")
-    assert dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work") == EXPECTED
-
-
-def test_a_prompt_that_is_a_text_beside_answers_that_are_messages_is_not_taken(tmp_path):
-    """The form in which FormatTextGenerationDPO of distilabel 1.5.3 writes pairs."""
-    asked = message("user", "Name a river.")
-    answers = {name: [asked, message("assistant", name)] for name in ("chosen", "rejected")}
-    pl.DataFrame([{"prompt": "Name a river.", **answers}]).write_parquet(tmp_path / "pairs.parquet")
-    with pytest.raises((AttributeError, TypeError)):  # which one differs with the seed of Python's hashes
-        dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work")
-
-
-def test_texts(tmp_path):
-    pair = {"prompt": "Name a river:", "chosen": " The Rhône", "rejected": " Paris"}
-    pl.DataFrame([pair]).write_parquet(tmp_path / "pairs.parquet")
-    texts = dpo_texts(tmp_path / "pairs.parquet", tmp_path / "work")
-    assert texts == [("Name a river:", f" The Rhône{END}", f" Paris{END}")]
 
 
 def test_the_pairs_of_our_ultrafeedback(tmp_path):

@@ -21,7 +21,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import SlotPool
 from operators.engine.sequence import Sequence
-from operators.engine.sequence.placement import Slot
+from operators.engine.sequence.placement import NodeQueue, Slot
 from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.settings import DecodeSettings
@@ -69,7 +69,12 @@ def prompts(count: int, longest: int = 90, seed: int = 1) -> list[np.ndarray]:
 
 
 def sequences(texts: Seq[np.ndarray], params: SamplingParams = GREEDY, max_tokens: int = 30) -> list[Sequence]:
-    return [Sequence(i, text, params, seed=1000 + i, max_tokens=max_tokens) for i, text in enumerate(texts)]
+    """Sequences of one node."""
+    rows = [Sequence(i, text, params, seed=1000 + i, max_tokens=max_tokens) for i, text in enumerate(texts)]
+    node = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
+    for row in rows:
+        row.owner = node
+    return rows
 
 
 def settings_for(sizes: DecoderShape, **settings: Any) -> EngineSettings:

@@ -9,7 +9,7 @@ import pytest
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.settings import ModelSettings
 from operators.tokens import Tokenize
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch
 from pipeline.dataflow.graph import Node
 from tests.operators.flow import Flow, Rows
@@ -18,7 +18,7 @@ from tests.operators.test_generate import FAKE, TEXT, Ask, generate, prompts
 ROWS, SLOTS = 60, 4
 
 
-class Seen(BaseOperator):
+class Seen(Operator):
     """Notes under its name that a row has come by."""
 
     def __init__(self, name: str, log: list[str]) -> None:

@@ -22,9 +22,9 @@ from pipeline.api import by_batch
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import DamagedError, InputError, SourceError, StorageError
 from pipeline.api.machine_errors import of_machine
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch, ChunkEnd, Output
-from tests.pipeline.ops import NUMBERS
+from tests.pipeline.ops import NUMBERS, Passes
 
 
 def _chained(error: BaseException, cause: BaseException) -> BaseException:
@@ -72,15 +72,12 @@ OF_A_ROW: list[BaseException] = [
 ROWS = 5
 
 
-class Raises(BaseOperator):
+class Raises(Passes):
     """Raises at x = 3, and counts how often it has seen each x."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
         self.seen: list[int] = []
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
         for x in batch.data.column("x").to_pylist():
@@ -90,7 +87,7 @@ class Raises(BaseOperator):
         yield batch
 
 
-def _of_call(error: BaseException) -> BaseOperator:
+def _of_call(error: BaseException) -> Operator:
     def function(row: dict[str, Any]) -> dict[str, Any]:
         if row["x"] == 3:
             raise error
@@ -99,7 +96,7 @@ def _of_call(error: BaseException) -> BaseOperator:
     return Call(function)
 
 
-def _of_say(error: BaseException) -> BaseOperator:
+def _of_say(error: BaseException) -> Operator:
     def tool(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
         if row["x"] == 3:
             raise error
@@ -112,7 +109,7 @@ MAKES = {"own": Raises, "call": _of_call, "say": _of_say}
 CALLS = '[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]}]'
 
 
-def run(operator: BaseOperator, on_error: OnError) -> list[Any]:
+def run(operator: Operator, on_error: OnError) -> list[Any]:
     operator.on_error = on_error
     x = list(range(ROWS))
     schema = NUMBERS.append(pa.field("messages", pa.string()))

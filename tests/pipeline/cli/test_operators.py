@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipeline.api.docstrings import as_written
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.cli import operators
 from pipeline.cli.main import main
 from pipeline.config.build import load_object
@@ -30,13 +30,13 @@ def operator_classes():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found = load_object(f"{module}.{node.name}")
-                if issubclass(found, BaseOperator) and is_whole(found):
+                if issubclass(found, Operator) and is_whole(found):
                     yield f"{module}.{node.name}"
 
 
-def is_whole(kind: type[BaseOperator]) -> bool:
+def is_whole(kind: type[Operator]) -> bool:
     """It has what makes an operator, and no method that a subclass has to write."""
-    hooks = any(getattr(kind, hook) is not getattr(BaseOperator, hook) for hook in ("process", "run"))
+    hooks = any(getattr(kind, hook) is not getattr(Operator, hook) for hook in ("process", "run"))
     methods = (getattr(kind, name) for name in dir(kind))
     return hooks and hasattr(kind, "plan") and not any(getattr(m, "__isabstractmethod__", False) for m in methods)
 
@@ -64,7 +64,7 @@ def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     required = {name for argument in entry.arguments for name, default in argument.defaults.items() if default is None}
     assert required <= set(op)
     operator = load_object(entry.target)
-    assert issubclass(operator, BaseOperator)
+    assert issubclass(operator, Operator)
 
 
 def test_the_docs_are_what_the_docstrings_say():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,19 +11,21 @@ import pytest
 import yaml
 from hydra._internal.hydra import Hydra
 
+from operators.engine.backend import fake
+from operators.engine.backend.fake import FakeModel, inspect
+from operators.engine.backend.loading import ModelSizes
+from operators.settings import ModelSettings
 from operators.sources import input_columns
-from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.cli.run import worst
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import CARD
-from tests.pipeline.command_line import NODES, OPS, here, refused, write_job
-from tests.sets import often_cases
+from tests.pipeline.command_line import NODES, OPS, here, in_process, refused, write_job
 
 pytestmark = pytest.mark.slow("composes and runs jobs")
 
-__all__ = ["here"]  # the fixture: a directory with a job file of squares
+__all__ = ["here", "inspect"]  # the fixture: a directory with a job file of squares; of the loaders below
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["jobs"], ["job=squares.yaml", "--cfg", "job"]])
@@ -80,12 +80,6 @@ def test_the_plan_says_of_each_node_only_what_it_does_to_the_columns(capsys):
 )
 def test_a_dry_run_refuses_what_a_run_would_refuse(given, says, here, capsys):
     assert says in refused(capsys, "job=squares.yaml", "dry_run=true", given)
-
-
-def test_a_job_runs_and_hydra_leaves_nothing_behind(here, capsys):
-    assert main(["job=./squares.yaml"]) == 0
-    assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
-    assert [p.name for p in (here / "outputs").iterdir()] == ["squares"]
 
 
 def test_config_dir_adds_jobs_and_options(tmp_path, capsys):
@@ -166,11 +160,6 @@ def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys
     assert len(list((here / "outputs").glob("squares-*/manifest.json"))) == 1
 
 
-def test_on_finish_is_told_from_the_command_line(here):
-    assert main(["job=squares.yaml", "on_finish.command=[touch,told]"]) == ExitCode.DONE
-    assert (here / "told").exists()
-
-
 def test_a_card_is_asked_for_on_the_command_line_or_in_the_job_file(here):
     (here / "card.yaml").write_text((here / "squares.yaml").read_text() + "output: {card: true}\n")
     cards = {
@@ -192,24 +181,8 @@ def test_the_worst_code():
 def test_a_folder_that_is_called_operators_does_not_hide_ours(here):
     (here / "operators").mkdir()
     (here / "operators" / "__init__.py").write_text("raise SystemExit('not ours')\n")
-    command = [sys.executable, "-m", "pipeline", "job=squares.yaml", "dry_run=plan"]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = in_process(here, "job=squares.yaml", "dry_run=plan")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    often_cases(
-        [(["job=nope"], 2), (["--help"], 0), (["job=squares.yaml", "x.y=1"], 2)], ["job=squares.yaml", "x.y=1"]
-    ),
-)
-def test_the_process_ends_with_the_code(arguments, code, here):
-    command = [sys.executable, "-m", "pipeline", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == code
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_reason_is_told_as_it_is_as_far_as_all_its_rows_have_it(here, capsys):
@@ -229,3 +202,55 @@ def test_what_is_left_out_is_counted_in_every_round_of_a_target(here, monkeypatc
     assert main([*job, "chunk_rows=2", "target.accepted_rows=8", "target.chunk_rows=4"]) == ExitCode.DONE
     (told,) = read_manifest(here / "out")["warnings"]
     assert told["rows"] == 5  # of rows 0 to 7 those that are not the first of their round
+
+
+events: list[str] = []
+
+
+class Weights(FakeModel):
+    """The fake model, with a name in `events`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        events.append(f"load {name}")
+
+    def close(self) -> None:
+        events.append(f"close {self.name}")
+
+
+def load_a(settings: ModelSettings) -> FakeModel:
+    return Weights("a")
+
+
+def load_b(settings: ModelSettings) -> FakeModel:
+    return Weights("b")
+
+
+def test_a_sweep_frees_a_model_before_it_loads_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        f"{__name__}.inspect", lambda s: replace(fake.inspect(s), sizes=ModelSizes(1 << 20, fake.N_VOCAB))
+    )
+    events.clear()
+    Path("prompts.jsonl").write_text('{"prompt": "x"}\n')
+    loaders = ",".join(f"{__name__}:load_{name}" for name in "ab")
+    job = ("job=generate", "model=fake", "data.path=prompts.jsonl", "sampling.max_tokens=4", "progress=none")
+    assert main((*job, "-m", f"model.loader={loaders}", "seed=1,2")) == ExitCode.DONE
+    assert events == ["load a", "close a", "load b", "close b"]
+
+
+def test_what_changes_no_result_does_not_change_where_a_sweep_runs_but_a_sweep_over_it_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nodes = {
+        "numbers": {"op": {"_target_": "tests.pipeline.job_ops.Numbers", "rows": 20}},
+        "square": {"inputs": "numbers", "op": {"_target_": "tests.pipeline.job_ops.Square", "bad": [3]}},
+        "write": {"inputs": "square", "op": {"_target_": "tests.pipeline.job_ops.Parquet"}},
+    }
+    Path("squares.yaml").write_text(yaml.safe_dump({"progress": "none", "report": False, "nodes": nodes}))
+    sweep = ["job=squares.yaml", "target.accepted_rows=15", "-m", "seed=1"]
+    assert main(sweep) == ExitCode.REJECTS
+    assert main([*sweep, "max_error_rate=0.5", "target.max_minutes=9e0", 'on_finish.command=["true"]']) == ExitCode.DONE
+    assert len(list(Path("outputs").glob("squares-*"))) == 1
+    assert main(["job=squares.yaml", "-m", "max_error_rate=0.4,0.5"]) == ExitCode.DONE
+    assert len(list(Path("outputs").glob("squares-*"))) == 3

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.run_dir.lock import LOCK_FILE, holder, locked
 from pipeline.run_dir.state import RunState
-from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
-from tests.pipeline.runs.test_job import OPS, job
+from tests.pipeline.squares import OPS, breaks, job, run
 
 
 def waiting(directory: Path, flag: Path, **settings: Any) -> JobSettings:
@@ -36,31 +34,8 @@ def values(directory: Path) -> dict[str, Any]:
     return found
 
 
-def test_of_a_run_that_runs(tmp_path, capsys):
-    out, flag = tmp_path / "out", tmp_path / "flag"
-    flag.touch()
-    ended: list[ExitCode] = []
-    run = threading.Thread(target=lambda: ended.append(run_job(waiting(out, flag), Resources())))
-    run.start()
-    try:
-        while not Path(f"{flag}.reached").exists() or values(out)["committed_rows"] < 20:
-            assert run.is_alive()
-        assert holder(out)
-        assert main(["status", str(out)]) == ExitCode.DONE
-        shown = capsys.readouterr().out
-    finally:
-        flag.unlink()
-        run.join()
-    assert "squares  running: pid" in shown
-    assert "committed 20 rows in 2 chunks" in shown
-    assert "/45 rows" in shown
-    assert "time left unknown" in shown or " left" in shown
-    assert ended == [ExitCode.DONE]
-    assert holder(out) is None
-
-
 def test_of_a_run_that_is_done(tmp_path, capsys):
-    run_job(job(tmp_path / "out", square={"bad": [3]}, max_error_rate=0.1), Resources())
+    run(job(tmp_path / "out", square={"bad": [3]}, max_error_rate=0.1))
     capsys.readouterr()
     assert main(["status", str(tmp_path / "out")]) == ExitCode.DONE
     shown = capsys.readouterr().out
@@ -77,7 +52,7 @@ def test_a_step_is_one_line_and_its_nodes_are_shown_on_request(tmp_path, capsys)
     more = {"_target_": "operators.filter.Filter", "where": "x < 40"}
     settings.nodes["ask"] = NodeSettings(more, ["square"], step="ask")
     settings.nodes["write"].inputs = ["ask"]
-    run_job(settings, Resources())
+    run(settings)
 
     def shown(*options: str) -> dict[str, list[str]]:
         capsys.readouterr()
@@ -91,21 +66,11 @@ def test_a_step_is_one_line_and_its_nodes_are_shown_on_request(tmp_path, capsys)
 
 
 def test_of_a_run_that_failed(tmp_path, capsys):
-    broken = tmp_path / "broken"
-    broken.touch()
-    run_job(job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1), Resources())
+    run(job(tmp_path / "out", square=breaks(tmp_path, 25), max_open_chunks=1))
     assert main(["status", str(tmp_path / "out")]) == ExitCode.INTERRUPTED
     shown = capsys.readouterr().out
     assert "not running; the same command resumes (it failed, exit code 1: see run.log" in shown
     assert "committed 20 rows in 2 chunks" in shown
-
-
-def test_of_a_run_that_was_killed(tmp_path, capsys):
-    out = tmp_path / "out"
-    run_job(job(out), Resources())
-    (out / "status.json").write_text(json.dumps({**values(out), "state": "running", "exit_code": None}))
-    assert main(["status", str(out)]) == ExitCode.INTERRUPTED
-    assert "not running; the same command resumes (it was killed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", [None, "", '{"state": "done"}'])
@@ -128,7 +93,7 @@ def test_where_there_is_no_run(tmp_path, capsys):
 
 
 def test_json_is_the_file_as_it_is(tmp_path, capsys):
-    run_job(job(tmp_path / "out"), Resources())
+    run(job(tmp_path / "out"))
     capsys.readouterr()
     assert main(["status", str(tmp_path / "out"), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == values(tmp_path / "out")
@@ -136,14 +101,12 @@ def test_json_is_the_file_as_it_is(tmp_path, capsys):
 
 def test_tokens_are_those_of_all_attempts(tmp_path, capsys):
     """At least 5 for each of the 45 rows, of which the second attempt reads 25."""
-    broken = tmp_path / "broken"
-    broken.touch()
-    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
+    settings = job(tmp_path / "out", square=breaks(tmp_path, 25), max_open_chunks=1)
     settings.nodes["picky"] = NodeSettings({"_target_": "tests.pipeline.target_ops.Picky"}, "square")
     settings.nodes["write"].inputs = ["picky"]
-    assert run_job(settings, Resources()) is ExitCode.FAILED
-    broken.unlink()
-    assert run_job(settings, Resources()) is ExitCode.DONE
+    assert run(settings) is ExitCode.FAILED
+    (tmp_path / "broken").unlink()
+    assert run(settings) is ExitCode.DONE
     capsys.readouterr()
     assert main(["status", str(tmp_path / "out")]) == ExitCode.DONE
     tokens = sum(int(counts["tokens_out"]) for counts in values(tmp_path / "out")["counters"].values())
@@ -153,13 +116,11 @@ def test_tokens_are_those_of_all_attempts(tmp_path, capsys):
 
 def test_counters_of_another_run_are_not_taken_over(tmp_path):
     """As where state.sqlite was lost and made again beside an old status.json."""
-    broken = tmp_path / "broken"
-    broken.touch()
-    settings = job(tmp_path / "out", square={"fail_at": 25, "broken": str(broken)}, max_open_chunks=1)
-    run_job(settings, Resources())
+    settings = job(tmp_path / "out", square=breaks(tmp_path, 25), max_open_chunks=1)
+    run(settings)
     (tmp_path / "out/status.json").write_text(json.dumps({**values(tmp_path / "out"), "run_id": "another"}))
-    broken.unlink()
-    run_job(settings, Resources())
+    (tmp_path / "broken").unlink()
+    run(settings)
     assert values(tmp_path / "out")["counters"]["square"]["rows_in"] == 25
 
 
@@ -185,7 +146,7 @@ def test_who_looks_keeps_no_run_out(tmp_path):
 def test_of_a_run_of_another_version(tmp_path, capsys, status, code, says):
     """Whose status.json has other keys."""
     out = tmp_path / "out"
-    run_job(job(out, square={"bad": [3]}, max_error_rate=0.1), Resources())
+    run(job(out, square={"bad": [3]}, max_error_rate=0.1))
     capsys.readouterr()
     older = {key: value for key, value in values(out).items() if key not in ("recalled", "counters")}
     (out / "status.json").write_text(json.dumps(older))
@@ -198,20 +159,26 @@ def test_of_a_run_of_another_version(tmp_path, capsys, status, code, says):
     assert "rejects   1 errors, 0 filtered" in shown
 
 
-def test_of_a_killed_run_what_is_committed_is_read_from_its_state(tmp_path, capsys):
+def test_of_a_run_that_runs_and_one_that_was_killed_whose_state_says_what_is_committed(tmp_path, capsys):
     """status.json is as old as its last heartbeat, and a killed run leaves a log beside state.sqlite."""
-    out, killed = tmp_path / "out", tmp_path / "killed"
-    flag = tmp_path / "flag"
+    out, killed, flag = tmp_path / "out", tmp_path / "killed", tmp_path / "flag"
     flag.touch()
-    run = threading.Thread(target=lambda: run_job(waiting(out, flag), Resources()))
-    run.start()
+    ended: list[ExitCode] = []
+    thread = threading.Thread(target=lambda: ended.append(run(waiting(out, flag))))
+    thread.start()
     try:
         while not Path(f"{flag}.reached").exists() or values(out)["committed_rows"] < 20:
-            assert run.is_alive()
+            assert thread.is_alive()
+        assert holder(out)
+        assert main(["status", str(out)]) == ExitCode.DONE
+        shown = capsys.readouterr().out
         shutil.copytree(out, killed)
     finally:
         flag.unlink()
-        run.join()
+        thread.join()
+    for says in ("squares  running: pid", "committed 20 rows in 2 chunks", "/45 rows", " left"):
+        assert says in shown
+    assert (ended, holder(out)) == ([ExitCode.DONE], None)
     old = {**values(killed), "committed_rows": 0, "committed_chunks": 0, "accounts": {}}
     (killed / "status.json").write_text(json.dumps(old))
     assert (killed / "state.sqlite-wal").exists()
@@ -221,8 +188,8 @@ def test_of_a_killed_run_what_is_committed_is_read_from_its_state(tmp_path, caps
     shown = capsys.readouterr().out
     assert "committed 20 rows in 2 chunks" in shown
     assert re.search(r"it was killed; last heartbeat \d+s ago, attempt 1", shown)
-    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
     for directory in (killed, out):
         names = sorted(path.name for path in directory.iterdir())
         read_results(directory)
         assert sorted(path.name for path in directory.iterdir()) == names
+    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before

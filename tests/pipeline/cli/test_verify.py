@@ -60,6 +60,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 OFTEN = (
     "has other bytes than were written",
     "has 0 bytes",
+    "cannot be read",
     "is not what the run wrote",
     "is damaged: file is not a database",
 )

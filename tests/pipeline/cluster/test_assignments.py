@@ -1,4 +1,5 @@
-"""Every piece is answered once, whatever workers do; a row is given up only if it ends its workers by itself."""
+"""Every piece is answered once, whatever workers do; a row is given up only if it ends its workers by itself. Pieces
+hold all rows of their chunk once; what is sent is no larger than its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.api.records import Batch
 from pipeline.cluster.assignments import Assignments
-from pipeline.cluster.pieces import WorkItem
+from pipeline.cluster.pieces import Cutter, WorkItem, from_ipc, to_ipc
 
 AFTER = 2
 
@@ -159,3 +160,34 @@ def test_a_suspect_is_computed_alone_and_halved() -> None:
     assignments.add(piece(assignments, range(4, 8)))
     assert [p.num_rows for _, p in assignments.assign()] == [2]  # alone: the other half and the new piece wait
     assert assignments.waiting == 2
+
+
+@given(sizes=st.lists(st.integers(0, 30), max_size=12), rows=st.integers(1, 12))
+def test_a_cutter_keeps_rows_and_order(sizes: list[int], rows: int) -> None:
+    made: list[Batch] = []
+    cutter, first = Cutter(rows), 0
+    for size in sizes:
+        data = pa.record_batch({"row": pa.array(range(first, first + size), pa.int64())})
+        made += cutter.add(Batch(3, data))
+        first += size
+    full = list(made)
+    made += cutter.flush()
+    assert [row for batch in made for row in batch.data.column("row").to_pylist()] == list(range(first))
+    assert all(batch.num_rows == rows and batch.chunk == 3 for batch in full)
+    assert all(1 <= batch.num_rows <= rows for batch in made)
+
+
+def test_a_piece_of_another_chunk_does_not_join() -> None:
+    cutter = Cutter(10)
+    data = pa.record_batch({"row": pa.array([1], pa.int64())})
+    assert list(cutter.add(Batch(0, data))) == []
+    assert [batch.chunk for batch in cutter.add(Batch(1, data))] == [0]
+    assert [batch.chunk for batch in cutter.flush()] == [1]
+
+
+def test_a_slice_is_sent_without_the_rest() -> None:
+    large = pa.record_batch({"text": pa.array([f"{i:06}" * 20 for i in range(10_000)])})
+    sent = to_ipc(large.slice(500, 3))
+    assert len(sent) < 2000
+    assert from_ipc(sent).to_pylist() == large.slice(500, 3).to_pylist()
+    assert from_ipc(to_ipc(large.slice(0, 0))).num_rows == 0

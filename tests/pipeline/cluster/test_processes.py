@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, totals
 from tests.pipeline.cluster.processes import (
-    OPS,
     assert_poison_is_rejected,
     command,
     finished,
@@ -72,24 +70,6 @@ def test_a_worker_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_workers_and_the_run_can_go_on(sent: signal.Signals, tmp_path: Path) -> None:
-    slow = job_with(tmp_path, "slow")
-    process = start(command(slow, tmp_path / "out", *PROCESSES))
-    workers = wait_for_workers(process, 2)
-    while not list((tmp_path / "out/data").glob("*.parquet")):
-        time.sleep(0.02)
-    process.send_signal(sent)
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == ExitCode.INTERRUPTED, said
-    _, alive = psutil.wait_procs(workers, LEAVES_S)
-    assert not alive
-    assert run(slow, tmp_path / "out", "chunk_rows=16") == ExitCode.DONE
-    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
-
-
-@pytest.mark.faults
 def test_workers_end_with_their_driver(tmp_path: Path) -> None:
     process = start(command(job_with(tmp_path, "slow"), tmp_path / "out", *PROCESSES))
     workers = wait_for_workers(process, 2)
@@ -97,45 +77,3 @@ def test_workers_end_with_their_driver(tmp_path: Path) -> None:
     process.communicate(timeout=240)
     _, alive = psutil.wait_procs(workers, LEAVES_S)
     assert not alive
-
-
-@pytest.mark.faults
-def test_a_node_that_is_lost_with_workers_that_load_does_not_end_the_run(tmp_path: Path) -> None:
-    """All workers end at once before they are open: those that take their places begin."""
-    slow = job_with(tmp_path, "slow")
-    process = start(command(slow, tmp_path / "out", *PROCESSES, "cluster.workers=3"))
-    for worker in wait_for_workers(process, 3):
-        worker.kill()
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == ExitCode.DONE, said
-    assert totals(tmp_path / "out")["cluster/workers_lost"] == 3
-    assert run(slow, tmp_path / "alone", "chunk_rows=16") == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("how", ["computes", "loads", "raises"])
-def test_a_sick_machine_changes_no_byte(how: str, tmp_path: Path) -> None:
-    """Here it is a GPU on which workers end when they compute, when they load, or that has no memory left."""
-    few, where = ("data.limit=24", "sampling.max_tokens=8"), re.escape(platform.node())
-    waits_for = "worker 2 has ended" if how == "computes" else "in a row ended in place 2"
-    job = job_with(tmp_path, "ends_on_gpu_1", f'log: "{tmp_path}/out/run.log"', f'said: "{waits_for}"')
-    options = f"{{folder: {tmp_path}, load_s: 0, raises: {how == 'raises'}}}"
-    other_loader = (f"model.loader={OPS}:load_unless_gpu_1", f"+model.options={options}")
-    model = () if how == "computes" else other_loader
-    code, said = finished(command(job, tmp_path / "out", *PROCESSES, *few, *model, "cluster.gpus=1"))
-    assert code == ExitCode.DONE, said
-    cause = "it cannot begin: .*CUDA error: out of memory" if how == "raises" else "its process ended by signal SIGKILL"
-    assert re.search(f"worker 2 has ended: on {where}: {cause}", said)
-    if how != "computes":
-        assert len(re.findall(f"in a row ended in place 2 before .* of 2 are open; .*{cause}", said)) == 1
-    assert run(job_with(tmp_path, "slow"), tmp_path / "alone", "chunk_rows=16", *few) == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
-
-
-@pytest.mark.faults
-def test_workers_that_cannot_begin_end_the_run(tmp_path: Path) -> None:
-    soon = "cluster.start_timeout_s=0.001"
-    code, said = finished(command(job_with(tmp_path, "slow"), tmp_path / "out", *PROCESSES, soon))
-    assert code == ExitCode.FAILED
-    assert "no worker was ready within cluster.start_timeout_s=0.001 s" in said

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,8 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cluster.pool import WorkerLost
-from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, stages, totals
+from tests.pipeline.cluster.cluster_runs import bytes_of, run
 from tests.pipeline.cluster.processes import (
-    STORE,
     WORKER,
     assert_poison_is_rejected,
     command,
@@ -95,32 +92,6 @@ def test_actors_give_the_same_files(nodes, alone, tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "out") == bytes_of(alone)
 
 
-@pytest.mark.faults
-def test_killed_actors_change_no_byte(nodes, alone, tmp_path: Path) -> None:
-    """Workers and the actor with the completion store are killed while the run goes on."""
-    killed: list[int] = []
-    over = threading.Event()
-
-    def kill() -> None:
-        while len(killed) < 3 and not over.wait(0.5):
-            victims = actors(STORE if len(killed) == 1 else WORKER)
-            if victims:
-                with suppress(psutil.Error):
-                    victims[0].kill()
-                    killed.append(victims[0].pid)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    code = run("quickstart", tmp_path / "out", *RAY, "cluster.piece_rows=2")
-    over.set()
-    thread.join()
-    assert code == ExitCode.DONE
-    assert killed
-    assert totals(tmp_path / "out")["cluster/workers_lost"] >= 1  # Ray starts the store's actor again by itself
-    assert bytes_of(tmp_path / "out") == bytes_of(alone)
-    assert_a_line_for_each_row(tmp_path / "out", 16)
-
-
 @pytest.mark.laws
 def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:
     much = ("cluster.cpus=64", "cluster.start_timeout_s=1", "+cluster.resources.tpu=2")
@@ -130,35 +101,6 @@ def test_too_little_is_said(nodes, tmp_path: Path, capsys) -> None:
         r"takes 64 CPU, 2 tpu, [1-9]\d* MiB of memory, and the cluster has 2 CPU, 0 tpu, [\d,]+ MiB of", said
     )
     assert "there is too little CPU and tpu" in said
-
-
-@pytest.mark.faults
-def test_nodes_come_and_go(nodes, alone, tmp_path: Path) -> None:
-    """The only node with room for workers is removed while they work, and another one joins."""
-    first = nodes.add_node(num_cpus=2, resources={"dev": 2})
-    nodes.wait_for_nodes()
-    one_by_one = (f"cluster.address={nodes.address}", "+cluster.resources.dev=1", "cluster.piece_rows=1")
-    process = start(command("quickstart", tmp_path / "out", *RAY, *one_by_one))
-    while len(actors()) < 2 or not list((tmp_path / "out/data").glob("*.parquet")):
-        time.sleep(0.02)
-        assert process.poll() is None
-    nodes.remove_node(first, allow_graceful=False)
-    second = nodes.add_node(num_cpus=2, resources={"dev": 2})
-    _, said = process.communicate(timeout=240)
-    nodes.remove_node(second)
-    assert process.returncode == ExitCode.DONE, said
-    assert totals(tmp_path / "out")["cluster/workers_lost"] >= 2
-    assert bytes_of(tmp_path / "out") == bytes_of(alone)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(("workers", "rows"), [(1, 7), (3, 64), (8, 1)])
-def test_neither_workers_nor_pieces_change_a_byte(workers: int, rows: int, nodes, tmp_path: Path) -> None:
-    of_chunk = ("chunk_rows=64", "data.limit=80")
-    sizes = (f"cluster.workers={workers}", f"cluster.piece_rows={rows}", "cluster.cpus=0.2")
-    assert run("quickstart", tmp_path / "alone", *of_chunk) == ExitCode.DONE
-    assert run("quickstart", tmp_path / "out", *RAY, *of_chunk, *sizes) == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
 
 
 @pytest.mark.faults
@@ -181,25 +123,6 @@ def test_a_killed_run_goes_on_the_other_way(first: str, nodes, tmp_path: Path) -
 @pytest.mark.faults
 def test_a_row_that_ends_its_actor_becomes_one_reject(nodes, tmp_path: Path) -> None:
     assert_poison_is_rejected(tmp_path, *RAY, f"cluster.address={nodes.address}")
-
-
-@pytest.mark.faults
-def test_a_node_that_joins_is_used(nodes, tmp_path: Path) -> None:
-    """The second worker begins when a node with room for it has joined."""
-    nodes.add_node(num_cpus=1, resources={"joins": 1})
-    slow, more = job_with(tmp_path, "slow"), "data.limit=300"
-    one_each = (f"cluster.address={nodes.address}", "+cluster.resources.joins=1", "cluster.piece_rows=1")
-    process = start(command(slow, tmp_path / "out", *RAY, *one_each, more))
-    while not list((tmp_path / "out/data").glob("*.parquet")):
-        time.sleep(0.02)
-        assert process.poll() is None
-    nodes.add_node(num_cpus=1, resources={"joins": 1})
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == ExitCode.DONE, said
-    computed = {stage["worker"] for stage in stages(tmp_path / "out") if stage["busy_s"]}
-    assert {"1", "2"} <= computed
-    assert run(slow, tmp_path / "alone", "chunk_rows=16", more) == ExitCode.DONE
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
 
 
 @pytest.mark.faults

@@ -34,13 +34,7 @@ from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs jobs with workers and without")
 
-JOBS = {
-    "quickstart": ("chunk_rows=16",),
-    "self_instruct": ROUNDS,
-    "best_of_n": ("chunk_rows=16", "sampling.n=2"),
-    "openai_batch": ("chunk_rows=16",),
-    "classify": ("chunk_rows=16",),
-}
+JOBS = {"quickstart": ("chunk_rows=16",), "self_instruct": ROUNDS}  # tests/test_jobs.py has all, over one round
 BITS = "the bits of fixed texts"
 CLUSTERS = ((1, 7), (2, 64), (3, 1), (8, 7))
 """Workers and rows of a piece; a chunk has as many rows or more."""

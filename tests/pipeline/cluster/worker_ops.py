@@ -40,20 +40,6 @@ def hangs_once(row: dict[str, Any], flag: str) -> dict[str, Any]:
     return {}
 
 
-def ends_on_gpu_1(row: dict[str, Any], log: str, said: str) -> dict[str, Any]:
-    """End a process that sees the second GPU, whatever the row; another one waits until `log` has `said`."""
-    if _on_gpu_1():
-        os.kill(os.getpid(), signal.SIGKILL)
-    until = time.monotonic() + 600
-    while said not in Path(log).read_text() and time.monotonic() < until:
-        time.sleep(0.05)
-    return {}
-
-
-def _on_gpu_1() -> bool:
-    return os.environ.get("CUDA_VISIBLE_DEVICES") == "1"
-
-
 def slow(row: dict[str, Any]) -> dict[str, Any]:
     """Take a while."""
     time.sleep(0.05)
@@ -72,18 +58,6 @@ def load(settings: ModelSettings) -> fake.FakeModel:
     (folder / "load").touch()
     time.sleep(settings.options["load_s"])
     return fake.FakeModel(step)
-
-
-def load_unless_gpu_1(settings: ModelSettings) -> fake.FakeModel:
-    """Load as `load`. A process that sees the second GPU is ended; or, with the option `raises`, it says that there is
-    no memory, when another one decodes."""
-    if _on_gpu_1() and not settings.options["raises"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    while _on_gpu_1():
-        if (Path(settings.options["folder"]) / "decode").exists():
-            raise MemoryError("CUDA error: out of memory")
-        time.sleep(0.05)
-    return load(settings)
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:

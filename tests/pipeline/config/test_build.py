@@ -1,20 +1,23 @@
-"""Operators are built from what a job says, wherever their modules lie."""
+"""Operators are built from what a job says, wherever their modules lie, if their arguments are what annotations say."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode, GraphError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.cli.main import main
+from pipeline.config.annotations import allowed
 from pipeline.config.build import build_graph, build_node
 from pipeline.settings import JobSettings, NodeSettings
-from tests.pipeline.command_line import NODES, OPS, here
+from tests.pipeline.command_line import OPS, here
 
 __all__ = ["here"]  # the fixture: a directory with a job file of squares
 
@@ -40,7 +43,7 @@ class Options:
     size: int = 1
 
 
-class Sink(BaseOperator):
+class Sink(Operator):
     """Takes a dataclass and a keyword of Python's."""
 
     def __init__(self, options: Options | None, as_: str) -> None:
@@ -78,14 +81,6 @@ def test_an_argument_without_an_annotation_takes_any_value(monkeypatch, value):
     assert (sink.options, sink.as_) == (value, value)
 
 
-def test_modules_beside_the_job_file_are_importable(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "beside_the_job.py").write_text(f"from {OPS} import Square as Mine\n")
-    (folder / "own.yaml").write_text(NODES.replace(f"{OPS}.Square", "beside_the_job.Mine"))
-    assert main(["job=mine/own.yaml", "dry_run=true"]) == 0
-
-
 def test_the_modules_of_the_project_are_importable_where_only_its_packages_are_installed(monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != PROJECT])
     monkeypatch.delitem(sys.modules, "models.tiny.score", raising=False)
@@ -94,12 +89,60 @@ def test_the_modules_of_the_project_are_importable_where_only_its_packages_are_i
     assert main(["job=quickstart", "dry_run=plan"]) == ExitCode.DONE
 
 
-def test_what_the_plan_of_ones_own_operator_raises_is_told_with_its_line_and_node(tmp_path, capsys):
-    (tmp_path / "faulty_ops.py").write_text(
-        "from tests.pipeline.job_ops import Square\n\n\nclass Faulty(Square):\n"
-        "    def plan(self, schema):\n        return self.colums\n"
-    )
-    assert main(["job=squares.yaml", "nodes.square.op._target_=faulty_ops.Faulty"]) == ExitCode.CONFIG
-    told = capsys.readouterr().err
-    assert 'faulty_ops.py", line 6' in told
-    assert told.startswith("error: node 'square': plan raised AttributeError: 'Faulty' object has no")
+@dataclass
+class Group:
+    path: str = "here"
+
+
+@pytest.mark.parametrize(
+    ("hint", "fitting", "others"),
+    [
+        (int, [0, -1, 10**30], [True, 1.0, "1", None, [1]]),
+        (float, [0, 0.5, float("nan")], [False, "1", None]),
+        (str, ["", "x"], [1, None, ["x"]]),
+        (bool, [True, False], [0, "true", None]),
+        (str | None, ["x", None], [1, False]),
+        (list[int], [[], [1, 2]], [1, "1", ["1"], [None], {}]),
+        (Sequence[str], [["a"], ("a",)], ["a", [1]]),
+        (tuple[int, ...], [[1, 2]], [["a"]]),
+        (dict[str, str] | None, [{}, {"a": "b"}, None], [[], "a", {"a": True}, {1: "b"}]),
+        (Mapping[str, Any], [{"a": 1}], [None, 1]),
+        (Group, [Group()], [None, 1, "x"]),
+        (Any, [None, 1, object()], []),
+    ],
+)
+def test_a_value_fits_its_annotation_or_not(hint, fitting, others):
+    assert all(allowed(hint).fits(value) for value in fitting)
+    assert not any(allowed(hint).fits(value) for value in others)
+
+
+def test_annotations_are_told_in_words():
+    assert allowed(int | None).words == "a whole number or null"
+    assert allowed(Group).words == "a mapping with keys of path"
+
+
+READ = "operators.sources.read_prompts.ReadPrompts"
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of path, storage_options"),
+        ({"data": {"format": 5}, "chunk_rows": 8}, "data.format is 5, and must be a text"),
+        (
+            {"data": {"prompt_column": True}, "chunk_rows": 8},
+            'must be a text; True is a boolean here, .* write "yes", "on"',
+        ),
+        ({"data": {"path": "x"}, "chunk_rows": "many"}, "chunk_rows is 'many', and must be a whole number"),
+    ],
+)
+def test_a_job_with_another_argument_is_refused(op, reason):
+    settings = JobSettings(nodes={"read": NodeSettings({"_target_": READ, **op})})
+    with pytest.raises(GraphError, match=reason):
+        build_graph(settings)
+
+
+@pytest.mark.parametrize("node", ["x", NodeSettings("x")])  # type: ignore[arg-type]
+def test_a_node_that_an_interpolation_made_something_else_is_refused(node):
+    with pytest.raises(GraphError, match="must be a mapping"):
+        build_graph(JobSettings(nodes={"read": node}))

@@ -55,6 +55,7 @@ WRONG = [
     ("nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs, capacity_rows"),
     ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
     ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
+    ("dry_run=maybe", "dry_run='maybe' cannot work: it is true (estimate, with the model)"),
     ("progress=loud", "it is one of auto, log, json, none"),
     ("max_error_rate=2", "it is a share"),
     ("name=a/b", "it becomes the name of a directory"),
@@ -71,6 +72,10 @@ WRONG = [
     ("sampling.top_k=???", "sampling.top_k has no value; write sampling.top_k=..."),
     ("nodes.square.op.add=???", "square.op.add has no value"),
     ("now=yesterday", "now='yesterday' cannot work"),
+    ("on_finish.timeout_s=0", "on_finish.timeout_s=0.0 cannot work"),
+    ('on_finish.command=[""]', "its first element is a program"),
+    ("output.card=mit", "output.card='mit' cannot work: it is true, false, or has the keys license and text"),
+    ("prometheus_file=run.txt", "end in .prom"),
     ("on_finish.timeout=3", "did you mean on_finish.timeout_s?"),
     ("+nodes.square.op.factor=2", "node 'square': "),
     ("nodes.square.inputs=nubers", "node 'square': unknown input 'nubers'"),
@@ -81,9 +86,16 @@ WRONG = [
     ("nodes.square.op._target_=builtins.dict", "is no operator"),
 ]
 OFTEN = (
-    *("sampling.temprature=1", "+nodes.square.imputs=numbers", "data.schema.id=string", "sampling.top_p=2"),
+    *(
+        "dry_run=maybe",
+        "sampling.temprature=1",
+        "+nodes.square.imputs=numbers",
+        "data.schema.id=string",
+        "sampling.top_p=2",
+    ),
     *("sampling.structured.choices=[true]", "nodes.square.op._target_=Filter", "nodes.sqare.inputs=numbers"),
     *("chunk_rows=many", "sampling=gredy", "data.path=${nowhere}", "seed=[", "seed=???"),
+    *("on_finish.timeout_s=0", 'on_finish.command=[""]', "output.card=mit", "prometheus_file=run.txt"),
 )
 """One of each place that finds it: Hydra, OmegaConf, the keys, the values, the graph and the operators."""
 

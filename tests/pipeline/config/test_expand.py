@@ -18,7 +18,7 @@ from operators.settings import (
 from operators.settings.runtime import EngineSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.config.expand import expanded
 from pipeline.config.fingerprint import differences
 from pipeline.settings import JobSettings, NodeSettings
@@ -27,7 +27,7 @@ MODEL = ModelSettings(path="a.gguf")
 DATA = DataSettings()
 
 
-class Op(BaseOperator):
+class Op(Operator):
     """An operator with arguments that are named like settings."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Op(BaseOperator):
         """Takes them."""
 
 
-class Source(BaseOperator):
+class Source(Operator):
     """A source that has to be told its chunks."""
 
     def __init__(self, chunk_rows: int) -> None:

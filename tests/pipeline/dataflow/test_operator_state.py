@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.runtime import Resources
 from pipeline.run_dir.state import RunState
-from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
-from tests.pipeline.runs.test_job import data as files
+from tests.pipeline.squares import files, run
 from tests.sets import often
 
 OPS, STATEFUL = "tests.pipeline.job_ops", "tests.pipeline.stateful_ops"
@@ -34,10 +32,6 @@ def job(directory: Path, op: dict[str, Any], broken: Path, max_open_chunks: int 
     return JobSettings(
         name="stateful", nodes=nodes, output_dir=str(directory), progress="none", max_open_chunks=max_open_chunks
     )
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
 
 
 def kept(directory: Path) -> list[tuple[Any, ...]]:

@@ -24,9 +24,8 @@ from pipeline.dry_run.estimate import plan_lines
 from pipeline.results.report.totals import WORDS
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings, TargetSettings
-from tests.pipeline.runs.test_job import data as files
+from tests.pipeline.squares import files, run
 from tests.pipeline.target_ops import passes
 from tests.sets import often, often_cases
 
@@ -53,10 +52,6 @@ def job(directory: Path, wanted: int = 60, rows: int = N, batch_rows: int = 3, *
         target=TargetSettings(accepted_rows=wanted, **target),
         **more,
     )
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
 
 
 def rows(directory: Path, folder: str = "data") -> list[dict[str, int]]:
@@ -248,16 +243,6 @@ def test_what_a_graph_must_have(tmp_path):
         build_graph(settings)
     with pytest.raises(ConfigError, match=r"target.max_rows=0 cannot work"):
         job(tmp_path, max_rows=0)
-
-
-@pytest.mark.parametrize(
-    "given", [{"max_rows": 5}, {"max_rounds": 3}, {"max_tokens": 9}, {"max_minutes": 1.5}, {"sink": "write"}]
-)
-def test_what_ends_the_rounds_needs_a_target(given):
-    (key, value), *_ = given.items()
-    with pytest.raises(ConfigError, match=rf"target\.{key}={value!r} cannot work: it needs target\.accepted_rows=N"):
-        TargetSettings(**given)
-    TargetSettings(accepted_rows=1, **given)
 
 
 def test_the_plan_says_until_when(tmp_path):

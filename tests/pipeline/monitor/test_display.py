@@ -14,7 +14,7 @@ import pytest
 from operators.union import Union
 from pipeline import api
 from pipeline.api.meter import Completed, StageMeter, StageState
-from pipeline.api.protocols import BaseOperator
+from pipeline.api.protocols import Operator
 from pipeline.api.records import Reject, Rejects
 from pipeline.dataflow.executor import Executor
 from pipeline.dataflow.graph import Graph, Node
@@ -59,7 +59,7 @@ class Run:
 
     def __init__(
         self,
-        source: BaseOperator,
+        source: Operator,
         rows_before: int = 0,
         rejects_before: RejectCounts | None = None,
         names: str = "read generate write",
@@ -190,24 +190,21 @@ def test_rejected_rows_are_finished_rows():
     assert (shot.rows, shot.errors, shot.filtered) == (22, 2, 0)
 
 
-def test_the_total_is_estimated_from_the_share_that_is_read_and_says_so():
-    shot = Run(Source(fraction=0.25)).at(1.0, read=50, written=20)
-    assert (shot.rows_total, shot.rows_total_exact) == (200, False)
-    assert rows_text(shot) == "20/~200 rows 10.0%"
-
-
-def test_a_total_that_cannot_be_estimated_is_not():
-    shot = Run(Count(0)).at(1.0, read=50, written=20)
-    assert (shot.rows_total, shot.eta_s) == (None, None)
-    assert shot.eta_unknown == "how many rows the source has is not known yet"
-    assert rows_text(shot) == "20 rows"
-
-
-def test_what_a_source_has_sent_is_all_once_it_has_ended():
-    run = Run(Source(fraction=0.9), 30)
-    run.executor.source_ended = True
+@pytest.mark.parametrize(
+    ("source", "ended", "before", "total", "text"),
+    [
+        (Source(fraction=0.25), False, 0, (200, False), "20/~200 rows 10.0%"),
+        (Source(fraction=0.9), True, 30, (80, True), "50/80 rows 62.5%"),
+        (Count(0), False, 0, (None, False), "20 rows"),
+    ],
+    ids=["by the share that is read", "by what an ended source has sent", "not known"],
+)
+def test_the_total_is_estimated_and_says_so(source, ended, before, total, text):
+    run = Run(source, before)
+    run.executor.source_ended = ended
     shot = run.at(1.0, read=50, written=20)
-    assert (shot.rows_total, shot.rows_total_exact) == (80, True)
+    assert (shot.rows_total, shot.rows_total_exact, rows_text(shot)) == (*total, text)
+    assert (shot.eta_unknown == "how many rows the source has is not known yet") == (total[0] is None)
 
 
 def test_rows_and_rejects_of_earlier_attempts_are_done_and_not_part_of_the_rate():
@@ -251,13 +248,6 @@ def test_rows_that_wait_to_be_merged_do_not_count_as_many():
     run.generated("judge", 20, 10, mean=30)
     left = 40 * 10 + (100 - 10) * 30
     assert run.at(10.0, read=80, written=10).eta_s == left / ((1600 + 300) / 10)
-
-
-def test_rates_forget_what_is_older_than_the_window():
-    run = Run(Source(total=1000))
-    run.at(30.0, read=30, written=30)
-    run.at(40.0, read=30, written=30)
-    assert run.at(50.0, read=30, written=30).rows_per_s == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from operators.settings import OutputSettings
-from pipeline.api.errors import ConfigError, ExitCode
+from pipeline.api.errors import ExitCode
 from pipeline.config.config_yaml import settings_from
 from pipeline.publish.dataset_card import _facts
 from pipeline.python.compose import settings_from as composed_settings
@@ -79,14 +79,6 @@ def test_equal_runs_have_equal_cards_and_no_path_of_this_machine(tmp_path):
     assert "nodes.numbers.op.path: numbers" in text
 
 
-def test_an_unfinished_run_has_none(tmp_path):
-    (tmp_path / "broken").touch()
-    settings = with_card(tmp_path / "out")
-    settings.nodes["square"].op |= {"fail_at": 27, "broken": str(tmp_path / "broken")}
-    assert run(settings) is ExitCode.FAILED
-    assert not (tmp_path / "out" / CARD).exists()
-
-
 def test_the_same_command_with_another_license_writes_it_anew_unless_it_was_edited(tmp_path):
     path = tmp_path / "out" / CARD
     run(with_card(tmp_path / "out"))
@@ -135,15 +127,3 @@ def test_a_run_that_was_finished_without_one_gets_it_from_the_same_command(tmp_p
     for output in (OutputSettings(), OutputSettings(card=True)):
         assert run(job(tmp_path / "out", output=output)) is ExitCode.DONE
         assert (tmp_path / "out" / CARD).exists() == (output.card is True)
-
-
-@pytest.mark.parametrize("card", [{"licence": "mit"}, "mit", 3])
-def test_a_card_that_is_none_is_refused(card):
-    with pytest.raises(ConfigError, match=r"output.card=.* it is true, false, or has the keys license and text"):
-        OutputSettings(card=card)
-
-
-def test_the_settings_of_a_card_come_back_from_config_yaml(tmp_path):
-    run(with_card(tmp_path / "out", license="mit", text="Mine."))
-    again = settings_from((tmp_path / "out/config.yaml").read_text(), tmp_path / "out")
-    assert (again.output.card.license, again.output.card.text) == ("mit", "Mine.")

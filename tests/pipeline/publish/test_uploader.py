@@ -11,14 +11,17 @@ from typing import Any
 import fsspec.registry  # noqa: F401 - so that it is there to be changed
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 import yaml
 
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
 from pipeline.cli.main import main
 from pipeline.publish.destination import Destination
 from pipeline.settings import HookSettings
+from tests.operators.sources.s3_server import serving
 from tests.pipeline.damage import cut, files, job, run
 from tests.pipeline.faulty import URL, WRONG_KEY, Faulty, fails, interrupts, register, to, waits_for
+from tests.pipeline.squares import breaks
 from tests.sets import often
 
 SECRET = "hunter2-hunter2"
@@ -71,12 +74,10 @@ def test_commits_do_not_wait_for_uploads(tmp_path):
 
 
 def test_a_run_that_fails_leaves_a_manifest_of_nothing_and_its_resume_uploads_each_file_once(tmp_path):
-    broken = tmp_path / "broken"
-    broken.touch()
-    settings = job(tmp_path / "out", {"fail_at": 27, "broken": str(broken)}, output=to(URL), max_open_chunks=1)
+    settings = job(tmp_path / "out", breaks(tmp_path), output=to(URL), max_open_chunks=1)
     assert run(settings) is ExitCode.FAILED
     assert (manifest()["status"], manifest()["shards"]) == ("running", [])
-    broken.unlink()
+    (tmp_path / "broken").unlink()
     assert run(settings) is ExitCode.DONE
     assert published(tmp_path / "out", Faulty.files())
     data = [path for path in Faulty.written if path != "manifest.json"]
@@ -115,12 +116,6 @@ def test_a_run_that_was_finished_before_is_published_without_generating(tmp_path
     assert run(job(tmp_path / "out", output=to(URL))) is ExitCode.DONE
     assert attempts(tmp_path / "out") == 1
     assert published(tmp_path / "out", Faulty.files())
-
-
-def test_another_place_gets_everything_too(tmp_path):
-    run(job(tmp_path / "out", output=to(URL)))
-    assert run(job(tmp_path / "out", output=to(f"file://{tmp_path}/second"))) is ExitCode.DONE
-    assert published(tmp_path / "out", on_disk(tmp_path / "second"))
 
 
 def test_what_has_gone_from_the_place_is_uploaded_again_and_nothing_else(tmp_path):
@@ -258,3 +253,14 @@ def test_a_place_that_another_run_has_taken_since_is_left_to_it(tmp_path):
         run(job(tmp_path / "out", output=to(URL)))
     assert Faulty.files() == before
     assert published(tmp_path / "other", before)
+
+
+def test_a_run_is_in_the_bucket_as_it_is_here(tmp_path):
+    with serving(2) as options:
+        output = to("s3://prompts/some/run", storage_options=options)
+        assert run(job(tmp_path / "out", output=output)) is ExitCode.DONE
+        s3 = s3fs.S3FileSystem(**options)
+        s3.invalidate_cache()
+        found = {name.removeprefix("prompts/some/run/"): s3.cat_file(name) for name in s3.find("prompts/some")}
+    assert json.loads(found.pop("manifest.json"))["status"] == "done"
+    assert found == files(tmp_path / "out")

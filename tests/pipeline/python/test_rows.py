@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import polars as pl
@@ -108,6 +109,12 @@ def test_columns_that_differ_by_nature_are_json_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
+        ([1, 2], r"rows\[0\] is a int"),
+        ("prompts.jsonl", "rows is str"),
+        (7, "rows is int"),
+        ([{"prompt": "a"}, {"prompt": 3}], "row 1 has 3, and one before it 'a'"),
+        (pl.Series("prompt", ["a"]), "a polars Series"),
+        (datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}), "several splits"),
         (["a", None], r"rows\[1\] is a NoneType"),
         ([{"p": "a", 7: 1}], r"rows\[0\] has a key that is no text"),
         ([{"p": "\ud800"}], "'p' in rows do not become one column"),
@@ -120,3 +127,4 @@ def test_columns_that_differ_by_nature_are_json_text(tmp_path: Path) -> None:
 def test_what_is_no_row_is_named(tmp_path: Path, rows: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         written(tmp_path, rows)
+    assert not list(tmp_path.iterdir())

@@ -128,40 +128,6 @@ def test_a_quantile_is_the_smallest_value_that_this_share_does_not_exceed(values
     assert found == next(v for v in sorted(values) if sum(w <= v for w in values) >= share * len(values))
 
 
-def test_two_generates_have_lengths_and_reasons_of_their_own(tmp_path):
-    job_file = tmp_path / "twice.yaml"
-    job_file.write_text(
-        """
-# Two generations of each prompt.
-defaults:
-  - override /flow: generate
-  - override /model: fake
-nodes:
-  judge:
-    inputs: generate
-    op:
-      _target_: operators.generate.Generate
-      model: ${model}
-      sampling: ${sampling}
-      decode: ${decode}
-      runtime: ${runtime}
-      store: ${store}
-      as: judge
-  write:
-    inputs: judge
-"""
-    )
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "word {i}"}}\n' for i in range(6)))
-    given = (f"data.path={tmp_path}/prompts.jsonl", f"output_dir={tmp_path}/out", "progress=none")
-    assert main([f"job={job_file}", *given, "sampling.max_tokens=4"]) == ExitCode.DONE
-    results = read_results(tmp_path / "out")
-    (panel,) = texts(results)
-    assert [chart.title for chart in panel.charts] == [
-        *("prompt_token_count", "completion_token_count", "judge_prompt_token_count", "judge_completion_token_count")
-    ]
-    assert [table.columns[0] for table in panel.tables] == ["finish_reason", "judge_finish_reason"]
-
-
 def test_lengths_that_data_does_not_have_come_from_the_metrics(many):
     results = read_results(many)
     (panel,) = texts(replace(results, manifest={**results.manifest, "shards": []}))

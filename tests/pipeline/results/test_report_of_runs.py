@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 from pathlib import Path
 
 import polars as pl
@@ -19,7 +17,7 @@ from pipeline.results.report.rows import rejects, samples, shown, texts
 from pipeline.run_dir.metrics_table import STAGES_SCHEMA, MetricsTable
 from pipeline.settings import NodeSettings
 from tests.pipeline.pages import Page, headings
-from tests.pipeline.runs.test_job import job, run
+from tests.pipeline.squares import job, run
 from tests.sets import often
 
 
@@ -102,7 +100,8 @@ def test_the_rows_of_two_sinks_are_kept_apart(tmp_path):
     shards = []
     for folder, count in (("data", 3), ("data/long", 2)):
         (tmp_path / folder).mkdir()
-        table = pl.DataFrame({"row": range(count), "token_count": range(count)})
+        more = {"judge_token_count": range(count), "finish_reason": "stop", "judge_finish_reason": "length"}
+        table = pl.DataFrame({"row": range(count), "token_count": range(count), **more})
         table.write_parquet(tmp_path / folder / "part-00000.parquet")
         shards.append({"path": f"{folder}/part-00000.parquet", "chunk": 0, "rows": count})
     results = Results(tmp_path, {"shards": shards}, {})
@@ -112,23 +111,11 @@ def test_the_rows_of_two_sinks_are_kept_apart(tmp_path):
     ]
     (panel,) = texts(results)
     found = [(chart.title, sum(value or 0 for value in chart.series[0].values)) for chart in panel.charts]
-    assert found == [("token_count in data", 3), ("token_count in data/long", 2)]
-
-
-@pytest.mark.parametrize("ending", often(["jsonl", "jsonl.gz", "arrow"], "jsonl.gz"))
-def test_rows_in_another_format_are_read_too(tmp_path, ending):
-    out = tmp_path / "out"
-    run(job(out, rows=5))
-    (out / "state.sqlite").unlink()  # only the results were copied, and made into another format
-    table = pl.read_parquet(out / "data/part-00000.parquet")
-    content = io.BytesIO()
-    (table.write_ipc if ending == "arrow" else table.write_ndjson)(content)
-    written = gzip.compress(content.getvalue()) if ending.endswith("gz") else content.getvalue()
-    (out / f"data/part-00000.{ending}").write_bytes(written)
-    manifest = (out / "manifest.json").read_text().replace("part-00000.parquet", f"part-00000.{ending}")
-    (out / "manifest.json").write_text(manifest)
-    (panel,) = samples(read_results(out))
-    assert [dict(card.fields)["y"] for card in panel.cards] == ["0", "1", "4", "9", "16"]
+    names = ("token_count", "judge_token_count")
+    assert found == [(f"{name} in {at}", n) for at, n in (("data", 3), ("data/long", 2)) for name in names]
+    assert [table.columns[0] for table in panel.tables] == [
+        f"{name} in {at}" for at in ("data", "data/long") for name in ("finish_reason", "judge_finish_reason")
+    ]
 
 
 def failed_then_resumed(out: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -16,46 +15,35 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.runtime import Resources
 from pipeline.run_dir.state import RunState
-from pipeline.runs.run import run_job
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import JobSettings
+from tests.pipeline import squares
+from tests.pipeline.command_line import command
+from tests.pipeline.squares import OPS, breaks, files, run
 
-OPS = "tests.pipeline.job_ops"
 YAML = """
 max_open_chunks: 1
 progress: none
 output_dir: {out}
 nodes:
   numbers: {{op: {{_target_: {ops}.Numbers, rows: 45}}}}
-  wait: {{inputs: numbers, op: {{_target_: {ops}.WaitAt, at: 27, flag: {flag}}}}}
-  write: {{inputs: wait, op: {{_target_: {ops}.Parquet}}}}
+  square: {{inputs: numbers, op: {{_target_: {ops}.WaitAt, at: 27, flag: {flag}}}}}
+  write: {{inputs: square, op: {{_target_: {ops}.Parquet}}}}
 """
 
 
 def job(directory: Path, flag: Path) -> JobSettings:
-    nodes = {
-        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": 45}),
-        "wait": NodeSettings({"_target_": f"{OPS}.WaitAt", "at": 27, "flag": str(flag)}, "numbers"),
-        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "wait"),
-    }
-    return JobSettings(name="waits", nodes=nodes, output_dir=str(directory), progress="none", max_open_chunks=1)
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (directory / "data").iterdir()}
+    return squares.job(
+        directory, square={"_target_": f"{OPS}.WaitAt", "at": 27, "flag": str(flag)}, name="waits", max_open_chunks=1
+    )
 
 
 def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(tmp_path, caplog):
     out, flag = tmp_path / "out", tmp_path / "flag"
     flag.touch()
     (tmp_path / "waits.yaml").write_text(YAML.format(out=out, ops=OPS, flag=flag))
-    first = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "job=waits.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        stdout=subprocess.DEVNULL,
-    )
+    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    first = subprocess.Popen(command("job=waits.yaml"), cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
     try:
         while not Path(f"{flag}.reached").exists():
             assert first.poll() is None
@@ -63,14 +51,14 @@ def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(
         holder = rf"pid {first.pid} on {socket.gethostname()}, since 20\d\d-\d\d-\d\dT[\d:]+"
         named = rf"another run \({holder}\) works in {out}"
         with pytest.raises(ConfigError, match=named) as refused:
-            run_job(job(out, tmp_path / "no flag"), Resources())
+            run(job(out, tmp_path / "no flag"))
         assert refused.value.exit_code is ExitCode.CONFIG
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
     flag.unlink()
     with caplog.at_level("INFO"):
-        assert run_job(job(out, flag), Resources()) is ExitCode.DONE
+        assert run(job(out, flag)) is ExitCode.DONE
     assert f"an earlier run here (pid {first.pid}" in caplog.text
     assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
 
@@ -78,21 +66,13 @@ def test_a_second_run_is_kept_out_by_a_live_one_and_let_in_when_that_was_killed(
 def test_a_clock_that_was_set_back_changes_nothing(tmp_path):
     """All that an earlier attempt wrote is from the future: no time is compared with another."""
     out, broken = tmp_path / "out", tmp_path / "broken"
-    square: dict[str, Any] = {"_target_": f"{OPS}.Square", "fail_at": 27, "broken": str(broken)}
-
-    def squares(directory: Path) -> JobSettings:
-        settings = job(directory, tmp_path / "no flag")
-        settings.nodes["wait"].op = square
-        return settings
-
-    assert run_job(squares(tmp_path / "whole"), Resources()) is ExitCode.DONE
-    broken.touch()
-    assert run_job(squares(out), Resources()) is ExitCode.FAILED
+    given: dict[str, Any] = {"square": breaks(tmp_path), "max_open_chunks": 1}
+    assert run(squares.job(out, **given)) is ExitCode.FAILED
     with closing(RunState(out / "state.sqlite")) as state, state._transaction():
         state._db.execute("UPDATE attempts SET started_at = '2999-01-01T00:00:00+00:00'")
     (out / ".lock").write_text('{"pid": 1, "host": "here", "since": "2999-01-01T00:00:00"}')
     for path in out.rglob("*"):
         os.utime(path, (32_472_144_000, 32_472_144_000))
     broken.unlink()
-    assert run_job(squares(out), Resources()) is ExitCode.DONE
+    assert run(squares.job(out, **given)) is run(squares.job(tmp_path / "whole", **given)) is ExitCode.DONE
     assert files(out) == files(tmp_path / "whole")

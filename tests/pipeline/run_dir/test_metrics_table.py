@@ -126,14 +126,6 @@ def test_what_was_lost_of_a_cut_stream_is_said(tmp_path, caplog):
     assert f"{name} is cut or damaged (" in caplog.text
 
 
-def test_the_stream_of_a_killed_attempt_is_merged_by_the_next(tmp_path):
-    table_of(tmp_path, 1, 1).merge()
-    table_of(tmp_path, 2, 2).append(999)  # was in memory when the process died
-    assert read(tmp_path) == [(1, 1), (2, 2)]
-    table_of(tmp_path, 3, 3).merge()
-    assert merged(tmp_path) == [(1, 1), (2, 2), (3, 3)]
-
-
 @pytest.mark.parametrize("rows", [(), (3,)])
 def test_streams_that_outlived_their_merge_are_neither_read_nor_merged_again(tmp_path, monkeypatch, rows):
     """Killed between the rename and the removal; the attempt before had been killed, too."""
@@ -196,12 +188,6 @@ def test_what_a_killed_merge_left_goes_also_where_nothing_was_appended_since(tmp
 def test_a_type_that_the_parquet_file_could_not_have_is_refused_at_once(tmp_path):
     with pytest.raises(NotImplementedError, match="month_day_nano"):
         MetricsTable(tmp_path, "steps", pa.schema([("n", pa.month_day_nano_interval())]), 1)
-
-
-def test_nothing_appended_is_no_file(tmp_path):
-    table_of(tmp_path, 1).flush()
-    table_of(tmp_path, 1).merge()
-    assert list(tmp_path.iterdir()) == []
 
 
 def of_an_earlier_version(path: Path, rows: dict[int, int], metadata: dict[bytes, bytes] | None = None) -> None:

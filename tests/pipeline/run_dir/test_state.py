@@ -1,10 +1,14 @@
-"""What is committed is there after a crash, and nothing else is."""
+"""What is committed is there after a crash or a power cut (seen by the order in which names are made durable), and
+nothing else is."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,7 +17,6 @@ from pipeline.api.errors import ConfigError, DamagedError, ExitCode, StorageErro
 from pipeline.api.meter import RowCounts
 from pipeline.api.records import Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState, RejectCounts
-from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import refuse_foreign, remove_parts, set_aside, wipe
 from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_file import FORMAT, UNSEALED_FORMAT, is_sealed, seal_damage
@@ -49,31 +52,22 @@ def commit(tmp_path, state):
     return committed
 
 
-def test_a_new_state_has_no_run(tmp_path):
-    state = RunState(tmp_path / "state.sqlite")
-    assert (state.fingerprint, state.status, state.committed_chunks, state.committed_rows) == (
-        None,
-        RunStatus.NEW,
-        0,
-        0,
-    )
-    state.close()
-
-
-def test_commits_and_attempts_are_found_again(tmp_path, state, commit):
-    assert state.start_attempt("2026-01-01T00:00:00") == 1
-    commit(0, rejects={("square", "error", "odd"): 1})
-    state.end_attempt(1, RunStatus.INTERRUPTED)
-    assert state.start_attempt("2026-01-02T00:00:00") == 2
-    commit(1, rejects={("square", "error", "odd"): 1, ("keep", "filtered", "short"): 2}, attempt=2)
-    again = RunState(tmp_path / "state.sqlite")
-    assert again.fingerprint == {"seed": 0}
-    assert (again.status, again.committed_chunks, again.committed_rows) == (RunStatus.RUNNING, 2, 8)
-    assert again.shards() == [shard(0), shard(1)]
-    assert again.rejects() == {("square", "error", "odd"): 2, ("keep", "filtered", "short"): 2}
-    assert (again.rejects().errors, again.rejects().filtered) == (2, 2)
-    assert again.schemas() == {"data": {"row": "int64"}}
-    again.close()
+def test_all_that_is_committed_is_found_again(tmp_path, state, commit):
+    rejects = ({("a", "error", "odd"): 1}, {("a", "error", "odd"): 1, ("b", "filtered", "short"): 2})
+    for chunk in range(2):
+        assert state.start_attempt("2026-01-01T00:00:00") == chunk + 1
+        states = {"limit": OperatorState(b"%d" % chunk), "dedup": OperatorState(b"seen %d" % chunk, append=True)}
+        counts = {"write": RowCounts(4, 0, 0, 4)}
+        commit(chunk, rejects=rejects[chunk], attempt=chunk + 1, states=states, counts=counts)
+        state.end_attempt(1, RunStatus.INTERRUPTED)
+    with closing(RunState(tmp_path / "state.sqlite")) as again:
+        assert (again.fingerprint, again.status) == ({"seed": 0}, RunStatus.RUNNING)
+        assert (again.committed_chunks, again.committed_rows, again.shards()) == (2, 8, [shard(0), shard(1)])
+        assert again.rejects() == {("a", "error", "odd"): 2, ("b", "filtered", "short"): 2}
+        assert (again.rejects().errors, again.rejects().filtered) == (2, 2)
+        assert (again.schemas(), again.accounts()) == ({"data": {"row": "int64"}}, {"write": RowCounts(8, 0, 0, 8)})
+        kept = {node: list(states) for node, states in again.operator_states().items()}
+        assert kept == {"limit": [b"1"], "dedup": [b"seen 0", b"seen 1"]}
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -100,21 +94,6 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "state.sqlite").write_text("these are not the bytes of a database" * 100)
     with pytest.raises(ConfigError, match=r"is damaged: file is not a database; .*verify"):
         RunState(tmp_path / "state.sqlite")
-
-
-def test_the_manifest_comes_from_the_state_alone(state, commit):
-    commit(0, "data", "rejects", rejects={("n", "error", "r"): 1})
-    made = manifest(state, RunStatus.DONE)
-    assert made == manifest(state, RunStatus.DONE)
-    assert made["counts"] == {
-        "chunks": 1,
-        "source_rows": 4,
-        "data_rows": 3,
-        "error_rejects": 1,
-        "filtered_rejects": 0,
-    }
-    assert made["rejects"] == [{"node": "n", "kind": "error", "reason": "r", "rows": 1}]
-    assert [s["path"] for s in made["shards"]] == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
 
 
 def test_uncommitted_parts_go_and_other_files_stay(tmp_path):
@@ -210,24 +189,6 @@ def test_what_is_published_is_missing_until_it_is_noted(commit, state):
     assert state.published("s3://other", shard(0).path) is None
 
 
-def test_what_operators_remember_and_the_accounts_are_found_again(tmp_path, commit):
-    for chunk in range(2):
-        states = {"limit": OperatorState(b"%d" % chunk), "dedup": OperatorState(b"seen %d" % chunk, append=True)}
-        commit(chunk, states=states, counts={"write": RowCounts(4, 0, 0, 4)})
-    with closing(RunState(tmp_path / "state.sqlite")) as again:
-        assert again.accounts() == {"write": RowCounts(8, 0, 0, 8)}
-        kept = {node: list(states) for node, states in again.operator_states().items()}
-        assert kept == {"limit": [b"1"], "dedup": [b"seen 0", b"seen 1"]}
-
-
-def test_what_was_told_of_rows_is_summed_over_chunks_and_attempts(state, commit):
-    assert manifest(state, RunStatus.RUNNING)["warnings"] == state.warnings() == []
-    for chunk, told in enumerate(({"late": 2}, {}, {"late": 1, "later": 4})):
-        commit(chunk, counts={"read": RowCounts(4, 0, 0, 4, Counter(told))}, attempt=chunk + 1)
-    late, later = ({"node": "read", "warning": what, "rows": n} for what, n in (("late", 3), ("later", 4)))
-    assert manifest(state, RunStatus.DONE)["warnings"] == state.warnings() == [late, later]
-
-
 def test_a_file_is_no_output_directory(tmp_path):
     (tmp_path / "out").touch()
     with pytest.raises(ConfigError, match="is a file"):
@@ -256,3 +217,51 @@ def test_a_folder_with_the_name_of_a_file_is_refused_before_anything_is_removed(
     assert files(tmp_path) == before
     with pytest.raises(StorageError, match=r"run.log cannot be written: Is a directory.*; a folder has that name"):
         run(job(tmp_path, max_open_chunks=2))
+
+
+LATER = ("config.yaml", "status.json")
+"""What a repair or the next second writes again."""
+
+
+def test_names_are_durable_before_the_state_speaks_of_them(tmp_path, monkeypatch):
+    """New folders, shards, the manifest and merged metrics; and the content of a file before its name."""
+    pending: set[Path] = set()
+    synced: set[Path] = set()
+    said: list[str] = []
+
+    def of(handle: int) -> Path:
+        return Path(f"/proc/self/fd/{handle}").readlink()
+
+    def fsync(handle: int) -> None:
+        path = of(handle)
+        real_fsync(handle)
+        synced.add(path)
+        pending.difference_update({name for name in pending if name.parent == path})
+
+    def mkdir(path: Path, *arguments: object, **more: object) -> None:
+        new = not path.exists()
+        real_mkdir(path, *arguments, **more)  # type: ignore[arg-type]
+        if new:
+            pending.add(path)
+
+    def replace(path: Path, target: Path) -> Path:
+        assert path in synced, path
+        pending.add(target)
+        return real_replace(path, target)
+
+    def checked(real: Callable[..., None]) -> Callable[..., None]:
+        def say(*arguments: object) -> None:
+            assert {path for path in pending if path.name not in LATER} == set()
+            said.append(real.__name__)
+            real(*arguments)
+
+        return say
+
+    real_fsync, real_mkdir, real_replace = os.fsync, Path.mkdir, Path.replace
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "replace", replace)
+    for name in ("commit", "end_attempt"):
+        monkeypatch.setattr(RunState, name, checked(getattr(RunState, name)))
+    assert run(job(tmp_path / "new" / "out")) is ExitCode.DONE
+    assert said == ["commit"] * 5 + ["end_attempt"]

@@ -1,20 +1,21 @@
-"""A run that a budget has ended is not done: its files are whole, and nothing beside them says that they are all."""
+"""Files at the end of a run: there when it is done, gone while it is not, made again when one is lost. A run that a
+budget has ended is not done: its files are whole, and nothing beside them says that they are all."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from operators.settings import OutputSettings
 from pipeline.api.errors import ExitCode
-from pipeline.api.protocols import BaseOperator, Runtime
+from pipeline.api.protocols import Concludes, Runtime
 from pipeline.api.records import Batch, Output
 from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
@@ -23,11 +24,12 @@ from pipeline.run_dir.names import CARD
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings, TargetSettings
-from tests.pipeline.dataflow.test_target import TARGET_OPS, first_passing, job, rows, run
+from tests.pipeline.dataflow.test_target import TARGET_OPS, first_passing, job, rows
 from tests.pipeline.faulty import URL, Faulty, register
-from tests.pipeline.runs.test_final_files import TOTAL
-from tests.pipeline.runs.test_job import data as files
-from tests.pipeline.runs.test_job import job as squares
+from tests.pipeline.job_ops import Parquet
+from tests.pipeline.ops import Passes
+from tests.pipeline.squares import OPS, files, run
+from tests.pipeline.squares import job as squares
 
 COMPLETE = {CARD, "manifest.json"}
 
@@ -47,7 +49,7 @@ def everything(out: Path, **more: Any) -> JobSettings:
         on_finish=HookSettings(["/bin/sh", "-c", f"cat > {out.with_name('told')}"]),
         **more,
     )
-    settings.nodes["write"].op["_target_"] = "tests.pipeline.runs.test_final_files.Totalling"
+    settings.nodes["write"].op["_target_"] = f"{__name__}.Totalling"
     settings.nodes["aside"] = NodeSettings({"_target_": f"{TARGET_OPS}.Aside"}, "numbers")
     return settings
 
@@ -122,16 +124,13 @@ def test_where_a_node_takes_no_more_rows_the_source_does_not_go_on_for_the_other
         assert [row["row"] for row in rows(tmp_path, "data/aside")] == list(range(32))
 
 
-class Spends(BaseOperator):
+class Spends(Passes):
     """Makes 10 tokens, at a price, and dies while the file `broken` is there."""
 
     twice = False
 
     def __init__(self, broken: str) -> None:
         self.broken = Path(broken)
-
-    def plan(self, schema: pa.Schema) -> pa.Schema:
-        return schema
 
     def open(self, runtime: Runtime) -> None:
         self.meter = runtime.meter
@@ -172,3 +171,70 @@ def test_what_is_spent_is_recorded_while_a_run_works(tmp_path, monkeypatch):
     """A killed attempt has no end at which it could be."""
     monkeypatch.setattr(Recorder, "finish", lambda recorder: recorder._observer.take(0.0))
     test_a_budget_holds_over_attempts_that_commit_nothing(tmp_path, {"max_cost": 1.2})
+
+
+TOTAL = "total.txt"
+
+
+class Totalling(Parquet, Concludes):
+    """Says how many files there are, unless the file `broken` is there."""
+
+    concluded = (TOTAL, "second.txt")
+    broken: Path | None = None
+
+    def conclude(self, directory: Path) -> None:
+        if self.broken is not None and self.broken.exists():
+            (directory / TOTAL).write_text("half")
+            raise RuntimeError("as the test wants it")
+        for name in self.concluded:
+            (directory / name).write_text(str(len(list((directory / "data").iterdir()))))
+
+
+def total(directory: Path, rows: int = 45, *, overwrite: bool = False) -> ExitCode:
+    nodes = {
+        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": rows}),
+        "write": NodeSettings({"_target_": f"{__name__}.Totalling"}, "numbers"),
+    }
+    settings = JobSettings(name="totals", nodes=nodes, output_dir=str(directory), progress="none", overwrite=overwrite)
+    return run_job(settings, Resources())
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch) -> Iterator[Path]:
+    path = tmp_path / "broken"
+    path.touch()
+    monkeypatch.setattr("tests.pipeline.runs.test_budget_ends.Totalling.broken", path)
+    return path
+
+
+def test_they_are_made_when_everything_is_committed(tmp_path):
+    assert total(tmp_path / "out") is ExitCode.DONE
+    assert (tmp_path / "out" / TOTAL).read_text() == "5"
+
+
+def test_a_run_that_fails_while_it_makes_them_is_not_done_and_the_next_one_makes_them(tmp_path, broken):
+    out = tmp_path / "out"
+    assert total(out) is ExitCode.FAILED
+    broken.unlink()
+    assert total(out) is ExitCode.DONE
+    assert (out / TOTAL).read_text() == "5"
+
+
+def test_those_of_another_run_are_gone_before_the_first_row(tmp_path, broken):
+    out = tmp_path / "out"
+    broken.rename(tmp_path / "later")
+    assert total(out) is ExitCode.DONE
+    (tmp_path / "later").rename(broken)
+    assert total(out, rows=25, overwrite=True) is ExitCode.FAILED
+    assert not (out / "second.txt").exists()
+
+
+def test_a_finished_run_makes_one_again_that_is_lost_and_says_so(tmp_path, capsys):
+    out = tmp_path / "out"
+    total(out)
+    (out / TOTAL).unlink()
+    assert total(out) is ExitCode.DONE
+    assert (out / TOTAL).read_text() == "5"
+    assert "total.txt had gone" in capsys.readouterr().out
+    total(out)
+    assert "had gone" not in capsys.readouterr().out

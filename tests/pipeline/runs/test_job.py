@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -17,33 +15,8 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.runtime import Resources
-from pipeline.runs.run import run_job
-from pipeline.settings import JobSettings, NodeSettings
-
-OPS = "tests.pipeline.job_ops"
-
-
-def job(directory: Path, rows: int = 45, square: dict[str, Any] | None = None, **settings: Any) -> JobSettings:
-    nodes = {
-        "numbers": NodeSettings({"_target_": f"{OPS}.Numbers", "rows": rows}),
-        "square": NodeSettings({"_target_": f"{OPS}.Square", **(square or {})}, "numbers"),
-        "write": NodeSettings({"_target_": f"{OPS}.Parquet"}, "square"),
-    }
-    return JobSettings(name="squares", nodes=nodes, output_dir=str(directory), progress="none", **settings)
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
-
-
-def data(directory: Path) -> dict[str, bytes]:
-    files = [p for folder in ("data", "rejects") for p in (directory / folder).rglob("*") if p.is_file()]
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in files}
-
-
-def column(directory: Path, name: str) -> list[int]:
-    return [v for p in sorted((directory / "data").glob("*.parquet")) for v in pq.read_table(p)[name].to_pylist()]
+from pipeline.settings import NodeSettings
+from tests.pipeline.squares import OPS, breaks, column, files, job, run
 
 
 def test_a_run_leaves_rows_manifest_config_log_status_and_metrics(tmp_path, capsys):
@@ -67,23 +40,6 @@ def test_a_run_leaves_rows_manifest_config_log_status_and_metrics(tmp_path, caps
     assert shown.partition("\n")[2] == f"{counts}\nresults     {out}/data\n"
 
 
-def test_the_stage_metrics_add_up_to_the_rows(tmp_path):
-    run(job(tmp_path / "out", square={"bad": [3, 30]}, max_error_rate=0.1, metrics_interval_s=0.001))
-    stages = pq.read_table(tmp_path / "out/metrics/stages.parquet").to_pylist()
-    of_square = [s for s in stages if s["node"] == "square"]
-    assert sum(s["rows_in"] for s in of_square) == 45
-    assert sum(s["rows_out"] for s in of_square) == 43
-    assert sum(s["rejected"] for s in of_square) == 2
-
-
-def test_a_finished_run_says_so_and_changes_nothing(tmp_path, capsys):
-    run(job(tmp_path / "out"))
-    before = data(tmp_path / "out")
-    assert run(job(tmp_path / "out")) is ExitCode.DONE
-    assert "finished already: 45 rows in" in capsys.readouterr().out
-    assert data(tmp_path / "out") == before
-
-
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, caplog):
     broken = tmp_path / "broken"
     square = {"fail_at": 27, "broken": str(broken), "bad": [4, 41]}
@@ -100,24 +56,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert run(job(out, **settings)) is ExitCode.DONE
     assert "resuming: 20 rows (2 chunks) are committed already" in caplog.text
-    assert data(out) == data(tmp_path / "whole")
+    assert files(out) == files(tmp_path / "whole")
     assert json.loads((out / "manifest.json").read_text()) == json.loads((tmp_path / "whole/manifest.json").read_text())
     attempts = pq.read_table(out / "metrics/run.parquet").to_pylist()
     assert [(a["attempt"], a["state"], a["rows"]) for a in attempts] == [(1, "failed", 20), (2, "done", 25)]
 
 
-def test_another_fingerprint_is_refused_with_the_keys_that_differ(tmp_path):
-    run(job(tmp_path / "out"))
-    with pytest.raises(ConfigError, match=r"seed: 0 -> 7\n.*overwrite=true.*output_dir="):
-        run(job(tmp_path / "out", seed=7))
-    with pytest.raises(ConfigError, match=r"nodes.square.op.add: \(absent\) -> 5"):
-        run(job(tmp_path / "out", square={"add": 5}))
-
-
 def test_a_run_that_committed_nothing_is_replaced_without_asking(tmp_path):
-    (tmp_path / "broken").touch()
-    fails_first = {"fail_at": 3, "broken": str(tmp_path / "broken")}
-    assert run(job(tmp_path / "out", square=fails_first)) is ExitCode.FAILED
+    assert run(job(tmp_path / "out", square=breaks(tmp_path, 3))) is ExitCode.FAILED
     assert run(job(tmp_path / "out", seed=7)) is ExitCode.DONE
     assert column(tmp_path / "out", "y") == [x * x for x in range(45)]
 
@@ -128,7 +74,7 @@ def test_what_was_written_of_chunks_that_nobody_ended_is_removed(tmp_path):
     settings.nodes["leaves"] = NodeSettings({"_target_": f"{OPS}.LeavesLate"}, "square")
     settings.nodes["write"].inputs = ["leaves"]
     assert run(settings) is ExitCode.DONE
-    assert sorted(data(tmp_path)) == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
+    assert sorted(files(tmp_path)) == ["data/part-00000.parquet", "rejects/part-00000.parquet"]
 
 
 def test_a_run_that_lost_rows_is_never_taken_for_done(tmp_path):
@@ -139,11 +85,6 @@ def test_a_run_that_lost_rows_is_never_taken_for_done(tmp_path):
         run(settings)
     settings.overwrite = True
     assert run(settings) is ExitCode.FAILED
-
-
-def test_what_cannot_change_a_byte_is_no_difference(tmp_path):
-    run(job(tmp_path / "out"))
-    assert run(job(tmp_path / "out", max_open_chunks=2, metrics_interval_s=9.0)) is ExitCode.DONE
 
 
 def test_overwrite_begins_anew_and_keeps_what_is_not_ours(tmp_path):
@@ -178,50 +119,16 @@ def test_too_many_errors_are_exit_code_3_also_when_asked_again(tmp_path, capsys)
     assert run(job(tmp_path / "out", **settings, max_error_rate=0.1)) is ExitCode.DONE
     rejects = pq.read_table(tmp_path / "out/rejects").to_pylist()
     assert [(r["row"], r["node"]) for r in rejects] == [(1, "square"), (2, "square"), (3, "square")]
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["rejects"] == [{"node": "square", "kind": "error", "reason": "unlucky number", "rows": 3}]
 
 
 def test_a_source_that_cannot_seek_is_named_when_a_resume_needs_it(tmp_path):
-    broken = tmp_path / "broken"
-    broken.touch()
-    settings = job(tmp_path / "out", square={"fail_at": 27, "broken": str(broken)}, max_open_chunks=1)
+    settings = job(tmp_path / "out", square=breaks(tmp_path), max_open_chunks=1)
     settings.nodes["numbers"].op = {"_target_": "tests.pipeline.ops.Count", "rows": 45}
     assert run(settings) is ExitCode.FAILED
     with pytest.raises(ConfigError, match="node 'numbers': Count has no seek"):
         run(settings)
-
-
-def test_signal_handlers_and_switch_interval_are_put_back(tmp_path):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.getswitchinterval()
-    run(job(tmp_path / "out"))
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.getswitchinterval()) == before
-
-
-def test_sigint_is_exit_code_4_and_the_same_command_resumes(tmp_path):
-    flag = tmp_path / "flag"
-    flag.touch()
-    (tmp_path / "squares.yaml").write_text(
-        f"""
-# Squares, interrupted once.
-max_open_chunks: 1
-report: false
-nodes:
-  numbers: {{op: {{_target_: {OPS}.Numbers, rows: 45}}}}
-  stop: {{inputs: numbers, op: {{_target_: {OPS}.InterruptAt, at: 27, flag: {flag}}}}}
-  square: {{inputs: stop, op: {{_target_: {OPS}.Square}}}}
-  write: {{inputs: square, op: {{_target_: {OPS}.Parquet}}}}
-"""
-    )
-    command = [sys.executable, "-m", "pipeline", "job=squares.yaml"]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    first = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert first.returncode == 4, first.stderr
-    assert "the same command resumes" in first.stdout + first.stderr
-    out = tmp_path / "outputs/squares"
-    assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
-    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert second.returncode == 0, second.stderr
-    assert "20 rows (2 chunks) are committed already" in second.stderr
-    assert column(out, "y") == [x * x for x in range(45)]
 
 
 def test_a_failed_run_ends_with_its_error(tmp_path, capfd):
@@ -249,11 +156,9 @@ nodes:
 
 
 def test_the_log_says_when_an_attempt_begins_and_what_has_changed(tmp_path):
-    broken = tmp_path / "broken"
-    broken.touch()
-    square = {"fail_at": 27, "broken": str(broken)}
+    square = breaks(tmp_path)
     run(job(tmp_path / "out", square=square, max_open_chunks=1))
-    broken.unlink()
+    (tmp_path / "broken").unlink()
     run(job(tmp_path / "out", square=square, max_open_chunks=2))
     log = (tmp_path / "out/run.log").read_text()
     assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO +pipeline.runs.run: attempt 1 begins$", log, re.M)

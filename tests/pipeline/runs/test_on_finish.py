@@ -13,12 +13,10 @@ import pytest
 import yaml
 
 from pipeline import PROJECT
-from pipeline.api.errors import ConfigError, ExitCode
-from pipeline.api.runtime import Resources
+from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.runs.run import run_job
 from pipeline.settings import HookSettings, JobSettings, NodeSettings
-from tests.pipeline.runs.test_job import OPS, data, job
+from tests.pipeline.squares import OPS, job, run
 from tests.sets import often_cases
 
 NOTE = 'cat > "$0.json"; echo "$PIPELINE_JOB $PIPELINE_STATE $PIPELINE_EXIT_CODE" > "$0.env"; echo noted'
@@ -33,10 +31,6 @@ def told(note: Path) -> tuple[dict[str, Any], str]:
     text = Path(f"{note}.json").read_text()
     assert text.endswith("}\n")  # appended to a file, every end is a line
     return json.loads(text), Path(f"{note}.env").read_text().strip()
-
-
-def run(settings: JobSettings) -> ExitCode:
-    return run_job(settings, Resources())
 
 
 def ends(directory: Path, how: str) -> JobSettings:
@@ -161,16 +155,6 @@ def test_the_curl_of_the_page_posts_the_summary(tmp_path, monkeypatch):
     assert "404" in warning
 
 
-def test_it_is_no_part_of_the_results(tmp_path):
-    assert run(job(tmp_path / "plain")) is ExitCode.DONE
-    settings = job(tmp_path / "told")
-    settings.on_finish = noting(tmp_path / "note")
-    assert run(settings) is ExitCode.DONE
-    assert data(tmp_path / "told") == data(tmp_path / "plain")
-    settings.on_finish = HookSettings()
-    assert run(settings) is ExitCode.DONE  # finished already, not another run
-
-
 def test_a_repair_tells_nobody(tmp_path):
     settings = job(tmp_path / "out")
     settings.on_finish = noting(tmp_path / "note")
@@ -179,15 +163,3 @@ def test_a_repair_tells_nobody(tmp_path):
     (tmp_path / "out/state.sqlite").unlink()
     assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
     assert not Path(f"{tmp_path / 'note'}.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"timeout_s": 0}, "on_finish.timeout_s=0 cannot work"),
-        ({"command": [""]}, "its first element is a program"),
-    ],
-)
-def test_what_cannot_work_is_refused(given, says):
-    with pytest.raises(ConfigError, match=says):
-        HookSettings(**given)

@@ -30,8 +30,8 @@ from pipeline.run_dir.names import INPUT, RUN_LOG
 from pipeline.runs.run import run_job
 from pipeline.settings import ClusterSettings, JobSettings, NodeSettings
 from tests.pipeline.monitor.test_prometheus import parsed
-from tests.pipeline.runs.test_job import job
 from tests.pipeline.runs.test_on_finish import noting, told
+from tests.pipeline.squares import job
 
 pytestmark = pytest.mark.slow("refuses runs over the results of others at each place, also from Python")
 

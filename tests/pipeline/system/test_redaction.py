@@ -1,17 +1,25 @@
-"""What of settings may be written down: where things lie, never who may have them."""
+"""What of settings may be written down: where things lie, never who may have them; and which names mark a secret."""
 
 from __future__ import annotations
 
-import pytest
-import yaml
+import inspect
 
+import pytest
+
+from operators import targets
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.config.config_yaml import to_yaml
-from pipeline.settings import JobSettings, NodeSettings
-from pipeline.system.known_secrets import LEFT_OUT
-from pipeline.system.redaction import clean_url, for_keeping, shown_url, without_redacted, without_secrets
-from tests.pipeline.config.test_fingerprint import fingerprint
+from pipeline.config.build import load_object
+from pipeline.config.keys import FREE_FORM, known_keys
+from pipeline.system.known_secrets import LEFT_OUT, is_secret_name
+from pipeline.system.redaction import (
+    clean_url,
+    for_keeping,
+    is_secret_place,
+    shown_url,
+    without_redacted,
+    without_secrets,
+)
 
 OPTIONS = {
     "key": "AKIA1",
@@ -72,18 +80,6 @@ def test_messages_are_freed_of_secrets():
     assert without_secrets(text, OPTIONS) == f"403 for {LEFT_OUT} with {LEFT_OUT} and {LEFT_OUT} at eu"
 
 
-def test_neither_config_yaml_nor_the_fingerprint_has_them():
-    data = {"path": "https://h/a?sig=5ec2e7", "storage_options": OPTIONS, "format": "csv"}
-    settings = JobSettings(nodes={"read": NodeSettings({"_target_": "m.C", "data": data})})
-    text = to_yaml(settings)
-    assert yaml.safe_load(text)["nodes"]["read"]["op"]["data"]["storage_options"] == KEPT
-    found = str(fingerprint(on_node={"storage_options": OPTIONS, "format": "csv"}))
-    assert "nodes.square.op.bad.format" in found
-    for secret in ("AKIA1", "t0k3n", "b34r3r", "me:pw"):
-        assert secret not in text + found
-    assert "5ec2e7" not in text
-
-
 def test_a_slip_on_the_command_line_does_not_print_them(capsys):
     assert main(["job=generate", "data.storage_options={key: AKIA1"]) == ExitCode.CONFIG
     told = capsys.readouterr().err
@@ -102,3 +98,44 @@ def test_a_slip_on_the_command_line_does_not_print_them(capsys):
 )
 def test_a_url_is_shown_without_what_may_be_secret(url, shown):
     assert shown_url(url) == shown
+
+
+SECRET = """
+key token secret password api_key apiKey hf_token auth-token openai_key X-API-Key db_password password2
+api_key_2 client_secret accessToken AWS_SECRET_ACCESS_KEY private_key credentials api_keys sas_token pwd
+OPENAI_API_KEY githubToken my_token secret_key passphrase session_token access_tokens cookie API-Token HF_TOKEN
+bearerToken signing_key authorization
+"""
+PLAIN = """
+max_tokens token_ids id_key stop_token_ids prompt_token_count keys tokens sort_key eos_token usd_per_token
+key_env monkey password_file tokenizer tokenize keyword key_column secret_name special_tokens_in_text compass
+author mask_token_id group_key primary_key stop_tokens draft_tokens tokens_per_minute cost_per_token bos_token
+keyboard turkey passed column
+"""
+
+
+def test_these_names_mark_a_secret_and_those_do_not():
+    assert [name for name in SECRET.split() if not is_secret_name(name)] == []
+    assert [name for name in PLAIN.split() if is_secret_name(name)] == []
+
+
+def test_of_our_settings_and_operators_only_headers_and_storage_options_are_secret():
+    keys = [key for key in known_keys() if is_secret_place(tuple(key.split(".")))]
+    assert keys == ["data.storage_options", "model.headers", "model.query", "output.storage_options"]
+    arguments = [(t, name) for t in targets() for name in inspect.signature(load_object(t)).parameters]
+    assert len(arguments) > 100
+    assert [pair for pair in arguments if is_secret_name(pair[1])] == []
+
+
+@pytest.mark.parametrize("key", [key for key in FREE_FORM if key.split(".")[1] in ("schema", "types", "rename")])
+def test_a_column_of_the_data_may_have_any_name(key):
+    for path in (tuple(key.split(".")), ("nodes", "read", "op", *key.split("."))):
+        assert not is_secret_place((*path, "token"))
+        assert not is_secret_place((*path, "headers"))
+
+
+def test_a_node_or_a_step_may_have_any_name():
+    assert not is_secret_place(("nodes", "token", "op", "template"))
+    assert not is_secret_place(("nodes", "api_key", "inputs"))
+    assert not is_secret_place(("steps", "password", "prompt"))
+    assert is_secret_place(("steps", "call", "op", "api_key"))

@@ -1,9 +1,11 @@
-"""Signals are answered by the innermost block, whenever they came and whatever the main thread does."""
+"""Signals are answered by the innermost block, whenever they came and whatever the main thread does; failpoints send
+them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.system.failpoints import Trigger
+from pipeline import PROJECT
+from pipeline.system.failpoints import Failpoint, Trigger
 from pipeline.system.signals import SIGNALS, leave, signals_received, stopped_by_signals
 
 LIMIT_S = 60
@@ -203,3 +206,32 @@ print(came)
 def test_a_library_that_sets_handlers_by_c_keeps_none_of_ours_away():
     ended = subprocess.run([sys.executable, "-c", KEPT], stdout=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "[2, 15]\n")
+
+
+def test_a_trigger_acts_the_nth_time_and_no_other():
+    trigger = Trigger.parse("here:2=TERM")
+    with stopped_by_signals(lambda: None):
+        counts = []
+        for point in ("here", "there", "here", "here"):
+            trigger.reached(point)
+            counts.append(signals_received())
+    assert counts == [0, 0, 1, 1]
+
+
+def test_it_sends_its_signals_one_after_the_other():
+    with stopped_by_signals(lambda: None):
+        Trigger("here", 1, (signal.SIGTERM, signal.SIGTERM)).reached("here")
+        assert signals_received() == 2
+
+
+@pytest.mark.parametrize("text", ["", "here:0", "here:x", "here=", "here=term", "a b"])
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(ValueError, match="names no failpoint; write name"):
+        Trigger.parse(text)
+
+
+def test_every_point_is_in_the_code_once():
+    sources = [p for folder in ("pipeline", "operators") for p in (PROJECT / folder).rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    found = re.findall(r"\bFailpoint\.([A-Z_]+)", text)
+    assert sorted(found) == sorted(point.name for point in Failpoint)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.monitor.run_log import run_log
 from pipeline.system.terminal import complain, say
+from tests.pipeline.command_line import ended
 from tests.pipeline.damage import job, run
 from tests.pipeline.misbehaving import JOB, VARIABLE
 from tests.sets import often
@@ -121,9 +121,6 @@ def test_where_nothing_can_be_printed_a_run_ends_as_it_would(tmp_path, how, prog
     told = f"on_finish.command=[/bin/sh,-c,'echo $PIPELINE_EXIT_CODE > {tmp_path}/told']"
     command = [sys.executable, "-m", "pipeline", f"job={tmp_path}/job.yaml", f"output_dir={tmp_path}/out", told]
     line = f"set -o pipefail; {shlex.join(command)} {STREAMS[how]}"
-    code = subprocess.run(
-        ["bash", "-c", line], cwd=ROOT, check=False, env={**os.environ, VARIABLE: "status:error"}
-    ).returncode
-    assert code == 0
+    assert ended(ROOT, "bash", "-c", line, **{VARIABLE: "status:error"}).returncode == 0
     assert (tmp_path / "told").read_text() == "0\n"
     assert main(["verify", str(tmp_path / "out")]) == ExitCode.DONE

@@ -71,22 +71,12 @@ def test_contenders_of_a_scenario_have_names_of_their_own():
         ({"scenarios": []}, "name a scenario"),
         ({"slots": [0]}, "1 to 255"),
         ({"repeats": 0}, "1 or more"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
-        BenchSettings(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
         ({"scenarios": ["peers", "laddder"]}, rf"\['laddder'\] cannot work: there are {', '.join(SCENARIOS)}"),
         ({"toggle": ["speed"]}, "compaction"),
         ({"scenarios": ["peers"], "contenders": ["vllm"]}, "create_completion"),
     ],
 )
-def test_names_that_are_unknown_are_refused(settings, says):
+def test_settings_that_cannot_work_are_refused(settings, says):
     with pytest.raises(ConfigError, match=says):
         cases(BenchSettings(**settings))
 

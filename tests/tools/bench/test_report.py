@@ -94,11 +94,6 @@ def test_block_diffusion_has_its_calls_and_what_batching_gives(tmp_path):
     assert [cell.strip() for cell in cells(text, "job")[-5:]] == ["128", "5.00", "-", "-", "2.0%"]
 
 
-def test_medians_and_spread(tmp_path):
-    rows = [measured("outputs_10_50", "job", i, speed) for i, speed in enumerate([100.0, 300.0, 200.0])]
-    assert cells(report(write(tmp_path, rows)), "job")[1] == "200.0 (100.0-300.0)"
-
-
 @pytest.mark.parametrize(("texts", "said"), [("aa", "the same with and without"), ("ab", "NOT the same")])
 def test_a_toggle_says_whether_the_texts_are_the_same(tmp_path, texts, said):
     names = ("with compaction", "without compaction")

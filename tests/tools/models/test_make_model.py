@@ -1,4 +1,5 @@
-"""Random-weight models: llama.cpp loads and decodes them, and the file depends on its arguments alone."""
+"""Random-weight models: llama.cpp loads and decodes them, and the file depends on its arguments alone; a model with
+layers that write nothing predicts what the one it was made of does."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from operators.llama.header import read_header
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
+from pipeline import PROJECT
 from tests.sets import often, often_cases
 from tools.models import make_model
+from tools.models.deepen import main as deepen
 from tools.models.make_model import FILE_TYPES, K_QUANTS, UNIFORM_TYPES, main, write_model
 from tools.models.shapes import SHAPES
 from tools.models.vocabularies import SPECIAL_TOKENS, builtin_vocabulary, read_vocabulary
@@ -234,3 +238,34 @@ def test_command_line_writes_and_says_what(tmp_path: Path, capsys: pytest.Captur
     assert "1 layers" in said
     assert "q8_0 (9 Q8_0, 5 F32)" in said
     assert {tensor.name for tensor in GGUFReader(target).tensors} >= {"output.weight", "blk.0.attn_q.weight"}
+
+
+PROMPTS = ["The quick brown fox jumps over the lazy dog.", "12 + 3 ="]
+TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_the_logits_are_the_same_without_noise_and_near_with_some(tmp_path, kind):
+    source = TINY
+    if kind == "f32":
+        source = tmp_path / "source.gguf"
+        write_model(source, file_type=kind)
+    deep, noisy = tmp_path / "deep.gguf", tmp_path / "noisy.gguf"
+    assert deepen(["--of", str(source), "--layers", "3", "--n_ff", "1024", "--out", str(deep)]) == 0
+    assert deepen(["--of", str(source), "--layers", "3", "--noise", "0.5", "--out", str(noisy)]) == 0
+    assert (read_header(deep).kv_values or 0) > (read_header(source).kv_values or 0)
+    assert deep.stat().st_size > source.stat().st_size
+    found = []
+    for path in (source, deep, noisy):
+        with opened(path) as model:
+            found.append(greedy(model, PROMPTS, 4))
+    (tokens, logits), (same, near), (_, far) = found
+    assert np.array_equal(tokens, same)
+    assert np.abs(logits - near).max() < 1e-3
+    assert np.abs(logits - far).max() > 1e-2
+
+
+def test_a_width_that_is_less_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        deepen(["--of", str(TINY), "--layers", "1", "--n_ff", "64", "--out", str(tmp_path / "out.gguf")])
+    assert "n_ff=64 is less than the 640 of" in capsys.readouterr().err
