@@ -13,8 +13,10 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, FakeDecoder
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence, StopWatcher
+from operators.engine.sequence.placement import NodeQueue
 from operators.engine.strategies.speculative.draft_length import EXPLORATION_SHARE, OVERHEAD_SHARE, DraftLength
 from operators.engine.strategies.speculative.lookup import MOST_TOKENS, DraftedRow, PromptLookup
+from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, prompts, shape
 from tests.operators.engine.speculative.drafters import Oracle, speculative
 from tests.operators.engine.test_constrained import params as constrained
@@ -46,6 +48,9 @@ class Drafting(Bench):
         self.use(partial(speculative, drafter, **strategy_values))
 
 
+NODE = NodeQueue(StageMeter("node"), 1, 1000, lambda: None)
+
+
 def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False) -> list[Sequence]:
     watch = [StopWatcher([b"ab", b"e", b"Q"], PIECES, keep=bool(i % 2)) if stops else None for i in range(len(texts))]
     made = enumerate(zip(texts, watch, strict=True))
@@ -54,6 +59,13 @@ def rows_of(texts: Seq[np.ndarray], params: SamplingParams, stops: bool = False)
 
 def long_rows(texts: Seq[np.ndarray]) -> list[Sequence]:
     return [DraftedRow(i, text, SamplingParams(), seed=i, max_tokens=200) for i, text in enumerate(texts)]
+
+
+def drafted(prompt: Seq[int] | np.ndarray) -> DraftedRow:
+    """A greedy row of the one node."""
+    row = DraftedRow(0, np.asarray(prompt, np.int32), GREEDY, seed=0, max_tokens=9)
+    row.owner = NODE
+    return row
 
 
 def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
@@ -166,10 +178,7 @@ def test_a_row_whose_drafts_cannot_be_computed_goes_on_without_them(slots):
 
 
 def test_what_was_said_before_is_found():
-    lookup, row = (
-        PromptLookup(),
-        DraftedRow(0, np.array([1, 2, 3, 4, 5, 9, 2, 3], np.int32), GREEDY, seed=0, max_tokens=9),
-    )
+    lookup, row = PromptLookup(), drafted([1, 2, 3, 4, 5, 9, 2, 3])
     [draft] = lookup.drafts([row], [3])
     assert draft == ([4, 5, 9], ("own", 2))
     row.tokens += [4, 5]
@@ -177,7 +186,7 @@ def test_what_was_said_before_is_found():
     assert lookup.drafts([row], [0])[0].tokens == ()
     row.tokens.append(8)
     assert lookup.drafts([row], [2])[0].tokens == ()
-    other = DraftedRow(1, np.array([6, 7], np.int32), GREEDY, seed=0, max_tokens=9)
+    other = drafted([6, 7])
     other.tokens += [8, 50, 60]
     lookup.drafts([other], [1])
     assert other.text
@@ -189,7 +198,7 @@ def test_what_was_said_before_is_found():
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_what_repeats_itself_goes_on_as_it_did(period):
     text = np.resize(np.arange(0xD7FE, 0xD7FE + period, dtype=np.int32), 12)  # tokens like halves of a UTF-16 pair, too
-    row = DraftedRow(0, text[:-1], GREEDY, seed=0, max_tokens=9)
+    row = drafted(text[:-1])
     [draft] = PromptLookup().drafts([row], [7])
     assert draft.tokens == np.resize(np.roll(text[:period], -11), 7).tolist()
 
@@ -197,11 +206,8 @@ def test_what_repeats_itself_goes_on_as_it_did(period):
 def test_only_the_latest_completions_are_remembered():
     lookup = PromptLookup()
     for first in range(0, 3 * MOST_TOKENS, 100):
-        row = DraftedRow(0, np.array([9], np.int32), GREEDY, seed=0, max_tokens=9)
+        row = drafted([9])
         row.tokens += range(first, first + 100)
         lookup.ended(row)
-    early, late = (
-        DraftedRow(0, np.array([token], np.int32), GREEDY, seed=0, max_tokens=9)
-        for token in (MOST_TOKENS, 3 * MOST_TOKENS - 200)
-    )
+    early, late = (drafted([token]) for token in (MOST_TOKENS, 3 * MOST_TOKENS - 200))
     assert [len(draft.tokens) for draft in lookup.drafts([early, late], [7, 7])] == [0, 7]
