@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
-from operators.engine.sequence import Sequence as Row
+from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
@@ -56,7 +57,7 @@ UNREAD_CALLS = (
 )
 
 
-class Generate(GenerateNode[Row], ModelOrServer, UsesModel):
+class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
     """Completes the prompts of its input.
 
     Adds `completion`, `finish_reason` (stop, stop_string, length), `prompt_token_count`, `completion_token_count`,
@@ -170,7 +171,7 @@ class Generate(GenerateNode[Row], ModelOrServer, UsesModel):
         found = self._engine.thread.call(lambda: canary(decoder, self._model.n_vocab))
         return replace(same, bits=found)
 
-    def _forecast(self, runtime: Runtime, batches: Sequence[Batch], task: Task) -> Forecast:
+    def _forecast(self, runtime: Runtime, batches: Seq[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
         self._load(runtime)
         rows = int(task.rows.likely * (self._samples.each or 1))
@@ -195,7 +196,7 @@ class Generate(GenerateNode[Row], ModelOrServer, UsesModel):
         notes = [*([] if before else [assumed]), *found.notes]
         return replace(found, notes=notes)
 
-    def _note(self, rows: Sequence[Row]) -> None:
+    def _note(self, rows: Seq[Sequence]) -> None:
         if self.id_column is not None or SEED in self.sampling.per_row:
             self._repeated.note(rows)
 
@@ -208,7 +209,7 @@ class Generate(GenerateNode[Row], ModelOrServer, UsesModel):
             self._runtime.log.warning("%s: %s", self._runtime.node, warning)
         super().close()
 
-    def _connect(self, inbox: Inbox) -> RowBackend[Row]:
+    def _connect(self, inbox: Inbox) -> RowBackend[Sequence]:
         if self._engine_settings.open_keys():
             self._take_engine(self._chosen(inbox))
         settings = self._engine_settings

@@ -1,5 +1,18 @@
 """Exceptions and their exit codes. Each class has the code of its base unless it sets its own.
 
+    PipelineError            1  whatever ends a run
+        ConfigError          2  the job, an option or the input cannot work as given; nothing was done
+            GraphError          at a node
+                HookFailed      raised by code of the user's
+            SchemaError         of columns
+            InputError          of a file that is read
+            DamagedError        of results that are not as they were written
+        NodeFailed              an operator failed while it ran; the code of its cause
+        StorageError            a disk
+        SourceError             a network or a server that is read
+        PublishError            a place to which results are copied
+        Interrupted          4  a signal
+
 `Cancelled` and `Released` are signals between threads, not errors: they never leave the executor.
 """
 

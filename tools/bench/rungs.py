@@ -49,7 +49,7 @@ class NoSampler(Sampler):
 def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = False, fresh: bool = False) -> Figures:
     """Complete the rows of `spec`: all together, or with `blocks` in groups that fill the slots, each (`fresh`) on a
     new context."""
-    model, runtime, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
+    model, engine, table = loader(spec.model)(spec.model), spec.runtime, spec.workload.rows
 
     setup = decode_setup(BlockDiffusionSettings(mask_token_id=spec.bench.mask_token_id) if blocks else DecodeSettings())
 
@@ -58,17 +58,17 @@ def _measure(spec: Spec, *, sampler: type[Sampler] = Sampler, blocks: bool = Fal
             return setup.bind(decoder, model)
         return Autoregressive(setup.settings, decoder, model, sampler=sampler())
 
-    room = runtime.max_sequence_tokens or model.n_ctx_train
+    room = engine.max_sequence_tokens or model.n_ctx_train
     requests = SequenceMaker(spec.sampling, model, room, RowSeeds(0, "generate"), setup.sequence_type())
-    size = runtime.slots if blocks else len(table)
-    parts = [_sequences(table.slice(start, size), requests, runtime) for start in range(0, len(table), size)]
+    size = engine.slots if blocks else len(table)
+    parts = [_sequences(table.slice(start, size), requests, engine) for start in range(0, len(table), size)]
     if not fresh:
-        model.lease(runtime, block=setup.block)[1]()  # leased and given back: it stays in the pool
+        model.lease(engine, block=setup.block)[1]()  # leased and given back: it stays in the pool
     steps: list[dict[str, Any]] = []
     began = time.perf_counter()
     for rows in parts:
-        decoder, give_back = model.lease(runtime, block=setup.block)
-        steps += complete(bind(decoder), rows, runtime)
+        decoder, give_back = model.lease(engine, block=setup.block)
+        steps += complete(bind(decoder), rows, engine)
         if fresh:
             close_model(decoder)  # type: ignore[arg-type]  # whatever has a `close`
         else:
@@ -87,11 +87,11 @@ blocks_reused = partial(_measure, blocks=True)
 blocks_fresh = partial(_measure, blocks=True, fresh=True)
 
 
-def _sequences(rows: pa.Table, requests: SequenceMaker, runtime: EngineSettings) -> list[Sequence]:
+def _sequences(rows: pa.Table, requests: SequenceMaker, engine: EngineSettings) -> list[Sequence]:
     """Return the sequences that Generate would make from `rows`, in the order of BatchByLength."""
     numbered = rows.append_column(ROW, pa.array(range(len(rows)), ROW.type)).combine_chunks().to_batches()
     made: list[Sequence] = []
-    for batch in BatchByLength(runtime).run(ListInbox(Batch(0, data) for data in numbered)):
+    for batch in BatchByLength(engine).run(ListInbox(Batch(0, data) for data in numbered)):
         if isinstance(batch, Batch):
             requested, rejects = requests.of(batch)
             if rejects:
@@ -100,12 +100,12 @@ def _sequences(rows: pa.Table, requests: SequenceMaker, runtime: EngineSettings)
     return made
 
 
-def complete(strategy: Strategy, rows: Seq[Sequence], runtime: EngineSettings) -> list[dict[str, Any]]:
+def complete(strategy: Strategy, rows: Seq[Sequence], engine: EngineSettings) -> list[dict[str, Any]]:
     """Complete `rows` in this thread on the decoder of `strategy`; return the steps as rows of
     metrics/steps.parquet."""
     steps = _Steps()
     log = StepLog(steps, strategy.decoder.shape, (StageMeter("decode"), StageMeter("sample")))
-    worker = StepLoop(strategy, runtime, log)
+    worker = StepLoop(strategy, engine, log)
     client = Engine(worker, EngineThread()).connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()

@@ -39,7 +39,7 @@ class DecodeSetup:
         self.settings = settings
         self._strategy = strategy
 
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+    def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
 
     def settled(self, settings: EngineSettings) -> EngineSettings:

@@ -27,9 +27,9 @@ class BlockDiffusionSetup(DecodeSetup):
         super().__init__(settings, strategy)
         self.block = settings.block_length
 
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+    def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         check_sampling(sampling)
-        check_sizes(runtime, self.block)
+        check_sizes(engine, self.block)
 
     def sequence_type(self) -> Callable[..., BlockRow]:
         return partial(BlockRow, block_length=self.block)
@@ -48,19 +48,19 @@ def check_sampling(sampling: SamplingSettings) -> None:
             raise ConfigError(f"sampling.per_row: a column '{key}' cannot work with decode=block_diffusion: {why}")
 
 
-def check_sizes(runtime: EngineSettings, block_length: int) -> None:
+def check_sizes(engine: EngineSettings, block_length: int) -> None:
     """Raise ConfigError if the blocks of all slots do not fit into a call, or the number of slots is still open."""
-    if runtime.open_keys():
+    if engine.open_keys():
         raise ConfigError(
             "runtime=auto measures steps of one token a row, which are not those of decode=block_diffusion; give"
-            f" values for {', '.join(f'runtime.{key}' for key in runtime.open_keys())}"
+            f" values for {', '.join(f'runtime.{key}' for key in engine.open_keys())}"
         )
-    tokens = runtime.slots * block_length
-    size = f"runtime.slots={runtime.slots} x decode.block_length={block_length}"
+    tokens = engine.slots * block_length
+    size = f"runtime.slots={engine.slots} x decode.block_length={block_length}"
     for key in ("n_batch", "n_ubatch"):
-        if tokens > getattr(runtime, key):
+        if tokens > getattr(engine, key):
             raise ConfigError(
-                f"runtime.{key}={getattr(runtime, key)} is too small: a call has {size} = {tokens} tokens, which"
+                f"runtime.{key}={getattr(engine, key)} is too small: a call has {size} = {tokens} tokens, which"
                 f" llama.cpp must compute at once; set runtime.{key}={tokens}, or use fewer slots"
             )
 

@@ -34,11 +34,11 @@ class SpeculativeSetup(DecodeSetup):
         works: dict[str, Any] = {"kv": "per_sequence"} | ({"flash_attention": True} if settings.deterministic else {})
         return replace(settings, **{key: value for key, value in works.items() if key in settings.open_keys()})
 
-    def check(self, sampling: SamplingSettings, runtime: EngineSettings, model: ModelSettings) -> None:
+    def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         """Refuse what would cut calls otherwise than by rows, or compute tokens of a row otherwise than one."""
-        if runtime.kv == "unified":
+        if engine.kv == "unified":
             raise ConfigError("decode=speculative needs runtime.kv=per_sequence: rows share the cells of one stream")
-        if runtime.deterministic and runtime.flash_attention is not True:
+        if engine.deterministic and engine.flash_attention is not True:
             raise ConfigError(
                 "decode=speculative needs runtime.flash_attention=true: without it llama.cpp computes several tokens of"
                 " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
@@ -46,7 +46,7 @@ class SpeculativeSetup(DecodeSetup):
             )
         check_model(model)
         if self.draft_model is not None:
-            check_draft_model(self.draft_model, model, runtime)
+            check_draft_model(self.draft_model, model, engine)
 
     def sequence_type(self) -> Callable[..., DraftedRow]:
         return DraftedRow
@@ -62,7 +62,7 @@ def check_model(model: ModelSettings) -> None:
         )
 
 
-def check_draft_model(draft: ModelSettings, model: ModelSettings, runtime: EngineSettings) -> None:
+def check_draft_model(draft: ModelSettings, model: ModelSettings, engine: EngineSettings) -> None:
     """Check that `draft` can make drafts for `model`.
 
     Raises:
@@ -79,7 +79,7 @@ def check_draft_model(draft: ModelSettings, model: ModelSettings, runtime: Engin
             f"{name} cannot make drafts: it has recurrent layers, whose state cannot drop the tokens of a draft that"
             " was wrong; take a model with attention only, or decode.draft=lookup"
         )
-    longest = max_sequence_tokens(runtime, facts.n_ctx_train) if facts.n_ctx_train is not None else None
+    longest = max_sequence_tokens(engine, facts.n_ctx_train) if facts.n_ctx_train is not None else None
     if longest is not None and draft_facts.n_ctx_train is not None and draft_facts.n_ctx_train < longest:
         raise ConfigError(
             f"{name} was trained for {draft_facts.n_ctx_train} tokens, and rows have up to {longest};"
