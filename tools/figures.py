@@ -1,6 +1,7 @@
 """Print how large the code is: what a new engineer has to read.
 
-    python -m tools.figures
+    python -m tools.figures            # the table
+    python -m tools.figures COMMIT ... # how many places of production code each of these changes touches
 
 Lines are all lines of Python and C++ files, as `wc -l` counts them. A name is double if two classes of pipeline/ and
 operators/ have it. Files from main() to the first operator are those of pipeline/ when `job=quickstart` is run.
@@ -12,6 +13,7 @@ import ast
 import inspect
 import io
 import runpy
+import subprocess
 import sys
 import tempfile
 import threading
@@ -82,8 +84,23 @@ def on_the_way() -> tuple[int, int]:
     return len(called & ours), len(open_calls & ours)
 
 
+def places(commit: str) -> list[str]:
+    """Return the files of pipeline/, operators/ and conf/ that a commit changes."""
+    changed = subprocess.run(
+        ["git", "-C", ROOT, "show", "--format=", "--name-only", commit, "--", "pipeline", "operators", "conf"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return changed.stdout.split()
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the table, or the places of the commits that are named."""
+    for commit in sys.argv[1:]:
+        print(commit, *(changed := places(commit)), f"{len(changed)} places", sep="\n  ")
+    if sys.argv[1:]:
+        return
     counts = {part: lines(files(part)) for part in PARTS}
     named = classes(path for part in PARTS[:2] for path in files(part))
     modules = sum(path.suffix == ".py" for part in PARTS[:2] for path in files(part))
