@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,10 @@ MOST_SECONDS = 10.0
 """A file that takes longer says why, in the reason of its mark `slow`."""
 PROPERTY = "cpu_s"
 SHOWN = 15
+KEPT = Path(__file__).parents[1] / ".cache/test_seconds.txt"
+"""All files of the last run of a set."""
+A_SET_S = 100.0
+"""A run of fewer seconds is of some files."""
 BEGAN = pytest.StashKey[float]()
 
 _files: Counter[str] = Counter()
@@ -57,6 +62,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     total = sum(_files.values())
     if total < MOST_SECONDS:
         return
+    if total >= A_SET_S and KEPT.parent.is_dir():
+        KEPT.write_text(
+            "".join(f"{seconds:7.1f}  {file}\n" for file, seconds in _files.most_common()), encoding="utf-8"
+        )
     terminalreporter.section(f"CPU seconds a file: {total:.0f} in {len(_files)} files")
     for place, (file, seconds) in enumerate(_files.most_common()):
         if seconds <= MOST_SECONDS and place >= SHOWN:

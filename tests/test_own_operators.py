@@ -20,7 +20,7 @@ from tests.pipeline.command_line import ended
 pytestmark = pytest.mark.slow("runs what the pages show")
 
 FILE = re.compile(r"`(\w+\.(?:py|yaml))`[^\n]*:\n\n```\w+\n(.*?)```", re.S)
-TEXTS = ["one", "an elephant went by", "of a to", "the quick fox"]
+TEXTS = ["one", "an elephant went by", "of a to", "the quick fox", None]
 
 
 def documented() -> dict[str, str]:
@@ -64,6 +64,7 @@ def test_the_documented_job_runs_and_changed_code_is_another_job(folder, capsys)
     assert [(r["row"], r["node"], r["kind"], r["reason"]) for r in rejects] == [
         (0, "count", "filtered", "fewer than 2 words"),
         (2, "longest", "filtered", "longest_word returned nothing"),
+        (4, "count", "filtered", "fewer than 2 words"),
     ]
     for name in ("my_operators", "my_functions"):
         with (folder / f"{name}.py").open("a") as file:

@@ -84,7 +84,9 @@ class Reader(ABC):
     ) -> None:
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
-            raise ConfigError(f"{self.key} is for JSONL and CSV; {file} has a schema of its own")
+            raise ConfigError(
+                f"{self.key} is for files without types, as JSONL and CSV are; {file} has a schema of its own"
+            )
         if types == TEXT and not self.texts:
             raise ConfigError(f"data.types={TEXT} is for CSV; name the columns of {file}: data.types={{zip: json}}")
         self.file = file

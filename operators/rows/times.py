@@ -18,7 +18,7 @@ _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
 def most_of_polars(kind: pa.DataType) -> int:
-    """Most."""
+    """Return the greatest number of a type of times with which polars can write it."""
     if pa.types.is_duration(kind):
         return _INT64 // 1000 if kind.unit == "s" else _INT64  # it has no seconds, only milliseconds
     if pa.types.is_date32(kind):
@@ -28,7 +28,7 @@ def most_of_polars(kind: pa.DataType) -> int:
 
 
 def most_of_parquet(kind: pa.DataType) -> int:
-    """Most."""
+    """Return the greatest number of a type of times that Parquet can hold."""
     return _INT64 // 1000 if pa.types.is_timestamp(kind) and kind.unit == "s" else _INT64 + 1
 
 

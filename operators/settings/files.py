@@ -40,8 +40,8 @@ class DataSettings:
         storage_options: what fsspec takes for URLs: endpoint, keys. Credentials in it are never written down.
         dataset: instead of a path, a dataset on the Hugging Face Hub (owner/name) or a folder laid out like one.
         config, split, revision: of the dataset.
-        format: parquet, jsonl, csv, arrow, or lines (each line of a text file as the column `text`); auto goes by the
-            file's extension.
+        format: the name of a format (docs/data.md has all; lines is each line of a text file as the column `text`);
+            auto goes by the file's extension.
         prompt_column: column with the text of the prompt.
         prompt_template: a Jinja template over the columns that makes the prompt, instead of a prompt column: the
             user's message, inside the model's chat template.

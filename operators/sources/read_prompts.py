@@ -25,7 +25,7 @@ MOST_KEYS, OTHER_KEYS = 20, "(others)"
 
 
 class ReadPrompts(Source):
-    """Reads Parquet, JSONL, CSV, Arrow IPC or lines of text from disks, URLs or a dataset of the Hub (`find_files`).
+    """Reads files (Parquet, JSONL, CSV ...: `data.format`) from disks, URLs or a dataset of the Hub (`find_files`).
 
     Output: the columns of the input, renamed by `data.rename`, and `row` int64, the position in the source over all
     files. A row that cannot be read is a reject with file and line, and uses up its number. An input without rows is

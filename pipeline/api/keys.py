@@ -33,8 +33,8 @@ def in_data(default: Any, *rule: Any, **facts: Any) -> Any:
 
 
 def when_given(default: Any, *rule: Any, **facts: Any) -> Any:
-    """Return the field of a key that counts as `in_data` does where it is given; null, false and nothing change
-    nothing. A key that is new in a version is one, so that runs of before go on."""
+    """Return the field of a key that counts as `in_data` does where its value is not the default. A key that is new in
+    a version is one, so that runs of before go on."""
     return key(default, *rule, fingerprint="given", **facts)
 
 
@@ -54,7 +54,8 @@ def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
     """Yield the fields of a config group that a result depends on, and their values."""
     for each in fields(settings):
         value, counts = getattr(settings, each.name), each.metadata.get("fingerprint", True)
-        if counts and not (counts == "given" and not value):
+        is_default = value == default_of(each) or not (value or default_of(each))  # null, false and nothing are one
+        if counts and not (counts == "given" and is_default):
             yield each, value
 
 

@@ -24,7 +24,7 @@ usage: python -m pipeline job=NAME [KEY=VALUE ...]        run a job
 {jobs}
 
 settings that matter most:
-  data.path=FILE             prompts: Parquet, JSONL, CSV or Arrow; a file, a directory, a glob or a URL
+  data.path=FILE             prompts (Parquet, JSONL, CSV ...): a file, a directory, a glob or a URL
   data.prompt_column=NAME    the column that holds the prompt (default: prompt)
   model.path=FILE            the GGUF file (with model=gguf)
   model.system=TEXT          a system prompt for every row

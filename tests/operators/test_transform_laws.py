@@ -27,6 +27,7 @@ from operators.parse_json import ParseJson
 from operators.rows.duplicates import Near
 from operators.sample_rows import Sample
 from operators.say import Say
+from pipeline import PROJECT
 from pipeline.api.protocols import Scope
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
@@ -139,6 +140,8 @@ def test_every_transform_of_the_catalog_that_workers_may_run_is_here():
     classes = [getattr(import_module(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in targets()]
     moved = {cls.__name__ for cls in classes if cls.scope is Scope.ROW}
     assert moved - {type(TRANSFORMS[name]()).__name__ for name in OF_ONE_ROW} == NEED_A_MODEL
+    page = (PROJECT / "docs/cluster.md").read_text(encoding="utf-8").partition("by itself (")[2].partition(")")[0]
+    assert set(page.replace("\n", " ").split(", ")) == {cls.__name__ for cls in classes if cls.scope is not Scope.RUN}
 
 
 @pytest.mark.parametrize("name", REMEMBER)

@@ -3,7 +3,7 @@
 | function | decides | applied by |
 |---|---|---|
 | `by_depth` | which node's sequences are admitted first | waiting_queue.py |
-| `order`, `may_pass` | which sequence of a node, and when one with a cached prefix may pass it | waiting_queue.py |
+| `order`, `may_pass`, `LEAST_PREFIX` | which sequence of a node; when a cached prefix goes first | waiting_queue.py |
 | `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
 | `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
 | `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
@@ -34,6 +34,9 @@ CELLS_PER_TOKEN = 200
 with slow prefill, some 170 with fast (docs/performance.md)."""
 PATIENCE = 8
 """Most steps that an engine with rows to compute waits for others."""
+
+LEAST_PREFIX = 1
+"""Tokens at the beginning of a prompt that a slot has, from which on they count as a cached prefix."""
 
 
 def by_depth(nodes: Iterable[NodeQueue]) -> list[NodeQueue]:

@@ -123,11 +123,11 @@ class WaitingQueue:
         if first is None:
             return None
         order, row = first
-        end = row.placement.node
-        if end is None or not self.tree.cached or any(prefix.owners for prefix in end.path()):
+        end, least = row.placement.node, policy.LEAST_PREFIX
+        if end is None or not self.tree.cached or any(prefix.owners and prefix.depth >= least for prefix in end.path()):
             return row
         for prefix in self.tree.longest_first():
-            heap = prefix.waiting.get(node)
+            heap = prefix.waiting.get(node) if prefix.depth >= least else None
             entry = None if heap is None else heap.first()
             if entry is not None and policy.may_pass(entry[0], order):
                 return entry[1]

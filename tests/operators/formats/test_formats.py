@@ -76,7 +76,9 @@ def test_columns_get_the_names_that_they_are_given(path: Path) -> None:
 @pytest.mark.parametrize("key", ["data.schema", "data.types"])
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if not form.reader.takes_types])
 def test_types_of_its_own_are_not_set(name: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key} is for JSONL and CSV; a has a schema of its own"):
+    with pytest.raises(
+        ConfigError, match=f"{key} is for files without types, as JSONL and CSV are; a has a schema of its own"
+    ):
         FORMATS[name].reader(InputFile("a"), {"a": "string"}, only=key == "data.schema")
 
 

@@ -3,7 +3,7 @@ sampling values a job can have."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import when_given
 from pipeline.config.fingerprint import flat
 
 GROUPS: dict[str, Any] = {
@@ -78,6 +79,28 @@ def test_a_run_that_was_begun_without_a_key_goes_on_where_it_is_unset(group):
     """A key more in a fingerprint refuses each unfinished run of before: a new key is `when_given` or `not_in_data`."""
     found = {key.removeprefix(f"{group}.") for key, _ in flat(group, GROUPS[group])}
     assert sorted(key for key in found if not key.startswith("structured.")) == ALWAYS[group]
+
+
+@dataclass
+class New:
+    on: bool = when_given(True)
+    off: bool = when_given(False)
+    names: list[str] = when_given([])
+    limit: int | None = when_given(None)
+
+
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [
+        ({}, []),
+        ({"on": True, "limit": 0}, []),
+        ({"on": False}, ["on"]),
+        ({"off": True, "names": ["a"]}, ["names", "off"]),
+    ],
+)
+def test_a_new_key_is_in_the_fingerprint_where_it_is_not_its_default(given, counted):
+    """So a key that does what was always done by default, and can be switched off, ends no run of before."""
+    assert sorted(key for key, _ in flat("new", New(**given))) == [f"new.{name}" for name in counted]
 
 
 MODEL: dict[str, Any] = {

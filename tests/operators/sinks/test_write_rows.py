@@ -157,7 +157,6 @@ UNKNOWN = "has type .* cannot be written into .*; write output=arrow"
         (pa.struct({"a": pa.decimal256(50, 2)}), "jsonl", UNKNOWN),
         (pa.list_view(pa.int64()), "jsonl", UNKNOWN),
     ],
-    ids=range(9),
 )
 def test_a_type_that_no_file_of_the_format_can_have_is_refused_with_one_that_can(kind, output: str, says: str) -> None:
     schema = pa.schema([ROW, pa.field("odd", kind)])
