@@ -54,6 +54,10 @@ def test_a_dict_adds_and_replaces_and_the_rest_stays(tmp_path):
     assert called(tmp_path, op)[0] == [(0, "ab", 10, 1.0), (1, "c", 20, 1.0), (2, None, 30, 1.0)]
 
 
+def test_a_type_may_change(tmp_path):
+    assert called(tmp_path, Call(lambda row: {"n": str(row["n"])}, {"n": "string"}))[0][0] == (0, "ab", "1")
+
+
 LISTS = pa.schema([("ids", pa.list_(pa.int64())), ("at", pa.time64("ns")), ("n", pa.int64())])
 
 

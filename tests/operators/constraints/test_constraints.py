@@ -173,12 +173,12 @@ def test_what_was_cut_says_so_and_is_not_computed_again(tmp_path):
     store = StoreSettings(path=str(tmp_path / "store.sqlite"))
     sampling = structured(json_schema=PERSON) | {"max_tokens": 14}
     for attempt in range(2):
-        run = flow(tmp_path / str(attempt), prompts(12), generate(sampling, store=store))
+        run = flow(tmp_path / str(attempt), prompts(12), generate(sampling, store=store, as_="reply"))
         assert run.run() == []
         assert {reason for _, _, reason in run.tally.by_reason} == {"cut by max_tokens=N before the JSON was complete"}
         assert run.tally.errors == 12
         records = map(json.loads, pq.read_table(tmp_path / str(attempt) / "rejects")["record"].to_pylist())
-        assert all(record["completion"].startswith('{"name": ') for record in records)
+        assert all(record["reply_completion"].startswith('{"name": ') for record in records)
         totals = run.context.counted()
         assert totals["generate/store_hits"] == 12 * attempt
         assert (totals["generate/constrained_tokens"] > 0) == (attempt == 0)

@@ -130,3 +130,13 @@ def test_an_operator_that_needs_the_model_itself_says_so(tmp_path):
     settings = {"model": "endpoint", "model.url": "http://127.0.0.1:9/v1"}
     with pytest.raises(ConfigError, match="this operator needs a model of this process"):
         run("classify_head", settings, directory=tmp_path / "out", progress="none")
+
+
+def test_the_likeliest_tokens_are_told_by_their_text(tmp_path):
+    place = {"token": "a", "logprob": -0.5, "top_logprobs": [{"id": 7, "token": "b", "logprob": -0.25}]}
+    choice = {"finish_reason": "stop", "message": {"content": "a"}, "logprobs": {"content": [place]}}
+    with FaultServer(lambda number, body: Fault(200, {"choices": [choice]})) as server:
+        result = asked(server, tmp_path / "out", 1, sampling__logprobs=1)
+    (row,) = result.rows().collect().to_dicts()
+    assert row["logprobs"] == [-0.5]
+    assert row["top_logprobs"] == [[{"token": "b", "logprob": -0.25}]]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.formats.input_file import CODECS, InputFile
+from operators.formats.jsonl import JsonlReader
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
 from operators.formats.text_file import TextReader
 from operators.settings import DataSettings, OutputSettings
@@ -259,6 +260,18 @@ def test_of_an_archive_that_is_cut_off_the_chunks_before_the_cut_are_whole(tmp_p
         take()
     assert len(seen) > 5000
     assert seen == texts[: len(seen)]
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_an_archive_is_unpacked_as_it_is_read_which_is_how_far_it_is(tmp_path: Path, suffix: str) -> None:
+    path, noise = tmp_path / f"rows.jsonl{suffix}", random.Random(0)
+    size = len(pack(path, b"".join(b'{"p": "%x"}\n' % noise.getrandbits(40_000) for _ in range(600))))
+    reader = JsonlReader(InputFile(str(path)), {"p": "string"})
+    blocks = reader.blocks(reader.schema(1), 0, 0)
+    next(blocks)
+    assert 0 < reader.bytes_read < size / 3
+    assert 0 < sum(block.rows for block in blocks) < 600
+    assert reader.bytes_read == size
 
 
 def test_formats_that_compress_inside_are_not_packed_again(tmp_path: Path) -> None:

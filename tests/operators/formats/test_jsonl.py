@@ -42,6 +42,15 @@ def test_a_line_that_is_too_long_costs_itself(tmp_path_factory, sizes: list[int]
         assert good == [size - 9 for i, size in enumerate(sizes, 1) if i not in bad]
 
 
+def test_skipped_blocks_are_counted_and_not_parsed(tmp_path: Path) -> None:
+    reader = JsonlReader(InputFile(str(written(tmp_path, [b'{"n": 1}', b"", b'{"n": 2}', b"bad", b'{"n": 3}']))))
+    reader.block_bytes = 1
+    blocks = list(reader.blocks(pa.schema([("n", pa.int64())]), 0, 3))
+    assert [block.rows for block in blocks] == [1] * 4
+    assert [block.data and block.data.to_pylist() for block in blocks] == [None, None, None, [{"n": 3}]]
+    assert not any(block.bad for block in blocks)
+
+
 def test_a_reject_says_where_and_why(tmp_path: Path) -> None:
     says = {
         b'{"n": "one"}': "column 'n' is int64, the value is 'one'; data.types={n: ...} sets another type",

@@ -269,3 +269,13 @@ def test_a_text_ends_where_the_model_waits_for_the_result_of_a_tool():
     assert stops(None) == {3}
     assert stops(tools) == {3, waits}
     assert stops(tools, ignore_eos=True) == {waits}
+
+
+def test_of_a_row_that_wants_no_calls_the_text_is_kept(tmp_path):
+    text = next(iter(TEXTS))
+    grammar = tmp_path / "call.lark"
+    grammar.write_text(f"start: {json.dumps(text)}", encoding="utf-8")
+    settings = (f"sampling.structured.grammar={grammar}", "sampling.per_row=[tools]")
+    found = ran(tmp_path / "out", *settings, tools=["none", None, "auto"])
+    assert [bool(one["tool_calls"]) for one in found] == [i % 3 > 0 for i in range(8)]
+    assert [one["completion"] for one in found] == [text if i % 3 == 0 else "" for i in range(8)]

@@ -155,3 +155,13 @@ def test_all_ids_are_there_whatever_they_have_of_a_text_and_no_row_is_refused(sp
     for row in rows.to_dicts():
         assert row[TEXT] == b"".join(pieces[token] for token in row["completion_ids"]).decode("utf-8", "replace")
     model.close()
+
+
+def test_ids_of_texts_that_are_empty_come_back_from_the_store(speaker, tmp_path):
+    made = spoken(speaker, tmp_path / "out", "sampling.max_tokens=1")
+    assert (made[TEXT] == "").any()
+    store = f"store.path={tmp_path}/out/completions.sqlite"
+    again = spoken(speaker, tmp_path / "again", "sampling.max_tokens=1", store)
+    assert again.equals(made)
+    totals = json.loads(pl.read_parquet(tmp_path / "again/metrics/run.parquet")["totals"][0])
+    assert totals["generate/store_hits"] == 20

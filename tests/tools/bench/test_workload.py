@@ -5,9 +5,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from operators.engine.backend.fake import MASK_ID
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError
-from tests.tools.bench.work import of_sizes, spec, workload
+from tests.tools.bench.work import of_sizes, spec, with_mask, workload
 from tools.bench import rungs, scale
 from tools.bench.child import run_child
 from tools.bench.contenders import Function
@@ -106,6 +107,11 @@ def test_each_makes_the_tokens_of_the_workload(tmp_path, name):
 def test_the_steps_of_the_engine_do_not_depend_on_the_sampler(tmp_path):
     case = spec(tmp_path, slots=4, rows=11)
     assert rungs.engine(case).steps == rungs.sampling(case).steps
+
+
+def test_blocks_have_the_mask_that_is_given_for_a_model_that_names_none(tmp_path):
+    case = with_mask(spec(tmp_path), MASK_ID)
+    assert rungs.blocks_reused(case).new_tokens == case.workload.new_tokens
 
 
 FOUND = Figures(work_s=1, prompt_tokens=1, new_tokens=1)

@@ -13,7 +13,7 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import END_ID, N_VOCAB, FakeDecoder, FakeModel
 from operators.engine.loop.step_log import STEPS_SCHEMA
 from operators.engine.sampling.params import SamplingParams
-from operators.engine.strategies.block_diffusion.block_rows import BlockRow
+from operators.engine.strategies.block_diffusion.block_rows import BlockChunking, BlockRow
 from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
 from operators.settings.block_diffusion import BlockDiffusionSettings
 from tests.operators.engine.block_diffusion.rows import Done, complete, prompts
@@ -238,3 +238,14 @@ def test_a_token_is_drawn_by_seed_position_and_step():
     assert len({drawn(9, step) for step in range(8)}) > 4
     assert len({drawn(position, 2) for position in range(8)}) > 4
     assert len({drawn(9, 2, seed) for seed in range(8)}) > 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "room", "count", "tokens", "cells"),
+    [(22, 100, 4, 1, 24), (22, 4, 4, 3, 28), (22, 3, 0, 2, 24), (4, 100, 4, 4, 8), (3, 100, 0, 2, 8)],
+)
+def test_a_chunk_of_a_prompt_is_one_block_and_a_row_takes_room_for_whole_ones(prompt, room, count, tokens, cells):
+    row = BlockRow("row", np.arange(prompt, dtype=np.int32), WARM, 1, 20, block_length=4)
+    in_slot(row)
+    assert BlockChunking(4).size(row, room) == count
+    assert row.cells(tokens) == cells

@@ -11,7 +11,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
 from operators.settings.runtime import OptimiseSettings
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, only, prompts, sequences, shape
-from tests.operators.engine.scheduler.test_prefix_cache import family, mixed_families, tokens_computed
+from tests.operators.engine.scheduler.test_prefix_cache import family, mixed_families, nodes_in, tokens_computed
 from tests.sets import often
 
 
@@ -163,3 +163,13 @@ def test_no_snapshot_is_taken_while_a_copy_waits_for_a_call():
     bench.run(sequences(mixed_families()))
     assert {"copy", "save"} <= set(done)
     assert ("copy", "save") not in itertools.pairwise(done)
+
+
+def test_nothing_is_left_in_the_tree_but_the_snapshots():
+    bench = Bench(sizes(3), flash_attention=False)
+    bench.run(sequences(mixed_families()))
+    assert bench.scheduler.cache.snapshot_bytes
+    bench.scheduler.cache.forget()
+    assert bench.scheduler.cache.snapshot_bytes == nodes_in(bench.queue.tree) == 0
+    assert not bench.queue.tree.cached
+    assert not bench.queue._groups

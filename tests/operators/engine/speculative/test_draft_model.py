@@ -12,7 +12,7 @@ from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.fake import FakeDecoder, FakeModel
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.speculative.draft_model import DraftModel
+from operators.engine.strategies.speculative.draft_model import MOST_FAILURES, DraftModel
 from operators.engine.strategies.speculative.strategy import FIRST_STEPS
 from tests.operators.engine.fixtures import Bench, check_slots, prompts, shape
 from tests.operators.engine.speculative.drafters import with_model
@@ -191,3 +191,16 @@ def test_a_row_that_was_dropped_leaves_its_seat_to_another():
     assert len(bench.drafter._seats._of) == 2
     bench.run(rows_of(prompts(6), SamplingParams()))
     assert bench.drafter._seats._of == {}
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_model_that_drafts_no_more_is_never_worth_it(measured):
+    fails = [] if measured else [True]
+    drafter = Drafting(2, FakeModel(lambda _: -3 if fails else 0)).drafter
+    drafter.measure()
+    assert drafter.is_measured is measured
+    fails.append(True)
+    for _ in range(MOST_FAILURES):
+        drafter.measure()
+    assert drafter.is_measured
+    assert drafter.costs(rows_of(prompts(2), SamplingParams())).token_s[0] > 1e6  # type: ignore[arg-type]
