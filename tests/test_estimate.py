@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from operators.engine.backend.fake import FakeModel
 from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.cli.main import main
 from pipeline.dry_run.estimate import REPORT_BYTES, estimate_lines
@@ -185,6 +186,14 @@ def test_a_run_that_would_be_refused_is_refused_in_the_same_words(here, capsys, 
         dry = told(capsys, *settings, f"dry_run={dry_run}", code=2)
         assert says in dry
         assert dry == told(capsys, *settings, code=2)
+
+
+def test_the_plan_loads_no_model(here, capsys, monkeypatch):
+    def load(model: FakeModel) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(FakeModel, "__init__", load)
+    assert "results would go to outputs/generate" in told(capsys, *FAKE, "dry_run=plan")
 
 
 def test_it_says_who_works_there(here, capsys):
