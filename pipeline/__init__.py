@@ -3,6 +3,7 @@
 From Python: `run`, `plan`, `estimate`, `load` and `Job` (docs/python.md).
 """
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,26 +17,32 @@ PROJECT = PACKAGES / "pipeline/_project" if (PACKAGES / "pipeline/_project").is_
 OURS = ("pipeline", "operators", "tools", "models")
 """The packages of this project; all others are user code or installed."""
 
+__all__ = ["Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
+
+
+def public_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports a public name when it is first used, so that
+    importing the package costs nothing. `modules`: the names, each group separated by blanks, by module."""
+    home = {name: module for module, names in modules.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(home[name]), name)
+
+    return get, lambda: sorted({*vars(import_module(package)), *home})
+
+
 if TYPE_CHECKING:
     from pipeline.python.job import Job
     from pipeline.python.result import Result, load
     from pipeline.python.run import Estimate, Plan, estimate, plan, run
-
-_PUBLIC = {
-    **dict.fromkeys(("run", "plan", "estimate", "Plan", "Estimate"), "pipeline.python.run"),
-    **dict.fromkeys(("load", "Result"), "pipeline.python.result"),
-    "Job": "pipeline.python.job",
-}
-__all__ = ["Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: importing `pipeline` costs nothing."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'pipeline' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the names for completion, those that are not imported yet too."""
-    return sorted({*globals(), *__all__})
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = public_names(
+        __name__,
+        {
+            "pipeline.python.run": "run plan estimate Plan Estimate",
+            "pipeline.python.result": "load Result",
+            "pipeline.python.job": "Job",
+        },
+    )

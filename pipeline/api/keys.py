@@ -54,8 +54,7 @@ def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
     """Yield the fields of a config group that a result depends on, and their values."""
     for each in fields(settings):
         value, counts = getattr(settings, each.name), each.metadata.get("fingerprint", True)
-        is_default = value == default_of(each) or not (value or default_of(each))  # null, false and nothing are one
-        if counts and not (counts == "given" and is_default):
+        if counts and not (counts == "given" and value == default_of(each)):
             yield each, value
 
 

@@ -105,12 +105,12 @@ def complete(strategy: Strategy, rows: Seq[Sequence], engine: EngineSettings) ->
     metrics/steps.parquet."""
     steps = _Steps()
     log = StepLog(steps, strategy.decoder.shape, (StageMeter("decode"), StageMeter("sample")))
-    worker = StepLoop(strategy, engine, log)
-    client = Engine(worker, EngineThread()).connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
+    loop = StepLoop(strategy, engine, log)
+    client = Engine(loop, EngineThread()).connect(StageMeter("generate"), 1, len(rows), lambda: None, steps=False)
     client.submit(rows)
     client.end()
-    while worker.scheduler.runnable:
-        worker.step()
+    while loop.scheduler.runnable:
+        loop.step()
     client.collect()
     return [dict(zip(STEPS_SCHEMA.names, values, strict=True)) for values in steps.rows]
 

@@ -93,7 +93,8 @@ class New:
     ("given", "counted"),
     [
         ({}, []),
-        ({"on": True, "limit": 0}, []),
+        ({"on": True}, []),
+        ({"names": [], "limit": 0}, ["limit"]),
         ({"on": False}, ["on"]),
         ({"off": True, "names": ["a"]}, ["names", "off"]),
     ],

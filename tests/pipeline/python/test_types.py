@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
+import pipeline.api
 from pipeline import PROJECT
 
 pytestmark = [
@@ -62,5 +63,9 @@ def test_programs_of_a_user_are_checked_strictly(environment, tmp_path):
         assert words in said[f"{name}.py"]
 
 
-def test_completion_names_what_is_public():
-    assert set(pipeline.__all__) == set(pipeline._PUBLIC) <= set(dir(pipeline))
+@pytest.mark.parametrize("package", [pipeline, pipeline.api])
+def test_completion_names_what_is_public(package):
+    assert all(hasattr(package, name) for name in package.__all__)
+    not_imported = set(dir(package)) - set(vars(package))
+    assert not_imported == set(package.__all__) - set(vars(package)), "the names of the table are the public ones"
+    assert set(package.__all__) <= set(dir(package))
