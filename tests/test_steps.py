@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import pytest
 import yaml
 
 from operators.steps.expand import GROUPS
-from operators.steps.step import Step
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.expand import OVERRIDDEN, typed_key
 from tests.pipeline.squares import files
-from tests.sets import often, often_cases
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs whole jobs with the model that ships")
 
@@ -228,15 +226,6 @@ OFTEN = (
 )
 
 
-@pytest.mark.parametrize(("change", "says"), often_cases(CANNOT_WORK, *OFTEN))
-def test_what_cannot_work_is_exit_2_and_names_the_step(tmp_path, capsys, change, says):
-    (tmp_path / "job.yaml").write_text(HEAD + SHORT, encoding="utf-8")
-    code = main([f"job={tmp_path / 'job.yaml'}", f"output_dir={tmp_path / 'out'}", "dry_run=plan", change])
-    assert code == ExitCode.CONFIG
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 MIXED = """
 steps:
   distinct: {op: {_target_: operators.dedup.Dedup, columns: [prompt]}}
@@ -306,40 +295,3 @@ def test_one_of_several_samples_stays_without_a_reject_for_each_other(pick, ever
             means = [sum(other["x_logprobs"]) / len(other["x_logprobs"]) for other in samples]
             assert row["x"] == texts[means.index(max(means))]
             assert "x_logprobs" not in row  # it served the choice, and nobody asked for it
-
-
-def test_a_later_step_picks_by_its_score_among_the_samples_of_an_earlier_one(tmp_path):
-    job = """
-steps:
-  reply: {prompt: "{{ prompt }}", examples: [{user: "2 + 2?", assistant: "4"}], n: 3,
-          sampling: {temperature: 1.0, max_tokens: 24}}
-  points: {prompt: "{{ reply }}", choices: ["1", "5"], extract: "{{ lineage[0] % 2 * 3 + 1 }}", score: [1, 5],
-           pick: best}
-"""
-    rows = pq.read_table(run(tmp_path, job, "out") / "data").to_pylist()
-    assert [(row["row"], row["lineage"], row["points"]) for row in rows] == [(i, [1], 4.0) for i in range(10)]
-
-
-def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
-    job = 'steps: {more: {prompt: "{{ prompt }}", raw: true, sampling: {max_tokens: 4}, columns: [prompt_text]}}'
-    row = pq.read_table(run(tmp_path, job, "out", "progress=log") / "data").to_pylist()[0]
-    assert row["more_prompt_text"] == row["prompt"]
-    assert "the model has a chat template, and nodes.more_prompt.op.template bypasses it" in capsys.readouterr().err
-
-
-def test_where_asks_some_of_the_rows_and_changes_nothing_of_them(tmp_path):
-    step = 'answer: {prompt: "{{ prompt }}", sampling: {temperature: 1.0, max_tokens: 8}'
-    some, every = (
-        pq.read_table(run(tmp_path, f"steps: {{{step}{more}}}}}", name) / "data").to_pylist()
-        for name, more in (("some", ", where: row % 3 <> 1"), ("every", ""))
-    )
-    assert some == [{**row, "answer": None if row["row"] % 3 == 1 else row["answer"]} for row in every]
-    assert len(some) == 10
-
-
-def test_the_page_explains_every_key_of_a_step():
-    table = (
-        (PROJECT / "docs/steps.md").read_text(encoding="utf-8").partition("## Keys")[2].partition("\n\nThe order")[0]
-    )
-    named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in table.splitlines()))
-    assert sorted(named) == sorted(f.name for f in fields(Step))

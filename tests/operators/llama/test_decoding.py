@@ -27,7 +27,6 @@ from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.model import KERNELS
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import InputError
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import check_pool, worker_on
 from tests.operators.llama.kernels.test_graphs import padded
@@ -269,23 +268,6 @@ def test_tokens_of_a_batch_of_texts(model, model_file):
     for word, start, end in zip(words[:3], offsets, offsets[1:], strict=False):
         assert b"".join(pieces[t] for t in ids[start:end]) == word.encode()
     theirs.close()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "does not exist"),
-        (b"", "is an empty file"),
-        (b"PK\x03\x04 a zip", "not a GGUF model"),
-        (b"GGUF\x03\x00\x00\x00" + bytes(100), "could not be loaded"),
-    ],
-)
-def test_a_file_that_is_no_model_is_named(tmp_path, content, message):
-    path = tmp_path / "model.gguf"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        LlamaModel(ModelSettings(path=str(path)))
 
 
 @pytest.mark.laws

@@ -214,3 +214,20 @@ def test_a_part_that_is_missing_or_damaged_is_told_before_anything_runs(tmp_path
 def test_another_part_than_the_first_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"give the first: tiny-00001-of-00003\.gguf"):
         inspect_model(ModelSettings(path=str(split(tmp_path).with_name("tiny-00002-of-00003.gguf"))))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"", "is an empty file"),
+        (b"PK\x03\x04 a zip", "not a GGUF model"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(100), "could not be loaded"),
+    ],
+)
+def test_a_file_that_is_no_model_is_named(tmp_path, content, message):
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        LlamaModel(ModelSettings(path=str(path)))

@@ -87,6 +87,7 @@ class New:
     off: bool = when_given(False)
     names: list[str] = when_given([])
     limit: int | None = when_given(None)
+    tags: list[str] | None = when_given(None)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ class New:
     [
         ({}, []),
         ({"on": True}, []),
-        ({"names": [], "limit": 0}, ["limit"]),
+        ({"names": [], "limit": 0, "tags": []}, ["limit", "tags"]),
         ({"on": False}, ["on"]),
         ({"off": True, "names": ["a"]}, ["names", "off"]),
     ],

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.formats.input_file import MAGIC
-from operators.rows.content import SAMPLE_BYTES, content_id
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError, SchemaError
@@ -279,23 +278,3 @@ def test_a_misspelt_path_is_answered_with_the_file_that_is_near_it(tmp_path: Pat
         meant = str(refused.value).partition("did you mean data.path=")[2].rstrip("?")
         assert meant == path.replace("promts", "prompts")
         ReadPrompts(DataSettings(path=meant), 10).plan()
-
-
-def test_fingerprint_follows_the_content_alone(tmp_path: Path) -> None:
-    def prints(folder: str, text: str) -> dict[str, Any]:
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.jsonl").write_text(text)
-        return ReadPrompts(DataSettings(path=str(tmp_path / folder)), 10).fingerprint()
-
-    assert prints("x", '{"a": 1}') == prints("y", '{"a": 1}') != prints("z", '{"a": 2}')
-
-
-def test_content_of_a_large_file_is_sampled(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(b"x" * (3 * SAMPLE_BYTES))
-    before = content_id(path, whole_up_to_bytes=SAMPLE_BYTES)
-    with path.open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"y")
-    assert before.startswith(f"sampled:{3 * SAMPLE_BYTES}:")
-    assert content_id(path, whole_up_to_bytes=SAMPLE_BYTES) != before
