@@ -35,8 +35,9 @@ with slow prefill, some 170 with fast (docs/performance.md)."""
 PATIENCE = 8
 """Most steps that an engine with rows to compute waits for others."""
 
-LEAST_PREFIX = 1
-"""Tokens at the beginning of a prompt that a slot has, from which on they count as a cached prefix."""
+LEAST_PREFIX = 16
+"""Tokens at the beginning of a prompt that a slot has, from which on they count as a cached prefix; the radix tree
+knows whole blocks of 16."""
 
 
 def by_depth(nodes: Iterable[NodeQueue]) -> list[NodeQueue]:

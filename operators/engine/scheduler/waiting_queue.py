@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.radix_tree import RadixTree
+from operators.engine.scheduler.radix_tree import BLOCK, RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue, PromptGroup, Slot, SlotSnapshot
@@ -123,7 +123,7 @@ class WaitingQueue:
         if first is None:
             return None
         order, row = first
-        end, least = row.placement.node, policy.LEAST_PREFIX
+        end, least = row.placement.node, policy.LEAST_PREFIX / BLOCK
         if end is None or not self.tree.cached or any(prefix.owners and prefix.depth >= least for prefix in end.path()):
             return row
         for prefix in self.tree.longest_first():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from operators.engine.sampling.params import SamplingParams
+from operators.engine.scheduler import policy
 from operators.engine.scheduler.policy import CELLS_PER_TOKEN
 from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
@@ -50,6 +51,25 @@ def test_a_common_prefix_is_computed_once():
     own = sum(len(t) - 128 for t in texts)
     assert tokens_computed(bench) == 128 + own
     assert bench.scheduler.counts.shared_tokens == 128 * (len(texts) - 1)
+
+
+@pytest.mark.parametrize(
+    ("shared", "of_first", "least", "finished"),
+    [
+        *((128, 0, 16, [0, 2, 1]), (16, 0, 16, [0, 2, 1]), (15, 0, 16, [0, 1, 2]), (128, 48, 16, [0, 1, 2])),
+        *((128, 0, 128, [0, 2, 1]), (128, 0, 144, [0, 1, 2]), (128, 48, 64, [0, 2, 1])),
+    ],
+)
+def test_a_row_whose_prefix_is_cached_goes_before_one_that_would_be_first(
+    shared, of_first, least, finished, monkeypatch
+):
+    """Unless that one has a cached prefix, too. `least`: tokens that count as one."""
+    monkeypatch.setattr(policy, "LEAST_PREFIX", least)
+    one, other = family(2, shared, longest=90)
+    rows = sequences([one, np.append(one[:of_first], prompts(1, seed=7)[0]).astype(np.int32), other])
+    for row, most in zip(rows, (30, 20, 10), strict=True):
+        row.max_tokens = most  # the row that may make most tokens is first
+    assert [*Bench(shape(1)).run(rows)] == finished
 
 
 @pytest.mark.parametrize(("per_sequence", "copied"), [(True, False), (False, True)])
