@@ -3,6 +3,8 @@ fake decoder, a row's tokens depend on the row alone."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,8 +130,8 @@ def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: in
 
 
 def test_rows_wait_by_age_then_priority_then_length_then_arrival():
-    waiting = [seq(), seq(max_tokens=90), seq(priority=1.0), seq(chunk=1), seq(chunk=2, priority=9.0)]
-    for longest_first, wanted in ((True, [2, 1, 0, 3, 4]), (False, [2, 0, 1, 3, 4])):
+    waiting = [seq(), seq(max_tokens=90), seq(priority=1), seq(chunk=1, priority=0.5), seq(chunk=2, priority=9)]
+    for longest_first, wanted in ((True, [2, 3, 1, 0, 4]), (False, [2, 3, 0, 1, 4])):
         places = [order(one, n, longest_first=longest_first) for n, one in enumerate(waiting)]
         assert sorted(range(5), key=places.__getitem__) == wanted
 
@@ -200,12 +202,13 @@ def test_a_cached_prefix_passes_rows_of_its_age_and_priority_alone():
 def test_the_longest_prefix_is_taken_over_then_what_is_there_then_the_lowest_slot():
     slots = [Slot(FakeDecoder(shape()), index, num_cached=cached) for index, cached in enumerate((50, 64, 64, 0))]
     matches = [(slots[3], 80), (slots[1], 64), (slots[2], 64), (slots[0], 64)]
-    assert sorted(matches, key=lambda match: match_rank(*match), reverse=True) == matches
+    ranks = [match_rank(*match) for match in matches]
+    assert all(better > worse for better, worse in pairwise(ranks))
 
 
 def test_an_engine_that_waited_comes_first_then_the_fuller_then_the_deeper():
     ranks = [engine_rank(PATIENCE, 0.1, 0), engine_rank(0, 1.0, 0), engine_rank(1, 0.5, 9), engine_rank(2, 0.5, 1)]
-    assert sorted(ranks, reverse=True) == ranks
+    assert all(earlier > later for earlier, later in pairwise(ranks))
 
 
 def test_the_youngest_gives_up_its_slot_and_the_oldest_is_resumed_first():
@@ -214,6 +217,34 @@ def test_the_youngest_gives_up_its_slot_and_the_oldest_is_resumed_first():
         row.placement.admission = number
     assert victim(rows) is rows[1]
     assert resumed(rows) is rows[2]
+
+
+def test_what_is_reserved_is_the_mean_of_those_that_ended_but_more_than_was_drawn():
+    budget = KvBudget(100, optimistic=True, finished=2, finished_tokens=10)
+    row = seq()
+    assert policy.reservation(row, budget) == row.cells(5)
+    row.tokens += range(20)
+    assert policy.reservation(row, budget) == row.cells(21)
+    row.tokens += range(10)
+    assert policy.reservation(row, budget) == row.cells(row.max_tokens)
+
+
+def test_similar_lengths_get_adjacent_slots():
+    assert [len(row.prompt) for row in policy.placing([seq(5), seq(90), seq(6)])] == [90, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "compaction", "lonely", "closes"),
+    [
+        (shape(4), True, False, True),
+        (shape(4), False, True, True),
+        (shape(4), False, False, False),
+        (shape(4, deterministic=False), False, True, False),
+        (shape(4, per_sequence=False, deterministic=False), True, True, False),
+    ],
+)
+def test_holes_are_closed_where_they_cost_time_or_leave_a_row_alone(sizes, compaction, lonely, closes):
+    assert policy.closes_holes(sizes, compaction=compaction, lonely=lonely) is closes
 
 
 DECODER = FakeDecoder(shape(8))
