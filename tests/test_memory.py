@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow("runs long jobs and measures their memory")
 
 CHUNK_ROWS = 4096
 MARGIN_BYTES = 48 << 20
-NOTES = 128_000_000
+NOTES = 160_000_000
 """Characters of a column that is carried along: to keep 80 % of the rows would cost twice the margin. The prompts stay
 short."""
 SETTINGS = (

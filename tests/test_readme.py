@@ -75,6 +75,8 @@ def run(command: str) -> int:
     """Run a command of the README in this process: with the model that ships, few rows and short completions."""
     assert command.startswith(PIPELINE), f"{command}: neither a run of the pipeline nor in NOT_RUN"
     arguments = shlex.split(command.replace("/models/my.gguf", str(MODEL)).removeprefix(PIPELINE), comments=True)
+    if ">" in arguments:  # what the shell writes into a file is not of the command
+        arguments = arguments[: arguments.index(">")]
     given = {argument.partition("=")[0] for argument in arguments}
     small = {"progress": "none"} if "target.accepted_rows" in given else SMALL  # cut short nothing would be accepted
     extra = [f"{key}={value}" for key, value in small.items() if key not in given] if "job" in given else []

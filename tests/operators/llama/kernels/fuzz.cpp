@@ -107,7 +107,7 @@ bool round_of(const Kernels & kernels, int number) {
         const size_t group_bytes = values / format.values * format.packed_bytes;
         for (int64_t group = 0; group < rows / ROWS; group++) {
             float expected[ROWS], * to = expected;
-            KERNELS_PLAIN.tiles[format.type](packed.get() + (expert * rows / ROWS + group) * group_bytes, &from,
+            KERNELS_PLAIN.tiles[format.type](packed.get() + (expert * rows / ROWS + group) * group_bytes, 1, &from,
                                              (int) blocks.size(), &to, 1);
             for (int i = 0; i < ROWS; i++) {
                 const float is = out[c * rows + group * ROWS + i];
