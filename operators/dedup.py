@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from operators.rows.batches import HeldRows, split
-from operators.rows.duplicates import HASH, HASH_BYTES, SIGNATURE, KeptRows, Near, NearTexts, SeenHashes, Signature
+from operators.rows.duplicates import SIGNATURE, KeptRows, Near, NearTexts, Signature
 from operators.rows.lineage import identities
 from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Stateful, require_column
 from pipeline.api.records import python_values
+from pipeline.system.seen_hashes import HASH, HASH_BYTES, SeenHashes
 
 _written = json.JSONEncoder(default=repr).encode
 """JSON tells 1 from "1" and null; values that it has no type for (bytes, times, decimals) are written by repr()."""
@@ -94,7 +95,7 @@ class Dedup(Operator, Stateful):
                     numbers[key] = kept_before + len(kept)
                 kept.append(i)
         hashes = b"".join(numbers)
-        self._hashes.add(np.frombuffer(hashes, HASH), kept_before)
+        self._hashes.add(np.frombuffer(hashes, HASH), np.arange(kept_before, kept_before + len(numbers)))
         each = identities(batch.data)
         rows = self._rows.add([each[i] for i in kept])
         self._added[chunk] = b"".join([rows, hashes, *(s.tobytes() for s in signatures)])
@@ -111,7 +112,7 @@ class Dedup(Operator, Stateful):
             first = self._rows.restore(added)
             rows = self._rows.count - kept_before
             last = first + (rows * HASH_BYTES if self._columns else 0)
-            self._hashes.add(np.frombuffer(added[first:last], HASH), kept_before)
+            self._hashes.add(np.frombuffer(added[first:last], HASH), np.arange(kept_before, self._rows.count))
             if self._texts is not None and rows:
                 for signature in np.frombuffer(added[last:], SIGNATURE).reshape(rows, -1):
                     self._texts.keep(signature)

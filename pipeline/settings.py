@@ -21,6 +21,7 @@ CHUNKS_OF_A_TARGET = 8
 """Minimum number of chunks until a target is reached, so that a run makes few rows too many."""
 POOLS = ("ray", "processes")
 REFUSE = "refuse"
+SKIP, AGAIN = "skip", "again"
 OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
@@ -170,6 +171,10 @@ class JobSettings:
             that began the run: refuse, or allow.
         output_dir: null for outputs/<name>, relative to the current directory.
         overwrite: replace the results of another configuration.
+        append: add the rows of the input that the results do not have yet. They are known by data.id_column or, without
+            one, by their content.
+        append_changed: what happens to a row with a known id and other content: skip, or again (it is added as a newer
+            one, and readers take the newest).
         dry_run: true checks everything, loads the model, computes for at most half a minute and prints an estimate of
             the run; plan does the checks that need no model and prints the nodes. Both write nothing.
         show: graph prints the graph as Mermaid and stops.
@@ -202,6 +207,8 @@ class JobSettings:
     other_bits: str = key(REFUSE, *one_of(OTHER_BITS))
     output_dir: str | None = key(None, "give a directory, or null for outputs/<job>", lambda v: v != "")
     overwrite: bool = False
+    append: bool = False
+    append_changed: str = key(SKIP, *one_of((SKIP, AGAIN)))
     dry_run: Any = key(False, _MODES, lambda v: isinstance(v, bool) or v == PLAN)
     show: str | None = key(None, "it is graph or null", lambda v: v in (None, "graph"))
     now: str | None = key(None, *read_by(datetime.fromisoformat, "it is a date or a time, as 2026-01-31T06:00"))
@@ -214,6 +221,10 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         check_values(self)
+        check(self.append or self.append_changed == SKIP, "append_changed", self.append_changed, "it needs append=true")
+        for each in ("max_rows", "max_rounds") if self.append else ():
+            value, default = (getattr(target, each) for target in (self.target, TargetSettings()))
+            check(value == default, f"target.{each}", value, "append reads each row once; data.limit bounds the input")
 
     @property
     def directory(self) -> Path:

@@ -1,4 +1,4 @@
-"""The rows that Dedup keeps: hashes to find equal ones, signatures to find near duplicates, and which rows they are."""
+"""The rows that Dedup keeps: signatures to find near duplicates, and which rows they are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ import numpy.typing as npt
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, install
 
-HASH_BYTES = 16
-HASH = np.dtype(f"S{HASH_BYTES}")
-"""NumPy compares it byte by byte. It strips trailing zero bytes from a single value, but not in an array."""
 SIGNATURE = np.dtype("<u4")
 """datasketch uses 64 bits per number, but the upper half is always zero."""
 Signature = npt.NDArray[np.uint32]
@@ -26,43 +23,6 @@ _Identities = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np
 """Rows, the lengths of their lineages, and the numbers of all lineages."""
 _SIZES = struct.Struct("<II")
 """Before packed identities: the number of rows, and of the numbers in all their lineages."""
-
-
-class SeenHashes:
-    """The numbers of the kept rows by their 128-bit hashes; the chance of a collision among a billion rows is 1 in
-    10**21.
-
-    It keeps sorted runs, each at least twice as long as the next one: a new run is merged with those not longer
-    (Bentley and Saxe 1980, the logarithmic method). A look-up is a binary search in each. While two long runs are
-    merged, the memory doubles for a moment.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]] = []
-
-    def add(self, hashes: npt.NDArray[np.bytes_], first: int) -> None:
-        """Add `hashes` (HASH [n]), none of which may be there, of the kept rows with the numbers from `first` on."""
-        run, numbers = _sorted(hashes, np.arange(first, first + len(hashes)))
-        while self._runs and len(self._runs[-1][0]) < 2 * len(run):
-            longer, others = self._runs.pop()
-            run, numbers = _sorted(np.concatenate([longer, run]), np.concatenate([others, numbers]))
-        if len(run):
-            self._runs.append((run, numbers))
-
-    def find(self, hashes: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
-        """Return the number of the kept row with each of `hashes` (HASH [n]), or -1: int64 [n]."""
-        matches = np.full(len(hashes), -1)
-        for run, numbers in self._runs:
-            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
-            matches = np.where(run[places] == hashes, numbers[places], matches)
-        return matches
-
-
-def _sorted(
-    hashes: npt.NDArray[np.bytes_], numbers: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
-    order = np.argsort(hashes, kind="stable")  # a stable sort merges two sorted halves
-    return hashes[order], numbers[order]
 
 
 class KeptRows:

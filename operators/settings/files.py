@@ -72,7 +72,7 @@ class DataSettings:
     config: str | None = not_in_data(None)
     split: str = not_in_data("train")
     revision: str | None = not_in_data(None)
-    format: str = "auto"
+    format: str = in_data("auto", reads=True)
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     messages_column: str | None = None
@@ -81,11 +81,11 @@ class DataSettings:
     tools_column: str | None = when_given(None)
     continue_final_message: bool = when_given(False)
     id_column: str | None = None
-    schema: Any = in_data(None, *_TO_TYPES)
-    types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v))
-    quote: str | None = in_data("auto", *_QUOTE)
-    rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
-    limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
+    schema: Any = in_data(None, *_TO_TYPES, reads=True)
+    types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v), reads=True)
+    quote: str | None = in_data("auto", *_QUOTE, reads=True)
+    rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1], reads=True)
+    limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"), reads=True)
     empty: str = not_in_data("error", *one_of(("error", "ok")))
 
     @property

@@ -4,6 +4,7 @@ Who reads a key goes by these facts, so that no other module lists names of keys
 value is said by the function that makes the field; the fingerprint and content keys read it (`counted`). The others:
 
     allowed, holds, secret  the values that can work, in words and as a function; whether messages leave the value out
+    reads                   of `data`: how files are read; under `append` it may change, since columns are compared
     local, prompts          of `model`: a server as the model refuses it; about texts, not about what is loaded
     blocks                  of `sampling`: True, or why it must be unset with decode=block_diffusion
     off, step               of `sampling`: the value at which a step does nothing, and its name, if it is another

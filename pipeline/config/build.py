@@ -20,8 +20,9 @@ from pipeline.api.user_code import spelt, user_code
 from pipeline.config.annotations import allowed, hints_of, unquoted
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.new_rows import appending, check_sinks
 from pipeline.dataflow.target import with_target
-from pipeline.settings import JobSettings, NodeSettings
+from pipeline.settings import AGAIN, JobSettings, NodeSettings
 
 TARGET = "_target_"
 
@@ -43,17 +44,21 @@ class CheckedJob:
 def build_graph(settings: JobSettings) -> Graph:
     """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs. Raises
     GraphError or another ConfigError that names the node."""
+    target = settings.target
+    chunk_rows = settings.chunk_rows if target.accepted_rows is None else target.rows_of_chunk(settings.chunk_rows)
     try:
         nodes = {name: build_node(name, node) for name, node in settings.nodes.items()}
+        if settings.append:
+            id_column = None if settings.data is None else settings.data.id_column
+            nodes = appending(nodes, chunk_rows, id_column, again=settings.append_changed == AGAIN)
         graph = Graph(nodes)  # before a target: errors are to speak of the graph as the user wrote it
+        check_sinks(graph)
     except ConfigError as error:
         node = settings.nodes.get(error.node or "")
         if isinstance(node, NodeSettings) and node.step is not None:
             error.args = (f"step '{node.step}', {error}",)
         raise
-    if settings.target.accepted_rows is None:
-        return graph
-    return with_target(nodes, settings.target, settings.target.rows_of_chunk(settings.chunk_rows))
+    return graph if target.accepted_rows is None else with_target(nodes, target, chunk_rows)
 
 
 def load_object(target: str) -> Any:

@@ -32,8 +32,9 @@ from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.dataflow.new_rows import ROW_ID
 from pipeline.run_dir.manifest import read_values
-from pipeline.run_dir.names import CONFIG
+from pipeline.run_dir.names import CONFIG, STATUS
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
 from pipeline.system.known_secrets import REFERENCE, note_typed, secret
 from pipeline.system.redaction import note_secret_places
@@ -194,8 +195,9 @@ def settings_of(config: DictConfig, start: datetime | None = None) -> JobSetting
         return expanded(settings)
     if settings.now is not None:
         return expanded(_at(config, datetime.fromisoformat(settings.now)))
-    # A resumed run uses the time of its first attempt.
-    first = None if settings.overwrite else _first_time(settings.directory / CONFIG)
+    # A resumed run uses the time of its first attempt; one that is done, and takes more rows now, does not go on.
+    is_new = settings.overwrite or (settings.append and _is_done(settings.directory / STATUS))
+    first = None if is_new else _first_time(settings.directory / CONFIG)
     if first is not None:
         settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
     return expanded(dataclasses.replace(settings, now=(first or start).isoformat()))
@@ -206,6 +208,8 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
     # Hydra registers its own `now`, which reads the clock for every pattern.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
+        if config.append and config.data is not None and config.data.id_column is None:
+            config.data.id_column = ROW_ID.name  # so that what draws random numbers knows rows by it, too
         for free in (config.nodes, config.steps):  # `to_object` does not raise for a `???` below them
             OmegaConf.to_container(free, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
@@ -251,6 +255,11 @@ def _first_time(saved: Path) -> datetime | None:
         return datetime.fromisoformat(read_values(saved, yaml.safe_load)["now"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _is_done(status: Path) -> bool:
+    """Return True if a status.json says that its run is done."""
+    return bool(read_values(status, json.loads).get("state") == "done")
 
 
 def overrides_given() -> tuple[str, ...]:

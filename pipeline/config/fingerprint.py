@@ -43,6 +43,8 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     """
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
     fingerprint = {**top, "rules": RULES}
+    if settings.append:
+        fingerprint["append"] = settings.append_changed
     if (target := settings.target).accepted_rows is not None:
         fingerprint |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
@@ -51,7 +53,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
             if key in top and value == top[key]:
                 continue  # already in `top`
             group = next((g for g, options in groups if dataclasses.is_dataclass(value) and options == value), None)
-            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value))
+            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value, grows=settings.append))
         fingerprint[f"nodes.{name}.inputs"] = list(node.inputs)
         fingerprint[f"nodes.{name}.on_error"] = node.on_error
         fingerprint.update(content_of(name, graph.nodes[name]))
@@ -107,15 +109,16 @@ def _difference(key: str, before: object, now: object) -> str:
     return f"{key}: {_shown(before)} -> {_shown(now)}"
 
 
-def flat(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted."""
+def flat(key: str, value: object, *, grows: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted.
+    `grows`: the input may (`append`); keys that say how it is read do not count, since its columns are compared."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field, given in counted(value):
-            if field.name != "path":
-                yield from flat(f"{key}.{field.name}", given)
+            if field.name != "path" and not (grows and field.metadata.get("reads")):
+                yield from flat(f"{key}.{field.name}", given, grows=grows)
     elif isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from flat(f"{key}.{name}", inner)
+            yield from flat(f"{key}.{name}", inner, grows=grows)
     else:
         yield key, _plain(value)
 

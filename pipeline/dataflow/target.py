@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
-from pipeline.api.protocols import Concludes, Inbox, Operator, Runtime, Source, Stateful
-from pipeline.api.records import ROW, Batch, ChunkEnd, Item, RejectKind, Rejects, Shard, require_column
+from pipeline.api.protocols import Inbox, Operator, Runtime, Source, Stateful
+from pipeline.api.records import ROW, Batch, ChunkEnd, Item, RejectKind, Rejects, Shard
 from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.new_rows import NewRows
 from pipeline.dataflow.target_progress import TargetProgress
+from pipeline.dataflow.wrapped_source import WrappedSource, part
 from pipeline.settings import TargetSettings
 from pipeline.system.atomic_files import sorted_by_identity
 
@@ -42,7 +42,7 @@ class Position:
     source_row: int = 0
 
 
-class Rounds(Source, Stateful, Concludes):
+class Rounds(WrappedSource):
     """Sends the rows of `source` round after round, until the target is reached or a budget is spent.
 
     Row i of round r has the number r * N + i, where N is the source's number of rows; so its seed differs from round to
@@ -51,43 +51,16 @@ class Rounds(Source, Stateful, Concludes):
     """
 
     def __init__(self, source: Source, target: TargetProgress, chunk_rows: int) -> None:
-        self._source = source
+        super().__init__(source)
         self._target = target
         self._chunk_rows = chunk_rows
         self._position = Position()
-        self._chunk = 0
         self._used = 0
         """Rows of the current chunk that were sent."""
-        self.concluded = source.concluded if isinstance(source, Concludes) else ()
 
     @property
     def title(self) -> str:
         return f"{self._source.title}, in rounds"
-
-    def plan(self) -> pa.Schema:
-        schema: pa.Schema = self._source.plan()
-        require_column(schema, ROW.name, [ROW.type])
-        return schema
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._source.fingerprint()
-
-    def open(self, runtime: Runtime) -> None:
-        self._source.open(runtime)
-
-    def close(self) -> None:
-        self._source.close()
-
-    def report(self, directory: Path, node: str) -> Iterable[str]:
-        return self._source.report(directory, node) if isinstance(self._source, Concludes) else ()
-
-    def conclude(self, directory: Path) -> None:
-        if isinstance(self._source, Concludes):
-            self._source.conclude(directory)
-
-    def seek(self, chunk: int) -> None:
-        """Number the next chunk `chunk`; `restore` sets the position in the source."""
-        self._chunk = chunk
 
     def restore(self, states: Iterable[bytes]) -> None:
         (state,) = states
@@ -135,7 +108,7 @@ class Rounds(Source, Stateful, Concludes):
         position = self._position
         while position.row < stop and self._more:
             last = min(stop, position.row + self._chunk_rows - self._used, self._target.last_row or stop)
-            yield from (part for item in items if (part := _part(item, self._chunk, position.row, last)).num_rows)
+            yield from (cut for item in items if (cut := part(item, self._chunk, position.row, last)).num_rows)
             self._used += last - position.row
             position.row = last
             if self._used == self._chunk_rows:
@@ -220,7 +193,10 @@ def with_target(nodes: Mapping[str, Node], settings: TargetSettings, chunk_rows:
     if not isinstance(op, Source):
         raise GraphError(source, f"{type(op).__name__} has no seek(chunk), so it cannot be read round after round")
     found = dict(nodes)
-    found[source] = replace(nodes[source], op=Rounds(op, progress, chunk_rows))
+    if isinstance(op, NewRows):  # what a row is counted by is that it is new: each is read once
+        op.enough, progress.grows = progress.check, True
+    else:
+        found[source] = replace(nodes[source], op=Rounds(op, progress, chunk_rows))
     del found[sink]
     found[NODE] = Node(Target(progress), nodes[sink].inputs, nodes[sink].capacity_rows)
     found[sink] = replace(nodes[sink], inputs=(NODE,))
@@ -246,13 +222,3 @@ def _moved(item: Batch | Rejects, by: int) -> Batch | Rejects:
     rows = pa.array(np.asarray(item.data.column(ROW.name)) + by, ROW.type)
     data = item.data.set_column(item.data.schema.get_field_index(ROW.name), ROW, rows)
     return replace(item, data=data, told=tuple((row + by, what) for row, what in item.told))
-
-
-def _part(item: Batch | Rejects, chunk: int, first: int, last: int) -> Batch | Rejects:
-    """Return the rows of `item` with numbers in [first, last), as rows of `chunk`."""
-    if isinstance(item, Rejects):
-        return Rejects(chunk, tuple(reject for reject in item.rows if first <= reject.row < last))
-    rows = np.asarray(item.data.column(ROW.name))
-    inside = (rows >= first) & (rows < last)
-    told = tuple((row, what) for row, what in item.told if first <= row < last)
-    return Batch(chunk, item.data if inside.all() else item.data.filter(pa.array(inside)), told=told)

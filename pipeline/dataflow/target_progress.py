@@ -49,6 +49,8 @@ class TargetProgress:
         """Source rows per round; None until the first round is read."""
         self.spent: Budget | None = None
         """The budget that ended the run; None too if the source or a node simply ended."""
+        self.grows = False
+        """True if the input may have more rows another time (`append`)."""
         self._before: dict[str, float] = {"tokens": 0, "seconds": 0.0, "cost": 0.0}
         self._measured: Callable[[], dict[str, float]] = dict
 
@@ -56,6 +58,11 @@ class TargetProgress:
     def reached(self) -> bool:
         """True if enough rows are accepted."""
         return self.accepted >= self.wanted
+
+    @property
+    def ended_well(self) -> bool:
+        """True if the run is done: enough rows are accepted, or all of an input that may grow are read."""
+        return self.reached or (self.grows and self.spent is None)
 
     @property
     def counted(self) -> int:

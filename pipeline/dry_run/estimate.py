@@ -23,6 +23,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cluster.segments import places
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.new_rows import NewRows
 from pipeline.dataflow.reject_writer import without_other_rows
 from pipeline.dataflow.target_progress import Budget
 from pipeline.dry_run.sample import InputSample, sample_of
@@ -30,6 +31,7 @@ from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.monitor.recorder import check_prometheus_file
 from pipeline.monitor.wording import bytes_text, quoted, time_text
 from pipeline.publish.uploader import destination_of
+from pipeline.run_dir.state_reading import reading
 from pipeline.runs.admission import standing_lines
 from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.settings import PLAN, JobSettings, TargetSettings
@@ -73,7 +75,13 @@ def dry_run_lines(
         return None
     if graph.target is not None:  # one round, from its first row
         graph = build_graph(replace(settings, target=TargetSettings()))
-        begins = 0, 0
+        begins = begins if settings.append else (0, 0)
+    source = graph.nodes[graph.source].op
+    if isinstance(source, NewRows) and begins[0]:
+        with reading(job.directory) as state:
+            source.seek(begins[0])
+            source.restore(state.operator_states()[graph.source])
+        begins = begins[0], 0
     samples: list[InputSample] = []
 
     def read(source: Operator) -> InputSample:

@@ -151,7 +151,9 @@ def _rows_line(o: Outcome) -> str:
         return f"input       {o.rows:,} rows committed{more}; output {out} rows{all_sinks}"
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
-    return f"input       {o.rows:,} rows done{rounds}; output {out} rows{all_sinks}"
+    known = next((n for name, n in o.totals.items() if name.endswith("/rows_known")), None)
+    new = "" if known is None else f", {o.new_rows:,} of them new in this attempt ({known:,.0f} known)"
+    return f"input       {o.rows:,} rows done{rounds}{new}; output {out} rows{all_sinks}"
 
 
 def _reject_lines(rejects: RejectCounts) -> list[str]:

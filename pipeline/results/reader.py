@@ -21,7 +21,8 @@ from pipeline.run_dir.names import CONFIG, DATA, METRICS, REJECTS, STATUS, near_
 from pipeline.run_dir.replacing import refuse_half_moved
 from pipeline.run_dir.state import STATE_FILE
 from pipeline.run_dir.state_reading import reading
-from pipeline.system.result_files import scan
+from pipeline.settings import AGAIN
+from pipeline.system.result_files import newest, scan
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,10 @@ class Results:
         return [(self.directory / s["path"], s["rows"]) for s in present]
 
     def rows(self, folder: str) -> pl.LazyFrame | None:
-        """Return all rows of a folder of data/; None if there are none or their format is unknown."""
-        return scan([path for path, rows in self.shards(folder) if rows])
+        """Return all rows of a folder of data/, without those of which `append` has newer ones; None if there are none
+        or their format is unknown."""
+        rows = scan([path for path, rows in self.shards(folder) if rows])
+        return newest(rows) if rows is not None and self.config.get("append_changed") == AGAIN else rows
 
     def tables(self) -> Iterator[tuple[pl.LazyFrame, str]]:
         """Yield the rows of each folder, with the text ` in FOLDER` if there are several folders."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipeline.api.errors import ConfigError, DamagedError
-from pipeline.api.protocols import Concludes
-from pipeline.config.build import CheckedJob
+from pipeline.api.meter import StageMeter
+from pipeline.api.protocols import Concludes, Stateful
+from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.expand import typed_key
 from pipeline.config.fingerprint import differences
+from pipeline.dataflow.new_rows import NewRows
+from pipeline.dataflow.target import NODE as TARGET
 from pipeline.run_dir.integrity import missing_or_cut
 from pipeline.run_dir.lock import holder
+from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.names import parts, refuse_foreign
 from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
@@ -34,7 +40,7 @@ class Admission(StrEnum):
     RESUME = "resume"
     """Continue after the last committed chunk."""
     DONE = "done"
-    """Do nothing: all rows are committed."""
+    """Do nothing: all rows are committed; of a job with `append`, also those that its input has by now."""
 
 
 def admit(job: CheckedJob, state: RunState) -> Admission:
@@ -48,7 +54,25 @@ def admit(job: CheckedJob, state: RunState) -> Admission:
     if job.settings.overwrite or state.fingerprint != job.fingerprint:
         return Admission.REPLACE
     _check_whole(job.directory, state)
-    return Admission.DONE if state.status is RunStatus.DONE else Admission.RESUME
+    return Admission.DONE if state.status is RunStatus.DONE and not has_new_rows(job, state) else Admission.RESUME
+
+
+def has_new_rows(job: CheckedJob, state: RunState) -> bool:
+    """Return True if the input of a job with `append` has rows that the run in `state` has not taken."""
+    if not job.settings.append:
+        return False
+    graph, states = build_graph(job.settings), state.operator_states()
+    source = graph.nodes[graph.source].op
+    assert isinstance(source, NewRows)
+    source.seek(state.committed_chunks)
+    for name in {graph.source, TARGET} & states.keys():
+        op = graph.nodes[name].op
+        assert isinstance(op, Stateful)
+        op.restore(states[name])
+    with TemporaryDirectory(prefix="new-rows-") as folder, closing(Resources()) as process, closing(source):
+        context = RunContext(Path(folder), process, MetricsTables(Path(folder)).get)
+        source.open(Runtime(context, graph.source, 0, StageMeter(graph.source)))
+        return source.has_new()
 
 
 @contextmanager

@@ -122,7 +122,8 @@ def say_finished(job: CheckedJob, state: RunState) -> ExitCode:
     if lost:
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]
-    say([f"{job.settings.name} is finished already: {rows:,} rows in {job.directory / DATA}"])
+    new = ", and the input has no new ones" if job.settings.append else ""
+    say([f"{job.settings.name} is finished already: {rows:,} rows in {job.directory / DATA}{new}"])
     if why := _too_many_errors(state, job.settings.max_error_rate):
         say([f"exit code 3: {why}. Raise max_error_rate to accept them"])
     say(["To make them again add overwrite=true"])

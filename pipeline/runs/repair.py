@@ -15,6 +15,7 @@ from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
 from pipeline.config.fingerprint import differences
 from pipeline.dataflow.executor import Executor
+from pipeline.dataflow.new_rows import NewRows
 from pipeline.monitor.run_log import run_log
 from pipeline.publish.uploader import destination_of, publishing
 from pipeline.run_dir.chunk_record import ChunkRecord
@@ -137,10 +138,13 @@ def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Re
     """Compute the files of `chunks` (ascending) again.
 
     If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
-    are computed, and only the files of `chunks` are kept.
+    are computed, and only the files of `chunks` are kept. The source of a job with `append` finds the rows of each
+    chunk by its states.
     """
-    whole = any(isinstance(node.op, Stateful) for node in job.graph.nodes.values())
-    whole = whole or not isinstance(job.graph.nodes[job.graph.source].op, Source)
+    source = job.graph.nodes[job.graph.source].op
+    grows = {job.graph.source} if isinstance(source, NewRows) else set[str]()
+    whole = any(isinstance(node.op, Stateful) for name, node in job.graph.nodes.items() if name not in grows)
+    whole = whole or not isinstance(source, Source)
     wanted: dict[int, dict[str, ShardRecord]] = {chunk: {} for chunk in chunks}
     for shard in state.shards():
         if shard.chunk in wanted:
@@ -154,7 +158,10 @@ def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Re
             log.info("making chunks %d to %d again", first, last)
             context = RunContext(job.directory, process, MetricsTables(job.directory).get, run_id=state.run_id)
             graph = build_graph(settings)
-            executor = Executor(graph, context, sink, max_open_chunks=most, first_chunk=first, last_chunk=last)
+            states = {name: states for name, states in state.operator_states().items() if name in grows}
+            executor = Executor(
+                graph, context, sink, max_open_chunks=most, first_chunk=first, last_chunk=last, states=states
+            )
             with stopped_by_signals(executor.interrupt):
                 executor.run()
             sink.check()

@@ -133,7 +133,7 @@ def _execute(attempt: Attempt, begin: Callable[[], None]) -> tuple[RunStatus, Ba
             _clear_away(attempt)
             executor.run(attempt.recorder.tick, watchdog, begin)
             target = job.graph.target
-            ended = RunStatus.DONE if target is None or target.reached else RunStatus.BUDGET
+            ended = RunStatus.DONE if target is None or target.ended_well else RunStatus.BUDGET
             # Rejects may have been written for chunks that no sink ended, if a node left early.
             _remove_uncommitted(job, state, temporary_only=ended is not RunStatus.DONE or not state.salvaged)
             if ended is RunStatus.DONE:

@@ -46,6 +46,12 @@ def scan(files: list[Path]) -> pl.LazyFrame | None:
     return None if reader is None else reader(files)
 
 
+def newest(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the rows of a run with `append_changed=again`, without those that others supersede."""
+    superseded = rows.select(pl.col("supersedes").alias("row")).drop_nulls()
+    return rows.join(superseded, on="row", how="anti", maintain_order="left")
+
+
 def scan_folder(folder: Path) -> pl.LazyFrame:
     """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
     Raises FileNotFoundError if there is no file in `folder`."""

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.dedup import Dedup
-from operators.rows.duplicates import HASH, HASH_BYTES, KeptRows, Near, NearTexts, SeenHashes, shingles
+from operators.rows.duplicates import KeptRows, Near, NearTexts, shingles
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch, Reject, RejectKind, Rejects
 from pipeline.dataflow.reject_writer import RejectTally
+from pipeline.system.seen_hashes import HASH, HASH_BYTES, SeenHashes
 from tests.arrow_extremes import taken
 from tests.operators.arrivals import Outcome, Row, in_order
 
@@ -196,7 +197,7 @@ def test_it_is_a_mapping_from_hashes_to_numbers(added, others):
     seen, known = SeenHashes(), dict[bytes, int]()
     for keys in added:
         new = list(keys - known.keys())
-        seen.add(hashes(new), len(known))
+        seen.add(hashes(new), np.arange(len(known), len(known) + len(new)))
         known |= {key: len(known) + i for i, key in enumerate(new)}
         asked = [*keys, *others]
         assert seen.find(hashes(asked)).tolist() == [known.get(key, -1) for key in asked]
@@ -224,7 +225,7 @@ def test_a_hash_costs_its_16_bytes_and_the_number_of_its_row_8():
     tracemalloc.start()
     try:
         for i in range(50):
-            seen.add(np.frombuffer(rng.bytes(HASH_BYTES * 4096), HASH), 4096 * i)
+            seen.add(np.frombuffer(rng.bytes(HASH_BYTES * 4096), HASH), np.arange(4096 * i, 4096 * (i + 1)))
         held, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
