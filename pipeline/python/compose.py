@@ -59,7 +59,10 @@ def with_rows(
     input. `settings`: what settings_from has returned for `job` and `given`."""
     path = folder / INPUT
     named = [name for node in settings.nodes.values() for name in node.op.get("json_columns", ())]
-    keep = not settings.overwrite and (folder / STATE_FILE).is_file()
+    goes_on = not settings.overwrite and (folder / STATE_FILE).is_file()
+    if goes_on and settings.append:  # what was taken of the rows before is in the state
+        results = None
+    keep = goes_on and not settings.append
     data: DataFields | None = settings.data
     write_rows(rows, path, results, keep=keep, as_json={*named, *(data.free_form if data is not None else ())})
     of_input = {"data.path": path, "data.format": "parquet", "data.dataset": None}

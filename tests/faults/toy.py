@@ -4,11 +4,12 @@ Generate without weights."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
 import yaml
 
-from operators.settings import OutputSettings
+from operators.settings import DataSettings, OutputSettings
 from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch, Output, add_columns
 from pipeline.api.runtime import Resources
@@ -61,6 +62,16 @@ def run_published(directory: str) -> int:
     """The same, published to a folder beside `directory`, with a card."""
     settings = settings_of(directory, overwrite=False)
     settings.output = OutputSettings(publish=f"file://{directory}.published", retries=0)
+    return run_job(settings, Resources())
+
+
+def run_appending(directory: str) -> int:
+    """The same with `append`, over the numbers in `in` beside `directory`."""
+    settings = settings_of(directory, overwrite=False)
+    folder = str(Path(directory).parent / "in")
+    reader = {"_target_": "operators.sources.read_prompts.ReadPrompts", "data": DataSettings(folder), "chunk_rows": 30}
+    settings.nodes["numbers"].op = reader
+    settings.append, settings.chunk_rows = True, 40
     return run_job(settings, Resources())
 
 

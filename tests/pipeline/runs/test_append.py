@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+import pipeline
 from operators.settings import DataSettings
 from pipeline.api.errors import ConfigError, ExitCode, GraphError, InputError, SchemaError
 from pipeline.cli.main import main
@@ -245,3 +246,19 @@ def test_a_finished_run_is_not_appended_to_unless_it_was_begun_so(tmp_path):
     assert run(job(tmp_path, append=False)) is ExitCode.DONE
     with pytest.raises(ConfigError, match="append: \\(absent\\) -> "):
         run(job(tmp_path))
+
+
+def test_random_numbers_and_texts_are_those_of_one_run_over_all(tmp_path):
+    """Of rows without ids, given in Python, on the model that ships."""
+    given = [{"prompt": f"Say {i % 4}", "k": i // 5} for i in range(9)]
+    settings = {"model": "tiny", "append": True, "chunk_rows": 2, "sampling.max_tokens": 4, "sampling.temperature": 1.0}
+
+    def made(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
+        result = pipeline.run("generate", {**settings, "output_dir": str(tmp_path / name)}, rows=rows, progress="none")
+        return result.rows().collect().drop("row").sort("row_id")
+
+    for last in (3, 3, 7):
+        made("nights", given[:last])
+    assert made("nights", given[2:] + given[:2]).equals(at_once := made("all", given))
+    assert len(at_once) == 9
+    assert at_once["completion"].n_unique() > 2
