@@ -11,13 +11,11 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
-import polars as pl
 import pytest
 
-from pipeline import PROJECT
+from pipeline import PROJECT, load
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 
@@ -80,23 +78,38 @@ def test_the_line_for_cron_runs_as_cron_runs_it(night):
     assert "%" not in night.command
     assert night.done.returncode == 0, night.done.stderr
     assert night.done.stdout.startswith("nightly: done after")
-    assert all(date.fromisoformat(path.name) for path in (night.folder / "outputs").iterdir())
+    assert load(night.folder / "outputs").counts["data_rows"] == 2
 
 
 def test_a_night_generates_what_no_night_before_it_has(night):
-    (first,) = (night.folder / "outputs").iterdir()
     ask(night.folder, "Reverse this list: fox, hen", "What is 2 plus 3?", "What is 10 minus 4?")
-    assert main([f"job={night.folder}/nightly.yaml", "now=2001-01-31", "progress=none"]) == ExitCode.DONE
-    second = night.folder / "outputs/2001-01-31"
-    (run,) = pl.read_parquet(second / "metrics/run.parquet").to_dicts()
+    assert main([f"job={night.folder}/nightly.yaml", "progress=none"]) == ExitCode.DONE
+    after = load(night.folder / "outputs")
+    assert after.rows().collect()["id"].to_list()[2:] == ["Reverse this list: fox, hen"]
+    totals = [json.loads(run["totals"]) for run in after.metrics("run").collect().to_dicts()]
+    assert [totals[-1][f"read/{name}"] for name in ("rows_known", "rows_changed")] == [2, 0]
+    assert len(after.metrics("rows").filter(attempt=2).collect()) == 1
+
+
+def test_a_directory_for_each_day_generates_what_the_store_has_not(night):
+    """The three settings that the page names."""
+    page = PAGE.read_text(encoding="utf-8").partition("**A directory for each day**")[2]
+    append, output_dir, store = re.findall(r"`(\w+): (.+?)`", page)[:3]
+    assert (append[0], output_dir[0], store[0]) == ("append", "output_dir", "store")
+    folder = night.folder / "days"
+    folder.mkdir()
+    days = [
+        "append=false",
+        f"output_dir={output_dir[1].replace('/srv/nightly', str(folder))}",
+        f"store.path={folder}/completions.sqlite",
+    ]
+    for day, questions in (("2001-01-30", ["What is 2 plus 3?"]), ("2001-01-31", ["Say 3", "What is 2 plus 3?"])):
+        ask(night.folder, *questions)
+        command = [f"job={night.folder}/nightly.yaml", *days, f"now={day}", "progress=none"]
+        assert main(command) == ExitCode.DONE
+    (run,) = load(folder / "outputs/2001-01-31").metrics("run").collect().to_dicts()
     totals = json.loads(run["totals"])
-    assert (totals["generate/found_earlier"], totals["generate/missed_new"]) == (2, 1)
-    status = json.loads((second / "status.json").read_text())
-    assert (status["recalled"], status["tokens_out"]) == (2, run["tokens_out"])
-    before, now = (
-        dict(pl.read_parquet(n / "data/*.parquet").select("id", "completion").rows()) for n in (first, second)
-    )
-    assert before == {name: now[name] for name in before}
+    assert (totals["generate/found_earlier"], totals["generate/missed_new"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["nightly.service", "nightly.timer"])

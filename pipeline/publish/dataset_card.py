@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import jinja2
+import polars as pl
 import yaml
 
 from pipeline.api.groups import DataFields, DecodeFields, ModelFields
@@ -23,11 +24,12 @@ from pipeline.config.fingerprint import flat
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import CARD, DATA
 from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.settings import JobSettings
+from pipeline.settings import AGAIN, JobSettings
 from pipeline.system.atomic_files import write_atomically
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
+from pipeline.system.result_files import newest, scan
 from pipeline.system.terminal import visible
 
 SIZES = {
@@ -54,7 +56,7 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
     if extra is None:
         return
     path = directory / CARD
-    text = _sealed(card(settings, state, extra.license, extra.text))
+    text = _sealed(card(settings, state, extra.license, extra.text, _superseded(settings, directory, state)))
     if _is_edited(path):
         log.info("%s was edited and stays as it is; remove it to have it written anew", path)
     elif not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -71,8 +73,18 @@ def remove_card(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def card(settings: JobSettings, state: RunState, license: str | None, text: str | None) -> str:
-    """Return the text of the card, without its last line, the hash. `text`: the user's description of the data."""
+def _superseded(settings: JobSettings, directory: Path, state: RunState) -> int:
+    """Return how many rows of data/ have a newer one there (`append_changed=again`)."""
+    files = [directory / shard.path for shard in state.shards() if Path(shard.path).parts[0] == DATA and shard.rows]
+    rows = scan(files) if settings.append_changed == AGAIN else None
+    return (
+        0 if rows is None else int((rows.select(pl.len()).collect() - newest(rows).select(pl.len()).collect()).item())
+    )
+
+
+def card(settings: JobSettings, state: RunState, license: str | None, text: str | None, superseded: int = 0) -> str:
+    """Return the text of the card, without its last line, the hash. `text`: the user's description of the data.
+    `superseded`: rows that have a newer one."""
     found = manifest(state, RunStatus.DONE)
     keys = found["fingerprint"]["keys"]
     folders = _folders(found)
@@ -100,7 +112,8 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
             manifest=found,
             command=f"python -m pipeline job={settings.name}",
             text=text,
-            rows=rows,
+            rows=rows - superseded,
+            superseded=superseded,
             generated=generated,
             folders=folders,
             facts=list(_facts(settings, generated)),

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import pipeline
-from operators.settings import DataSettings
+from operators.settings import DataSettings, OutputSettings
 from pipeline.api.errors import ConfigError, ExitCode, GraphError, InputError, SchemaError
 from pipeline.cli.main import main
 from pipeline.python.result import load
@@ -117,11 +117,13 @@ def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path):
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
         here = tmp_path / name
         here.mkdir()
-        settings = job(here, append_changed=name)
+        settings = job(here, append_changed=name, output=OutputSettings(card=True))
         for parts in ((first,), (first, changed), (first, changed), (changed, first), (changed,)):
             put(here, *parts)
             assert run(settings) is ExitCode.DONE
         assert sorted(row["x"] for row in rows(here / "out")) == expected
+        text = (here / "out/README.md").read_text(encoding="utf-8")
+        assert ("\n3 rows, made by" in text, "hold 1 older versions" in text) == (True, name == AGAIN)
         with reading(here / "out") as state:
             assert state.attempts == 2
 
