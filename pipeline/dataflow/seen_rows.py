@@ -146,9 +146,6 @@ class SeenRows:
     def begin_reading(self) -> None:
         """Begin to read the input, from its first row."""
         self._times[:] = 0
-        self._current.clear()
-        self._older.clear()
-        vars(self.counts).update(vars(AppendCounts()))
 
     def named(self, rows: Sequence[RowKey]) -> list[RowKey]:
         """Return the keys under which the next rows of the input were taken, if they were."""

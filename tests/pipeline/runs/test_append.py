@@ -6,6 +6,8 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import pytest
 import pipeline
 from operators.settings import DataSettings, OutputSettings
 from pipeline.api.errors import ConfigError, ExitCode, GraphError, InputError, SchemaError
+from pipeline.api.runtime import Resources
 from pipeline.cli.main import main
+from pipeline.config.build import build_graph
+from pipeline.dry_run.estimate import dry_run_lines
+from pipeline.python.compose import settings_from
 from pipeline.python.result import load
 from pipeline.run_dir.state_reading import reading
 from pipeline.settings import AGAIN, JobSettings, NodeSettings, TargetSettings
@@ -45,6 +51,9 @@ def job(here: Path, data: Mapping[str, Any] | None = None, **more: Any) -> JobSe
     return JobSettings(**settings | {"output_dir": str(here / "out"), "progress": "none", "max_error_rate": 1.0} | more)
 
 
+of_job = job
+
+
 def put(here: Path, *parts: Sequence[Row]) -> None:
     """Make the input anew: a file of JSON lines of each part."""
     folder = here / "in"
@@ -54,6 +63,11 @@ def put(here: Path, *parts: Sequence[Row]) -> None:
     for i, rows in enumerate(parts):
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         (folder / f"{i:02}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def attempts(here: Path) -> int:
+    with reading(here / "out") as state:
+        return state.attempts
 
 
 def rows(directory: Path, without: Sequence[str] = ("row", "supersedes")) -> list[dict[str, Any]]:
@@ -112,7 +126,7 @@ def test_nights_give_the_rows_of_one_run_over_all_and_change_no_byte(tmp_path, s
     assert numbers.sort().to_list() == list(range(len(numbers)))
 
 
-def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path):
+def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog):
     first, changed = [{"id": "a", "x": 1}, {"id": "b", "x": 2}], [{"id": "a", "x": 5}, {"id": "c", "x": 3}]
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
         here = tmp_path / name
@@ -124,8 +138,13 @@ def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path):
         assert sorted(row["x"] for row in rows(here / "out")) == expected
         text = (here / "out/README.md").read_text(encoding="utf-8")
         assert ("\n3 rows, made by" in text, "hold 1 older versions" in text) == (True, name == AGAIN)
-        with reading(here / "out") as state:
-            assert state.attempts == 2
+        assert attempts(here) == 2
+        back = "1 rows of the input have gone back to what they were"
+        assert back not in caplog.text
+        put(here, first)
+        assert run(settings) is ExitCode.DONE
+        assert (back in caplog.text) == (name == AGAIN)
+        caplog.clear()
 
 
 DEDUP = {"_target_": "operators.dedup.Dedup", "columns": ["x"]}
@@ -144,17 +163,22 @@ LIMIT = {"_target_": "operators.limit.Limit", "rows": 7}
 def test_operators_that_remember_go_on_with_what_they_have(tmp_path, more):
     """What they pass on over nights is what they do of all rows at once."""
     given = [{"id": f"r{i}", "x": i * i % 17} for i in range(44)]
-    for i, last in enumerate((10, 11, 25, 44)):
+    for last in (10, 11, 25, 44):
         put(tmp_path, given[:last])
         settings = job(tmp_path, square={"fail_at": 2, "broken": str(tmp_path / "broken")}, **more)
         (tmp_path / "broken").touch()
         run(settings)
         (tmp_path / "broken").unlink()
-        assert run(settings) is ExitCode.DONE, i
+        assert run(settings) is ExitCode.DONE
     (tmp_path / "all").mkdir()
     put(tmp_path / "all", given)
     assert run(job(tmp_path / "all", **more)) is ExitCode.DONE
     assert rows(tmp_path / "out", ()) == rows(tmp_path / "all/out", ())
+    if "target" in more:  # it is reached: more rows are not read for it
+        before = attempts(tmp_path)
+        put(tmp_path, given, [{"id": "more", "x": 1}])
+        assert run(settings) is ExitCode.DONE
+        assert attempts(tmp_path) == before
 
 
 @pytest.mark.parametrize("ids", [True, False])
@@ -189,13 +213,18 @@ def test_rows_that_are_not_in_the_input_any_more_are_named_where_they_are_to_be_
 
 
 def test_a_night_without_new_rows_writes_nothing_and_says_so(tmp_path, capsys):
-    put(tmp_path, [{"id": "a", "x": 1}])
+    put(tmp_path, [{"id": "b", "x": 1}])
     settings = job(tmp_path)
     assert run(settings) is ExitCode.DONE
+    put(tmp_path, [{"id": "a", "x": 1}], [{"id": "b", "x": 1}])
+    lines = "\n".join(dry_run_lines(replace(settings, dry_run=True), build_graph(settings), Resources()))
+    assert "sample: 1 rows (all there are)" in lines
+    assert run(settings) is ExitCode.DONE
+    assert "2 rows done, 1 of them new in this attempt (1 known)" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     put(tmp_path, [], [{"id": "a", "x": 1}])
     assert run(settings) is ExitCode.DONE
-    assert "finished already: 1 rows" in (said := capsys.readouterr().out)
+    assert "finished already: 2 rows" in (said := capsys.readouterr().out)
     assert "the input has no new ones" in said
     changed = {
         p for p, at in before.items() if p.suffix != ".sqlite" and p.name != ".lock" and p.stat().st_mtime_ns != at
@@ -203,18 +232,23 @@ def test_a_night_without_new_rows_writes_nothing_and_says_so(tmp_path, capsys):
     assert not changed
 
 
-def test_columns_that_are_others_than_before_are_refused_where_they_have_rows(tmp_path):
+@pytest.mark.parametrize("ids", [True, False])
+def test_columns_that_are_others_than_before_are_refused_where_they_have_rows(tmp_path, ids):
+    def job(here: Path, data: Mapping[str, Any] | None = None) -> JobSettings:
+        return of_job(here, {"id_column": "id" if ids else "row_id", **(data or {})})
+
     put(tmp_path, [{"id": "a", "x": 1}])
     assert run(job(tmp_path)) is ExitCode.DONE
     there = files(tmp_path / "out")
-    put(tmp_path, [{"id": "a", "x": 1, "z": None}])  # the column is one of texts, and no row is new
+    put(tmp_path, [{"x": 1, "z": None, "id": "a"}])  # the column is one of texts, and no row is new
     assert run(job(tmp_path)) is ExitCode.DONE
     put(tmp_path, [{"id": "b", "x": 1, "note": "new"}])
     with pytest.raises(InputError, match=r"'note' \(not there then, string now\). data.types sets"):
         run(job(tmp_path))
     assert files(tmp_path / "out") == there
     assert run(job(tmp_path, {"schema": {"id": "string", "x": "int64"}})) is ExitCode.DONE
-    assert rows(tmp_path / "out") == [{"id": "a", "x": 1, "y": 1}, {"id": "b", "x": 1, "y": 1}]
+    made = load(tmp_path / "out").rows().select("id", "x", "y").collect()
+    assert made.rows() == [("a", 1, 1), ("b", 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +293,21 @@ def test_random_numbers_and_texts_are_those_of_one_run_over_all(tmp_path):
         result = pipeline.run("generate", {**settings, "output_dir": str(tmp_path / name)}, rows=rows, progress="none")
         return result.rows().collect().drop("row").sort("row_id")
 
-    for last in (3, 3, 7):
-        made("nights", given[:last])
-    assert made("nights", given[2:] + given[:2]).equals(at_once := made("all", given))
+    for first in (6, 6, 2):
+        made("nights", given[first:])
+    assert made("nights", given[::-1]).equals(at_once := made("all", given))
+    with reading(tmp_path / "nights") as state:
+        assert (state.attempts, state.committed_chunks) == (3, 5)
     assert len(at_once) == 9
     assert at_once["completion"].n_unique() > 2
+
+
+def test_a_night_has_a_time_of_its_own(tmp_path):
+    """A run that goes on has that of its first attempt."""
+    settings = {"model": "fake", "output_dir": str(tmp_path / "out"), "data.path": str(tmp_path / "${now:%Y}.jsonl")}
+    (tmp_path / f"{datetime.now():%Y}.jsonl").write_text('{"prompt": "a"}\n')
+    for append in (False, True):
+        given = {**settings, "append": append, "overwrite": True}
+        pipeline.run("generate", given, progress="none")
+        first, second = (settings_from("generate", given | {"overwrite": False}, str).now for _ in range(2))
+        assert (first == second) == (not append)
