@@ -65,6 +65,8 @@ class Choose(ReadsLikelihoods):
             completion follows its prompt.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: fewer than two options, one is empty or there twice, or there is no such normalisation.
@@ -95,6 +97,7 @@ class Choose(ReadsLikelihoods):
         joint: bool = False,
         as_: str | None = None,
         store: StoreSettings | None = None,
+        where: str | None = None,
     ) -> None:
         check_one_of("normalize", normalize, NORMALIZE)
         self._column = options if isinstance(options, str) else None
@@ -104,7 +107,7 @@ class Choose(ReadsLikelihoods):
             check(texts, "options", self._fixed, "each is a text that is not empty; quote yes, no and numbers")
             distinct = len(set(self._fixed)) == len(self._fixed) > 1
             check(distinct, "options", self._fixed, "there are two or more, and none twice")
-        super().__init__(model, runtime, [question_column], store)
+        super().__init__(model, runtime, [question_column], store, where)
         self._question = question_column
         self._normalize = normalize
         self._joint = joint

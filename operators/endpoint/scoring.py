@@ -77,7 +77,7 @@ class EndpointRerank(RerankArguments, AsksByBatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        AsksByBatch.__init__(self, self.model, (self.query_column, self.documents_column), self.store)
+        AsksByBatch.__init__(self, self.model, (self.query_column, self.documents_column), self.store, self.where)
         for key, is_given in (("normalize=false", not self.normalize), ("truncate=true", self.truncate)):
             if is_given:
                 raise ConfigError(f"{key} is up to the server; leave it out, or give its own keys in model.extra_body")
@@ -119,7 +119,7 @@ class EndpointScore(ScoreArguments, AsksByBatch):
     def __post_init__(self) -> None:
         super().__post_init__()
         columns = [name for name in (self.text_column, self.given_column) if name is not None]
-        AsksByBatch.__init__(self, self.model, columns, self.store)
+        AsksByBatch.__init__(self, self.model, columns, self.store, self.where)
         if self.joint != (self.given_column is not None):
             raise ConfigError(
                 "a server tokenizes a text together with what comes before it: add joint=true"

@@ -42,6 +42,7 @@ class RerankArguments:
     truncate: bool = False
     as_: str | None = None
     store: StoreSettings | None = None
+    where: str | None = None
 
     def __post_init__(self) -> None:
         check(self.top_n is None or self.top_n >= 1, "top_n", self.top_n, "1 or more, or null for all documents")
@@ -59,6 +60,7 @@ class ScoreArguments:
     joint: bool = False
     as_: str | None = None
     store: StoreSettings | None = None
+    where: str | None = None
 
     def __post_init__(self) -> None:
         self._fields = named(SCORE, self.as_)
