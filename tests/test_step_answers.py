@@ -25,14 +25,36 @@ def test_raw_bypasses_the_chat_template_and_says_so(tmp_path, capsys):
     assert "the model has a chat template, and nodes.more_prompt.op.template bypasses it" in capsys.readouterr().err
 
 
-def test_where_asks_some_of_the_rows_and_changes_nothing_of_them(tmp_path):
-    step = 'answer: {prompt: "{{ prompt }}", sampling: {temperature: 1.0, max_tokens: 8}'
-    some, every = (
-        pq.read_table(run(tmp_path, f"steps: {{{step}{more}}}}}", name) / "data").to_pylist()
-        for name, more in (("some", ", where: row % 3 <> 1"), ("every", ""))
+KINDS = {
+    "plain": "sampling: {temperature: 1.0, max_tokens: 8}, columns: [seed, prompt_text]",
+    "json": "schema: {mood: [good, bad], sure: [a, b]}, sampling: {temperature: 1.0}",
+    "points": "choices: ['1 of 5', 'I say 4/5'], score: [1, 5], columns: [completion]",
+    "start": "extract: '{{ completion[:2] }}', sampling: {max_tokens: 4}",
+}
+
+
+def test_where_asks_some_of_the_rows_and_nothing_about_the_others(tmp_path):
+    """A row that is not asked may have no prompt: the template prints a null in it."""
+    given = """
+steps:
+  text: {op: {_target_: operators.map.Map, columns: {text: "CASE WHEN row % 3 = 1 THEN NULL ELSE prompt END"}}}
+"""
+    only = "  only: {op: {_target_: operators.filter.Filter, where: row % 3 <> 1}}\n"
+    some, alone = (
+        run(
+            tmp_path,
+            given + before + "".join(f"  {n}: {{prompt: '{{{{ text }}}}', {k}{of}}}\n" for n, k in KINDS.items()),
+            name,
+        )
+        for name, before, of in (("some", "", ", where: text IS NOT NULL"), ("alone", only, ""))
     )
-    assert some == [{**row, "answer": None if row["row"] % 3 == 1 else row["answer"]} for row in every]
-    assert len(some) == 10
+    rows, asked = (pq.read_table(folder / "data").to_pylist() for folder in (some, alone))
+    assert (len(rows), len(asked)) == (10, 7)
+    answers = {row["row"]: row for row in asked}
+    new = [name for name in rows[0] if name.startswith(tuple(KINDS))]
+    assert len(new) == 9
+    for row in rows:
+        assert row == answers.get(row["row"], row | dict.fromkeys(new))
 
 
 def test_the_page_explains_every_key_of_a_step():

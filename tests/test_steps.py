@@ -209,7 +209,7 @@ CANNOT_WORK = [
         "steps.answer.where='row > 1'",
         "step 'answer': has where, which leaves rows without a completion, and n wants",
     ),
-    ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
+    ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge_prompt': where='rwo > 1'"),
     ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
     ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
     ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),

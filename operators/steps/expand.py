@@ -30,13 +30,16 @@ KEYS = {
         "sampling.structured.regex": "regex",
         "sampling.structured.json_schema": "schema",
     },
-    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes"},
-    "_json": {"columns": "schema"},
+    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes", "where": "where"},
+    "_json": {"fields": "schema", "schema": "schema", "where": "where"},
+    "_value": {"where": "where"},
     "_pick": {"by": "pick", "column": "pick"},
     "_keep": {"where": "keep", "reason": "keep"},
     "_drop": {"where": "drop", "reason": "drop"},
 }
 """By the ending of a node's name: the key of a step by the argument that it becomes."""
+_ANSWERED = '"{}_finish_reason" IS NOT NULL'
+"""The condition on the rows of a step that `where` had it ask."""
 GROUPS = ("model", "sampling", "decode", "runtime", "store")
 Groups = Mapping[str, Any]
 
@@ -157,7 +160,8 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
     """Yield name and op of the nodes that ask the model and make the step's columns."""
     model, runtime, kept = groups["model"], groups["runtime"], _asked(step, groups)
     prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
-    yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt}
+    asked, answered = ({} if step.where is None else {"where": where} for where in (step.where, _ANSWERED.format(name)))
+    yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt, **asked}
     yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
     yield f"{name}_batch", {"_target_": "operators.batch_by_length.BatchByLength", "runtime": runtime}
     yield (
@@ -171,7 +175,7 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
             "reasoning": _keeps(REASONING, kept),
             "tool_calls": _keeps(TOOL_CALLS, kept),
             "as": name,
-            **({} if step.where is None else {"where": step.where}),
+            **asked,
         },
     )
     names, drop, prompt_columns = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
@@ -181,10 +185,11 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
         drop += prompt_columns
     yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names, "drop": drop}
     if step.extract is not None or step.score is not None:
-        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, kept)}
+        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, kept), **answered}
     if step.schema is not None:
         columns = json_schema(step.schema)[1]
-        yield f"{name}_json", {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name, **columns}
+        parse = {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name}
+        yield f"{name}_json", {**parse, **columns, **answered}
     if step.pick == "best":
         by = name if step.score is not None else f"{name}_logprobs"
         yield f"{name}_pick", {"_target_": "operators.best_of.BestOf", "by": by, "losers": "drop"}

@@ -10,7 +10,7 @@ from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError, did_you_mean
 
 PICKS = ("all", "best", "majority")
-OF_EVERY_ROW = ("n", "pick", "schema", "extract", "score")
+OF_EVERY_ROW = ("n", "pick")
 """Keys that want a completion in every row."""
 OF_ANY_NODE = ("op", "after", "keep", "drop", "on_error")
 PROMPTS = ("prompt", "messages")
@@ -48,7 +48,7 @@ class Step:
         schema: the completion is JSON: {name: string, age: int, tags: list<string>, mood: [good, bad]}, a JSON schema,
             or the path of one. Adds a column `<name>_<key>` for each key.
         extract: a template that makes the column of `completion`, the whole text.
-        where: a condition in SQL on a row. Rows for which it is false or null are not asked: their column is null.
+        where: a condition in SQL on a row. Rows for which it is false or null are not asked: their columns are null.
         score: [least, most]: the last number in the text is the column. A row without one in this range is a reject.
         keep, drop: conditions in SQL on a row with its new columns. Rows that are not kept become rejects of kind
             `filtered`.
