@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
+import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from operators.steps.step import Step
-from pipeline import PROJECT
+from pipeline import PROJECT, Job
+from pipeline import run as run_job
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.pipeline.squares import files
 from tests.sets import often_cases
 from tests.test_steps import CANNOT_WORK, HEAD, OFTEN, SHORT, run
 
@@ -29,6 +33,7 @@ KINDS = {
     "plain": "sampling: {temperature: 1.0, max_tokens: 8}, columns: [seed, prompt_text]",
     "json": "schema: {mood: [good, bad], sure: [a, b]}, sampling: {temperature: 1.0}",
     "points": "choices: ['1 of 5', 'I say 4/5'], score: [1, 5], columns: [completion]",
+    "sure": "choices: ['yes', 'no'], probability: true, columns: [choice_logprobs]",
     "start": "extract: '{{ completion[:2] }}', sampling: {max_tokens: 4}",
 }
 
@@ -52,9 +57,31 @@ steps:
     assert (len(rows), len(asked)) == (10, 7)
     answers = {row["row"]: row for row in asked}
     new = [name for name in rows[0] if name.startswith(tuple(KINDS))]
-    assert len(new) == 9
+    assert len(new) == 12
     for row in rows:
         assert row == answers.get(row["row"], row | dict.fromkeys(new))
+
+
+def test_the_probability_of_a_choice_is_that_of_the_scores_of_all_choices_and_is_kept(tmp_path):
+    choices = ["yes", "no", "I cannot say"]
+    keys = f"prompt: '{{{{ prompt }}}}', choices: {choices}, probability: true, columns: [prompt_text]"
+    step = f"steps: {{sure: {{{keys}}}}}"
+    first = run(tmp_path, step, "first")
+    again = run(tmp_path, step, "again", f"store.path={first / 'completions.sqlite'}")
+    assert files(again) == files(first)
+    assert pc.sum(pq.read_table(again / "metrics/stages.parquet")["tokens_in"]).as_py() == 0
+
+    rows = pq.read_table(first / "data").to_pylist()
+    asked = [{"prompt": row["sure_prompt_text"], "text": choice} for row in rows for choice in choices]
+    scored = Job("scored", model="tiny")
+    scored.step("scored", op={"_target_": "operators.score.Score", "given_column": "prompt"})
+    rendered = {"model.special_tokens_in_text": "parse", "progress": "none"}
+    scores = run_job(scored, rendered, rows=asked, directory=tmp_path / "scored").rows().collect().sort("row")
+    for row, logs in zip(rows, scores["logprob_sum"].to_numpy().reshape(-1, len(choices)), strict=True):
+        probabilities = np.exp(logs) / np.exp(logs).sum()
+        assert row["sure"] == choices[int(probabilities.argmax())]
+        assert row["sure_probability"] == pytest.approx(probabilities.max(), abs=1e-5)
+    assert len({row["sure"] for row in rows}) > 1
 
 
 def test_the_page_explains_every_key_of_a_step():
