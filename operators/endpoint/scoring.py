@@ -199,9 +199,11 @@ class EndpointChoose(ChooseArguments, AsksEcho):
 
 def _sums(options: Sequence[Answer | str]) -> Answer | str:
     """Return of each option the log-probability, the sum over its tokens, and their number; or why there is none."""
-    if why := next((option for option in options if isinstance(option, str)), None):
-        return why
-    sums = np.array([math.fsum(option[0].tolist()) for option in options])
+    for option in options:
+        if isinstance(option, str):
+            return option
+    logprobs = [option[0] for option in options if not isinstance(option, str)]
+    sums = np.array([math.fsum(each.tolist()) for each in logprobs])
     if sums.max() == -math.inf:
         return "the model finds all options impossible"
-    return sums, np.array([len(option[0]) for option in options], np.float64)
+    return sums, np.array(list(map(len, logprobs)), np.float64)
