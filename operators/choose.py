@@ -10,23 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from operators.endpoint.scoring import EndpointChoose
+from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.interface import TokenIds
+from operators.generation.reasoning import Reasoning, reasoning_tags
 from operators.scoring.answers_rows import Answer
-from operators.scoring.columns import named
+from operators.scoring.arguments import ChooseArguments
+from operators.scoring.columns import choice_arrays, chosen
 from operators.scoring.likelihood import Likelihood, ReadsLikelihoods, any_nan, check_joint
 from operators.scoring.prefix_tree import Text
-from operators.settings import ModelSettings, StoreSettings
-from operators.settings.checks import check, check_one_of
-from operators.settings.runtime import EngineSettings
-from pipeline.api.records import require_column
+from pipeline.api.protocols import Runtime
 
-FIELDS = (
-    pa.field("choice", pa.string()),
-    pa.field("choice_index", pa.int32()),
-    pa.field("choice_logprobs", pa.list_(pa.float64())),
-    pa.field("choice_probability", pa.float64()),
+IN_REASONING = (
+    "column '{}' ends within the model's reasoning, where an option is no answer; a chat template that knows it ends it"
+    " with model.template_kwargs={{enable_thinking: false}}"
 )
-NORMALIZE = ("none", "bytes", "tokens")
+NEVER_LIKELIER = (
+    "%s: the option %r begins with the tokens of %r, so it is never the likelier of the two; let them differ from the"
+    " first word on, or compare by length (Choose with normalize=bytes)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,18 @@ class Question:
         return [len(self.ids) + counts[0], *counts[1:]]
 
 
-class Choose(ReadsLikelihoods):
+class Choose(ChooseArguments, ModelOrServer, ReadsLikelihoods):
     """Adds `choice` (the likeliest option after the question), `choice_index` (its place, from 0), `choice_logprobs`
     (of each option the log-probability: the sum over its tokens) and `choice_probability` (of the choice among the
     options: the softmax of what is compared).
 
     The question is computed once for all its options. Nothing is generated, so each row gets an option. Of equally
     likely options the first is chosen. A row whose question or options are null or empty, or too long together for
-    `runtime.max_sequence_tokens`, is a reject.
+    `runtime.max_sequence_tokens`, is a reject. So is one whose question ends within the model's reasoning: nothing is
+    reasoned here.
+
+    With `model=endpoint model.api=completions` a server has the probabilities, where it gives those of a prompt
+    (docs/endpoints.md): a request for each option, which `joint` tokenizes together with its question.
 
     Args:
         model, runtime: the config groups of those names.
@@ -65,6 +71,8 @@ class Choose(ReadsLikelihoods):
             completion follows its prompt.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: fewer than two options, one is empty or there twice, or there is no such normalisation.
@@ -82,48 +90,39 @@ class Choose(ReadsLikelihoods):
             as: label
     """
 
+    at_server = EndpointChoose
+
     kind = "<f8"
     broken = "the model's logits are no distribution (NaN), or it finds all options impossible"
 
-    def __init__(
-        self,
-        model: ModelSettings,
-        runtime: EngineSettings,
-        options: str | Sequence[str],
-        question_column: str = "prompt_text",
-        normalize: str = "none",
-        joint: bool = False,
-        as_: str | None = None,
-        store: StoreSettings | None = None,
-    ) -> None:
-        check_one_of("normalize", normalize, NORMALIZE)
-        self._column = options if isinstance(options, str) else None
-        self._fixed = [] if isinstance(options, str) else list(options)
-        if self._column is None:
-            texts = all(isinstance(option, str) and option for option in self._fixed)
-            check(texts, "options", self._fixed, "each is a text that is not empty; quote yes, no and numbers")
-            distinct = len(set(self._fixed)) == len(self._fixed) > 1
-            check(distinct, "options", self._fixed, "there are two or more, and none twice")
-        super().__init__(model, runtime, [question_column], store)
-        self._question = question_column
-        self._normalize = normalize
-        self._joint = joint
-        self._fields = named(FIELDS, as_)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ReadsLikelihoods.__init__(self, self.model, self.runtime, [self.question_column], self.store, self.where)
 
     def _check(self, schema: pa.Schema) -> None:
         super()._check(schema)
-        check_joint(schema, self._joint, [self._question])
-        if self._column is not None:
-            require_column(schema, self._column, [pa.list_(pa.string())])
+        check_joint(schema, self.joint, self._columns)
+        self._check_options(schema)
+
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        tags = reasoning_tags(self._model)
+        self._reasoning = None if tags is None else Reasoning(self._loaded, tags)
+        ids = [option.tobytes() for option in self._tokenized([text.encode() for text in self._fixed], begins=False)]
+        pairs = itertools.permutations(zip(ids, self._fixed, strict=True), 2) if self.normalize == "none" else ()
+        for (begin, short), (whole, long) in pairs:
+            if whole.startswith(begin):
+                runtime.log.warning(NEVER_LIKELIER, runtime.node, long, short)
 
     def _texts(self, data: pa.RecordBatch) -> list[Question | str]:
-        questions, ids = data.column(self._question).to_pylist(), list(self._ids(data, self._question, begins=True))
-        options = [self._fixed] * len(ids) if self._column is None else data.column(self._column).to_pylist()
+        questions = data.column(self.question_column).to_pylist()
+        ids = list(self._ids(data, self.question_column, begins=True))
+        options = self._options_of(data)
         reasons = [self._why_not(*row) or "" for row in zip(questions, options, strict=True)]
         to_read = [(i, option) for i, why in enumerate(reasons) if not why for option in options[i]]
         pairs: Iterable[tuple[TokenIds | None, TokenIds]]
-        if self._joint:
-            marked = self._tokens_of.marked(data, self._question)
+        if self.joint:
+            marked = self._tokens_of.marked(data, self.question_column)
             pairs = self._tokenized_jointly((questions[i], marked[i], option) for i, option in to_read)
         else:
             tokenized = self._tokenized([option.encode() for _, option in to_read], begins=False)
@@ -134,19 +133,13 @@ class Choose(ReadsLikelihoods):
             for why, row in zip(reasons, options, strict=True)
         ]
 
-    def _why_not(self, question: str | list[int] | None, options: Sequence[str | None] | None) -> str | None:
-        """Return the reason why a row cannot be answered; None if it can."""
-        if not question:
-            return f"column '{self._question}' is {'null' if question is None else 'empty'}"
-        if not options:
-            return f"column '{self._column}' is {'null' if options is None else 'empty'}"
-        return None if all(options) else f"column '{self._column}' has an option that is null or empty"
-
     def _one(self, pairs: Sequence[tuple[TokenIds | None, TokenIds]], texts: list[str]) -> Question | str:
         """Return the question of a row, from the ids of its question and of each option; or why it cannot be read."""
         question, options = pairs[0][0], [option for _, option in pairs]
         if question is None or not len(question):
-            return f"column '{self._question}' has no token that an option could follow"
+            return f"column '{self.question_column}' has no token that an option could follow"
+        if self._reasoning is not None and self._reasoning.begins_within(question):
+            return IN_REASONING.format(self.question_column)
         for text, option in zip(texts, options, strict=True):
             if not len(option):
                 return f"the option {text!r} has no token of its own: the last one of the question has its characters"
@@ -165,23 +158,11 @@ class Choose(ReadsLikelihoods):
         for number, options in self._by_row([len(question.options) for question in texts], likelihoods):
             yield number, _sums(options)
 
-    def _choice(self, question: Question, logprobs: list[float]) -> tuple[str, int, list[float], float]:
-        """Return the values of FIELDS. `logprobs`: of each option the sum over its tokens."""
-        sizes = {
-            "none": [1] * len(logprobs),
-            "bytes": [len(text.encode()) for text in question.texts],
-            "tokens": [len(option) for option in question.options],
-        }[self._normalize]
-        compared = [logprob / size for logprob, size in zip(logprobs, sizes, strict=True)]
-        best = max(compared)
-        index = compared.index(best)
-        total = math.fsum(math.exp(value - best) for value in compared)
-        return question.texts[index], index, logprobs, 1 / total
-
     def _arrays(self, texts: Sequence[Question], answers: Sequence[Answer]) -> list[pa.Array]:
-        chosen = (self._choice(text, logprobs.tolist()) for text, (logprobs,) in zip(texts, answers, strict=True))
-        values = zip(*chosen, strict=True)
-        return [pa.array(list(column), f.type) for column, f in zip(values, self._fields, strict=True)]
+        rows = zip(texts, answers, strict=True)
+        return choice_arrays(
+            [chosen(q.texts, sums.tolist(), list(map(len, q.options)), self.normalize) for q, (sums,) in rows]
+        )
 
     def _tokens(self, text: Question) -> int:
         return sum(text.tokens)

@@ -44,6 +44,8 @@ class Classify(ReadsHead):
         truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: there is no such activation, or the model has no classifier head.
@@ -68,10 +70,11 @@ class Classify(ReadsHead):
         truncate: bool = False,
         as_: str | None = None,
         store: StoreSettings | None = None,
+        where: str | None = None,
     ) -> None:
         if activation is not None:
             check_one_of("activation", activation, ACTIVATIONS)
-        super().__init__(model, runtime, [text_column], store)
+        super().__init__(model, runtime, [text_column], store, where)
         self._text = text_column
         self._activation = activation
         self.truncate = truncate

@@ -231,7 +231,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         each = self._samples.each
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
-        lengths, longest = prompt_lengths(self._ahead.data()), self.sampling.max_tokens
+        chosen = (self._where.split(batch)[0].data for batch in self._ahead.batches())
+        lengths, longest = prompt_lengths(chosen), self.sampling.max_tokens
         return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
 
     def _load(self, runtime: Runtime) -> None:

@@ -13,7 +13,7 @@ from operators.prompts.columns import used_columns
 from operators.prompts.template import Template, reason_of
 from operators.rows.arrow_types import plain_type
 from operators.rows.lineage import refuse_identity
-from operators.rows.sql import RowExpression
+from operators.rows.sql import RowExpression, Where
 from operators.settings.checks import check
 from pipeline.api import Batch, ConfigError, Operator, Output, Scope
 from pipeline.api.machine_errors import of_machine
@@ -34,6 +34,8 @@ class Map(Operator):
         templates: name to a Jinja template over the columns, which gives a text.
         numbers: name to {template, least, most}: the last number in the text that the template gives (of `4/5` and
             `4 out of 5` the 4), as a double. A row without one between `least` and `most` is a reject.
+        where: a condition in SQL on a row's columns. For rows for which it is false or null nothing is made: these
+            columns are null.
 
     Raises:
         ConfigError: none of them is given, two give a column, a column is `row` or `lineage`, an expression looks
@@ -58,6 +60,7 @@ class Map(Operator):
         columns: dict[str, str] | None = None,
         templates: dict[str, str] | None = None,
         numbers: dict[str, dict[str, Any]] | None = None,
+        where: str | None = None,
     ) -> None:
         names = [*(columns or {}), *(templates or {}), *(numbers or {})]
         check(bool(names), "columns", columns, "give columns, templates or numbers")
@@ -69,13 +72,18 @@ class Map(Operator):
         }
         self._new_columns |= {n: _Text(f"templates.{n}", text) for n, text in (templates or {}).items()}
         self._new_columns |= {n: _Number(f"numbers.{n}", keys) for n, keys in (numbers or {}).items()}
+        self._where = Where(where)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._where.plan(schema)
+        self._kept = [name for name in schema.names if name not in self._new_columns]
         new_fields = {name: pa.field(name, column.plan(schema)) for name, column in self._new_columns.items()}
         self._schema = pa.schema([*(new_fields.pop(f.name, f) for f in schema), *new_fields.values()])
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        batch, beside = self._where.chosen(batch, self._kept, self._schema)
+        yield from beside
         failed: dict[int, str] = {}
         arrays = {name: column.values(batch.data, failed) for name, column in self._new_columns.items()}
         columns = [arrays[f.name].cast(f.type) if f.name in arrays else batch.data.column(f.name) for f in self._schema]
@@ -83,7 +91,7 @@ class Map(Operator):
         if failed:
             yield batch.reject(sorted(failed), [failed[i] for i in sorted(failed)])
             data = data.take(pa.array([i for i in range(batch.num_rows) if i not in failed], pa.int64()))
-        if data.num_rows or not failed:
+        if data.num_rows or not (failed or beside):
             yield batch.with_data(data)
 
 

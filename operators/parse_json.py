@@ -13,6 +13,7 @@ import pyarrow as pa
 from operators.rows.batches import set_apart
 from operators.rows.json_schema import Validate, validator
 from operators.rows.json_values import Misfit, declared_fields, schema_fields
+from operators.rows.sql import Where
 from operators.settings.checks import check_one_of
 from operators.settings.structured import read_schema
 from pipeline.api import Batch, ConfigError, Operator, Output, RejectKind, Scope, add_columns, require_column
@@ -34,6 +35,8 @@ class ParseJson(Operator):
         fenced: where the text as a whole is no JSON, take the first block between ``` fences.
         invalid: the kind of the rejects: error (they count against max_error_rate) or filtered.
         as_: prefix of the new columns (`as` in a job file).
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: neither `fields` nor `schema` is given, a type is misspelt, the schema is none or leaves the type
@@ -61,6 +64,7 @@ class ParseJson(Operator):
         fenced: bool = True,
         invalid: str = "error",
         as_: str | None = None,
+        where: str | None = None,
     ) -> None:
         if not fields and schema is None:
             raise ConfigError("give fields or schema; fields: {name: string, age: int64} adds two columns")
@@ -72,9 +76,12 @@ class ParseJson(Operator):
         self._fenced = fenced
         self._kind = RejectKind(invalid)
         self._prefix = f"{as_}_" if as_ else ""
+        self._where = Where(where)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_column(schema, self._column, [pa.string()])
+        self._where.plan(schema)
+        self._kept = schema.names
         self._schema = add_columns(schema, *(pa.field(self._prefix + f.name, f.type) for f in self._fields))
         return self._schema
 
@@ -83,6 +90,8 @@ class ParseJson(Operator):
         return {"json_schema": hashlib.sha256(text.encode()).hexdigest()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        batch, beside = self._where.chosen(batch, self._kept, self._schema)
+        yield from beside
         rows: list[dict[str, Any]] = []
         failed: dict[int, str] = {}
         for i, text in enumerate(batch.data.column(self._column).to_pylist()):
@@ -92,7 +101,7 @@ class ParseJson(Operator):
                 failed[i] = f"{self._column}: {error}"
         rejects, batch = set_apart(batch, failed, self._kind)
         yield from rejects
-        if rows or not failed:
+        if rows or not (failed or beside):
             values = [pa.array([row[f.name] for row in rows], f.type) for f in self._fields]
             yield batch.with_data(pa.record_batch([*batch.data.columns, *values], schema=self._schema))
 

@@ -80,6 +80,7 @@ class Render(Rendering, ModelOrServer):
             assistant. Or the name of a column of whole conversations, instead of `data.messages_column`.
         writes: the role whose message the model writes: assistant, or user (then the prompt ends where the user's next
             message begins, as Magpie has it).
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by without a prompt.
 
     Example:
         render:

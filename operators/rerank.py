@@ -51,6 +51,8 @@ class Rerank(RerankArguments, ModelOrServer, ReadsHead):
         truncate: cut a document that is too long, instead of rejecting the row; the tokens that close a text stay.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: `top_n` is below 1, or the model is no reranker.
@@ -72,7 +74,8 @@ class Rerank(RerankArguments, ModelOrServer, ReadsHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ReadsHead.__init__(self, self.model, self.runtime, [self.query_column, self.documents_column], self.store)
+        columns = [self.query_column, self.documents_column]
+        ReadsHead.__init__(self, self.model, self.runtime, columns, self.store, self.where)
 
     def _check(self, schema: pa.Schema) -> None:
         self._check_model()

@@ -41,6 +41,8 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
             space at its end counts as the beginning of the text. Both are then texts.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
+        where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
+            in the new columns.
 
     Raises:
         ConfigError: `joint` without a `given_column`.
@@ -66,7 +68,7 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
         if self.joint and self.given_column is None:
             raise ConfigError("joint=true tokenizes a text together with what comes before it; add given_column")
         columns = [self.text_column] if self.given_column is None else [self.given_column, self.text_column]
-        ReadsLikelihoods.__init__(self, self.model, self.runtime, columns, self.store)
+        ReadsLikelihoods.__init__(self, self.model, self.runtime, columns, self.store, self.where)
 
     def _check(self, schema: pa.Schema) -> None:
         super()._check(schema)

@@ -19,7 +19,7 @@ from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT, list_column, list_views
+from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
 from operators.settings import ModelSettings
 from operators.settings.checks import check
 from pipeline.api import Batch, MakesPrompts, Operator, Output, Runtime, Scope, add_columns, require_column
@@ -92,6 +92,9 @@ class Tokenize(ModelOrServer, MakesPrompts):
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         ids, text = (row.column(field.name).to_pylist()[0] for field in (PROMPT_IDS, PROMPT_TEXT))
+        if text is None and self._ids_column is None:
+            yield NO_PROMPT
+            return
         text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"

@@ -209,7 +209,29 @@ CANNOT_WORK = [
         "steps.answer.where='row > 1'",
         "step 'answer': has where, which leaves rows without a completion, and n wants",
     ),
-    ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge': where='rwo > 1'"),
+    ("steps.judge.where='rwo > 1'", "step 'judge', node 'judge_prompt': where='rwo > 1'"),
+    ("steps.answer.probability=true", "step 'answer': has probability, which is that of one of its choices; add"),
+    (
+        "steps.judge={prompt: x, choices: ['a', 'b'], probability: true, n: 2}",
+        "step 'judge': has probability, so nothing is drawn, and n says nothing; leave it out",
+    ),
+    (
+        "steps.judge={prompt: x, choices: ['a', 'b'], probability: true, pick: best}",
+        "step 'judge': has probability and pick: best, which goes by a score; add score, or",
+    ),
+    (
+        "steps.judge={prompt: x, choices: ['a', 'b'], probability: true, columns: [seed]}",
+        "step 'judge': columns has 'seed', which no completion has; there are completion, choice_index, cho",
+    ),
+    (
+        "steps.judge={prompt: x, choices: ['a', 'b'], probability: true, model: {url: 'http://localhost:1/v1'}}",
+        "step 'judge', node 'judge': Choose with a server needs model.api=completions; it is chat",
+    ),
+    (
+        "steps.judge={prompt: x, choices: ['a', 'b'], probability: true,"
+        " model: {url: 'http://localhost:1/v1', api: completions, dialect: llama_server}}",
+        "step 'judge', node 'judge': model.dialect=llama_server: such a server has nothing for Choose",
+    ),
     ("steps.judge.regex=x", "step 'judge': has choices and regex; keep one"),
     ("steps.judge.schema={a: strin}", "step 'judge': has choices and schema; keep one"),
     ("steps.answer.schema={a: strin}", "step 'answer': schema.a is 'strin', and a type is string, int"),

@@ -97,7 +97,7 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
             self.open(runtime)
             return forecast_of(self.process, chosen, part, self._token_counts, None, self._model)
 
-        return self._where.forecast(batches, task, of_own, batches[0].data.schema.names, self._schema)
+        return self._where.forecast(batches, task, of_own, self._kept, self._schema)
 
     def _token_counts(self, output: Sequence[Batch]) -> tuple[list[float], list[float]]:
         rows = sum(batch.num_rows for batch in output)

@@ -18,7 +18,7 @@ from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.rendering import Prompt, Rendering
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import attempt
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
+from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import ModelSettings
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.model import TEXT
@@ -72,8 +72,11 @@ class EndpointRender(Rendering, MakesPrompts):
         self._names = LIKE if is_text else SpecialTokens(())
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
+        text = row.column(PROMPT_TEXT.name).to_pylist()[0]
+        if text is None:
+            yield NO_PROMPT
+            return
         yield "what the server is given:"
-        text = row.column(PROMPT_TEXT.name).to_pylist()[0] or ""
         yield json.dumps(json.loads(text), ensure_ascii=False, indent=2) if self._chats else text
 
     def _unfit(self) -> Iterable[tuple[str, bool, str]]:

@@ -27,7 +27,7 @@ _FIELDS = (
     pa.field("completion_token_count", pa.int32()),
     pa.field("seed", pa.int64()),
 )
-_IDS_FIELD = pa.field("completion_ids", pa.list_(pa.int32()))
+COMPLETION_IDS = pa.field("completion_ids", pa.list_(pa.int32()))
 REASONING = (pa.field("reasoning", pa.string()), pa.field("reasoning_token_count", pa.int32()))
 LOGPROBS = pa.field("logprobs", pa.list_(pa.float32()))
 _ENTRY = pa.struct([pa.field("id", pa.int32()), pa.field("logprob", pa.float32())])
@@ -43,7 +43,7 @@ def completion_fields(
     scored = [LOGPROBS] if by_row or sampling.logprobs is not None else []
     ranked = [TOP_LOGPROBS] if by_row or sampling.logprobs else []
     parts = [*_FIELDS, *(REASONING if reasons else ()), *(TOOL_CALLS if calls else ())]
-    return [*parts, *([_IDS_FIELD] if keep_ids else []), *scored, *ranked]
+    return [*parts, *([COMPLETION_IDS] if keep_ids else []), *scored, *ranked]
 
 
 def with_completion(
@@ -151,7 +151,7 @@ class Completions(CompletionColumns[Sequence]):
             "prompt_token_count": lambda row: len(row.prompt),
             "completion_token_count": lambda row: len(row.tokens),
             "seed": lambda row: row.seed,
-            _IDS_FIELD.name: lambda row: row.tokens,
+            COMPLETION_IDS.name: lambda row: row.tokens,
             LOGPROBS.name: lambda row: _of_each(row, lambda score: score.logprob),
             TOP_LOGPROBS.name: lambda row: _of_each(
                 row, lambda score: [{"id": token, "logprob": logprob} for token, logprob in score.top]

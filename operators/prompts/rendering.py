@@ -22,6 +22,7 @@ from operators.prompts.conversations import (
 from operators.prompts.messages import NoPrompt
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
+from operators.rows.sql import Where
 from operators.rows.token_lists import PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
@@ -47,7 +48,7 @@ class Rendering(Operator):
     texts in `_texts`.
 
     Args:
-        model, data, template, template_file, raw_column, messages, writes: see operators.render.Render.
+        model, data, template, template_file, raw_column, messages, writes, where: see operators.render.Render.
     """
 
     _unproved: Template | None
@@ -64,6 +65,7 @@ class Rendering(Operator):
         raw_column: str | None = None,
         messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
+        where: str | None = None,
     ) -> None:
         sources = {"template": template, "template_file": template_file, "messages": messages}
         if len(several := [key for key, value in sources.items() if value is not None]) > 1:
@@ -79,8 +81,10 @@ class Rendering(Operator):
         self._conversations = _conversations(data, messages)
         self._arguments = TemplateArguments(model, data)
         self._user_writes = writes == USER
+        self._where = Where(where)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
+        self._where.plan(schema)
         self._row_template = self._user_template()
         path = self._model.chat_template
         self._unproved = None
@@ -96,7 +100,8 @@ class Rendering(Operator):
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
         stale = schema.get_field_index(PROMPT_LITERALS.name)  # of an earlier prompt, whose text was dropped
-        self._schema = add_columns(schema if stale < 0 else schema.remove(stale), PROMPT_TEXT, PROMPT_LITERALS)
+        schema = schema if stale < 0 else schema.remove(stale)
+        self._kept, self._schema = schema.names, add_columns(schema, PROMPT_TEXT, PROMPT_LITERALS)
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
@@ -107,6 +112,8 @@ class Rendering(Operator):
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        batch, beside = self._where.chosen(batch, self._kept, self._schema)
+        yield from beside
         columns = [python_values(batch.data.column(name)) for name in self._columns]
         raw: list[Any] = [None] * batch.num_rows
         if self._raw_column is not None:
@@ -128,7 +135,7 @@ class Rendering(Operator):
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
             said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]
-            kept = [data.column(name) for name in self._schema.names[:-2]]
+            kept = [data.column(name) for name in self._kept]
             with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
             yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), why) for i, why in said))
 

@@ -14,6 +14,7 @@ PROMPT_IDS = pa.field("prompt_ids", pa.list_(pa.int32()))
 PROMPT_LITERALS = pa.field("prompt_literals", pa.list_(pa.int32()))
 """The characters of `prompt_text` at which the name of a control token begins that is text of the row, and no token;
 null where there are none."""
+NO_PROMPT = "the row has no prompt: it is not asked (where)"
 
 
 def literals_of(data: pa.RecordBatch, name: str) -> pa.ListArray | None:

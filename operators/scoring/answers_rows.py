@@ -84,7 +84,7 @@ class AnswersRows(Operator):
     Args:
         columns: those with the texts.
         store: the config group of that name.
-        where: rows to read; see Where.
+        where: a condition on the rows to read; see Where.
     """
 
     kind: ClassVar[str] = "<f4"
@@ -129,11 +129,12 @@ class AnswersRows(Operator):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._check(schema)
         self._where.plan(schema)
+        self._kept = schema.names
         self._schema = add_columns(schema, *self._fields)
         return self._schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        batch, beside = self._where.chosen(batch, batch.data.schema.names, self._schema)
+        batch, beside = self._where.chosen(batch, self._kept, self._schema)
         yield from beside
         rejects, batch = set_apart(batch, self._unread(batch.data))
         yield from rejects

@@ -1,4 +1,4 @@
-"""The columns of Embed, Score and Rerank, made of a model's numbers or of a server's."""
+"""The columns of Embed, Score, Choose and Rerank, made of a model's numbers or of a server's."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ RERANK = (
     pa.field("rerank_documents", pa.list_(pa.string())),
     pa.field("rerank_tokens", pa.int32()),
 )
+CHOICE = (
+    pa.field("choice", pa.string()),
+    pa.field("choice_index", pa.int32()),
+    pa.field("choice_logprobs", pa.list_(pa.float64())),
+    pa.field("choice_probability", pa.float64()),
+)
+Choice = tuple[str, int, list[float], float]
+"""The values of CHOICE in a row."""
 Ranking = tuple[list[int], list[float], list[str], int | None]
 """The values of RERANK in a row."""
 
@@ -43,6 +51,27 @@ def score_arrays(answers: Sequence[Answer]) -> list[pa.Array]:
         perplexities = [float(np.exp(np.float64(-t / n))) for t, n in zip(totals, counts, strict=True)]
     values = (logprobs, totals, counts, perplexities, is_greedy)
     return [pa.array(column, field.type) for column, field in zip(values, SCORE, strict=True)]
+
+
+def chosen(options: Sequence[str], logprobs: list[float], tokens: Sequence[int], normalize: str) -> Choice:
+    """Return the likeliest of `options`, the first of equal ones, and its probability among them: the softmax of what
+    is compared.
+
+    Args:
+        logprobs: of each option the sum over its tokens.
+        tokens: how many these are.
+        normalize: see operators.choose.Choose.
+    """
+    sizes = {"none": [1] * len(options), "bytes": [len(text.encode()) for text in options], "tokens": tokens}
+    compared = [logprob / size for logprob, size in zip(logprobs, sizes[normalize], strict=True)]
+    best = max(compared)
+    index = compared.index(best)
+    return options[index], index, logprobs, 1 / math.fsum(math.exp(value - best) for value in compared)
+
+
+def choice_arrays(choices: Sequence[Choice]) -> list[pa.Array]:
+    """Return the columns of CHOICE."""
+    return [pa.array(column, field.type) for column, field in zip(zip(*choices, strict=True), CHOICE, strict=True)]
 
 
 def ranked(scores: Sequence[float], documents: Sequence[str], top_n: int | None, tokens: int | None) -> Ranking:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -128,7 +129,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         self.open(runtime)
         try:
             prepare_s = time.perf_counter() - began
-            forecast = forecast_texts(self.process, self._token_counts, self._columns, batches, task)
+            of_own = partial(forecast_texts, self.process, self._token_counts, self._columns)
+            forecast = self._where.forecast(batches, task, of_own, self._kept, self._schema)
             return replace(forecast, prepare_s=prepare_s)
         finally:
             self.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import pyarrow as pa
 
-from operators.generation.completions import REASONING, TEXT, completion_fields
+from operators.generation.completions import COMPLETION_IDS, REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
+from operators.scoring.columns import CHOICE
 from operators.settings import SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.structured import StructuredSettings
 from operators.steps.step import Step, json_schema
 from pipeline.api.errors import ConfigError, did_you_mean
@@ -27,11 +29,13 @@ KEYS = {
         "where": "where",
         "sampling.n": "n",
         "sampling.structured.choices": "choices",
+        "options": "choices",
         "sampling.structured.regex": "regex",
         "sampling.structured.json_schema": "schema",
     },
-    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes"},
-    "_json": {"columns": "schema"},
+    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes", "where": "where"},
+    "_json": {"fields": "schema", "schema": "schema", "where": "where"},
+    "_value": {"where": "where"},
     "_pick": {"by": "pick", "column": "pick"},
     "_keep": {"where": "keep", "reason": "keep"},
     "_drop": {"where": "drop", "reason": "drop"},
@@ -156,41 +160,54 @@ def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
 def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and op of the nodes that ask the model and make the step's columns."""
     model, runtime, kept = groups["model"], groups["runtime"], _asked(step, groups)
+    op, answer = _generates(step, groups), {TEXT: name}
+    if step.probability:
+        op, answer = _chooses(step, groups), {"choice": name, "choice_probability": f"{name}_probability"}
+    asked = {} if step.where is None else {"where": step.where}
+    answered = {} if step.where is None else {"where": f'"{name}" IS NOT NULL'}
     prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
-    yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt}
+    yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt, **asked}
     yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
     yield f"{name}_batch", {"_target_": "operators.batch_by_length.BatchByLength", "runtime": runtime}
-    yield (
-        name,
-        {
-            "_target_": "operators.generate.Generate",
-            "sampling": _sampling(step, groups["sampling"]),
-            **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
-            "completion_ids": "completion_ids" in kept,
-            "completion_text": groups["output"].completion_text,
-            "reasoning": _keeps(REASONING, kept),
-            "tool_calls": _keeps(TOOL_CALLS, kept),
-            "as": name,
-            **({} if step.where is None else {"where": step.where}),
-        },
-    )
-    names, drop, prompt_columns = {f"{name}_{TEXT}": name}, [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
+    yield name, {**op, "as": name, **asked}
+    names = {f"{name}_{column}": new for column, new in answer.items()}
+    drop, prompt_columns = [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
     if PROMPT_TEXT.name in kept:
         names |= {column: f"{name}_{column}" for column in prompt_columns}
     else:
         drop += prompt_columns
     yield f"{name}_names", {"_target_": "operators.columns.Rename", "columns": names, "drop": drop}
     if step.extract is not None or step.score is not None:
-        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, kept)}
+        yield f"{name}_value", {"_target_": "operators.map.Map", **_value(name, step, kept), **answered}
     if step.schema is not None:
         columns = json_schema(step.schema)[1]
-        yield f"{name}_json", {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name, **columns}
+        parse = {"_target_": "operators.parse_json.ParseJson", "column": name, "as": name}
+        yield f"{name}_json", {**parse, **columns, **answered}
     if step.pick == "best":
         by = name if step.score is not None else f"{name}_logprobs"
         yield f"{name}_pick", {"_target_": "operators.best_of.BestOf", "by": by, "losers": "drop"}
     if step.pick == "majority":
         majority = {"_target_": "operators.best_of.Majority", "column": name, "as": name, "losers": "drop"}
         yield f"{name}_pick", majority
+
+
+def _generates(step: Step, groups: Groups) -> dict[str, Any]:
+    kept = _asked(step, groups)
+    return {
+        "_target_": "operators.generate.Generate",
+        "sampling": _sampling(step, groups["sampling"]),
+        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
+        "completion_ids": "completion_ids" in kept,
+        "completion_text": groups["output"].completion_text,
+        "reasoning": _keeps(REASONING, kept),
+        "tool_calls": _keeps(TOOL_CALLS, kept),
+    }
+
+
+def _chooses(step: Step, groups: Groups) -> dict[str, Any]:
+    joint = {"joint": True} if isinstance(groups["model"], EndpointSettings) else {}  # a server cannot do otherwise
+    shared = {key: groups[key] for key in ("model", "runtime", "store")}
+    return {"_target_": "operators.choose.Choose", "options": step.choices, **joint, **shared}
 
 
 def _sampling(step: Step, sampling: SamplingSettings) -> SamplingSettings:
@@ -232,13 +249,17 @@ def _without_intermediates(name: str, step: Step, groups: Groups) -> dict[str, A
     kept, sampling = _asked(step, groups), groups["sampling"]
     if sampling.logprobs is not None:
         kept |= {"logprobs", "top_logprobs"}
-    fields = completion_fields(
-        _sampling(step, sampling),
-        keep_ids="completion_ids" in kept,
-        reasons=_keeps(REASONING, kept),
-        calls=_keeps(TOOL_CALLS, kept),
-    )
-    names = [*(f.name for f in (*fields, PROMPT_TEXT)), "completion_ids", *(f.name for f in (*REASONING, *TOOL_CALLS))]
+    fields: Sequence[pa.Field] = CHOICE[1:-1]
+    more: Sequence[pa.Field] = ()
+    if not step.probability:
+        fields = completion_fields(
+            _sampling(step, sampling),
+            keep_ids="completion_ids" in kept,
+            reasons=_keeps(REASONING, kept),
+            calls=_keeps(TOOL_CALLS, kept),
+        )
+        more = (COMPLETION_IDS, *REASONING, *TOOL_CALLS)
+    names = [TEXT, *(f.name for f in (*fields, PROMPT_TEXT, *more) if f.name != TEXT)]
     if unknown := [column for column in step.columns if column not in names]:
         hint = did_you_mean(unknown[0], names) or f"; there are {', '.join(names)}"
         raise ConfigError(f"step '{name}': columns has '{unknown[0]}', which no completion has{hint}")

@@ -10,8 +10,10 @@ from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError, did_you_mean
 
 PICKS = ("all", "best", "majority")
-OF_EVERY_ROW = ("n", "pick", "schema", "extract", "score")
+OF_EVERY_ROW = ("n", "pick")
 """Keys that want a completion in every row."""
+OF_DRAWS = ("n", "sampling", "decode", "seed")
+"""Keys that say how a completion is drawn."""
 OF_ANY_NODE = ("op", "after", "keep", "drop", "on_error")
 PROMPTS = ("prompt", "messages")
 ANSWERS = ("choices", "regex", "schema")
@@ -44,11 +46,13 @@ class Step:
             `<name>_samples`). The others leave without a reject each. Without `n` it picks among the completions of
             the step before.
         choices: the completion is one of these texts.
+        probability: add `<name>_probability`, how likely the model finds the answer among `choices`: 0 to 1. Nothing is
+            drawn then: the answer is the likeliest of them, as operators.choose.Choose compares them.
         regex: the completion matches it.
         schema: the completion is JSON: {name: string, age: int, tags: list<string>, mood: [good, bad]}, a JSON schema,
             or the path of one. Adds a column `<name>_<key>` for each key.
         extract: a template that makes the column of `completion`, the whole text.
-        where: a condition in SQL on a row. Rows for which it is false or null are not asked: their column is null.
+        where: a condition in SQL on a row. Rows for which it is false or null are not asked: their columns are null.
         score: [least, most]: the last number in the text is the column. A row without one in this range is a reject.
         keep, drop: conditions in SQL on a row with its new columns. Rows that are not kept become rejects of kind
             `filtered`.
@@ -71,6 +75,7 @@ class Step:
     n: int | None = None
     pick: str = "all"
     choices: list[str] | None = None
+    probability: bool = False
     regex: str | None = None
     schema: dict[str, Any] | str | None = None
     extract: str | None = None
@@ -102,6 +107,8 @@ class Step:
             raise ConfigError(f"has {' and '.join(answers)}; keep one of them")
         if self.schema is not None and (self.extract is not None or self.score is not None):
             raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
+        if self.probability:
+            self._check_probability(set_keys)
         check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
         check(isinstance(self.after, str | None), "after", self.after, "it is one step or node; op takes several")
         if self.where is not None and (other := [key for key in OF_EVERY_ROW if key in set_keys]):
@@ -109,6 +116,14 @@ class Step:
         if self.score is not None:
             check(len(self.score) == 2 and self.score[0] < self.score[1], "score", self.score, "it is [least, most]")
         check(self.n is None or self.n >= 1, "n", self.n, "it is 1 or more")
+
+    def _check_probability(self, set_keys: list[str]) -> None:
+        if self.choices is None:
+            raise ConfigError("has probability, which is that of one of its choices; add choices: [...]")
+        if drawn := [key for key in OF_DRAWS if key in set_keys]:
+            raise ConfigError(f"has probability, so nothing is drawn, and {drawn[0]} says nothing; leave it out")
+        if self.pick == "best" and self.score is None:
+            raise ConfigError("has probability and pick: best, which goes by a score; add score, or leave one out")
 
     def _check_prompt(self) -> None:
         check_one_of("writes", self.writes, ("assistant", "user"))

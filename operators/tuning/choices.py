@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
@@ -120,9 +118,9 @@ class LookAhead:
         """Return the next item; None if there is none yet."""
         return self._items.popleft() if self._items else inbox.poll()
 
-    def data(self) -> list[pa.RecordBatch]:
+    def batches(self) -> list[Batch]:
         """Return the rows that were looked at."""
-        return [item.data for item in self._items if isinstance(item, Batch)]
+        return [item for item in self._items if isinstance(item, Batch)]
 
     def gather(self, inbox: Inbox, enough: int) -> int | None:
         """Take items until there are more than `enough` rows or no more come; return their number if these are all that

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.choose import NORMALIZE, Choose, Question, _sums
+from operators.choose import Choose, _sums
 from operators.score import Score
+from operators.scoring.arguments import NORMALIZE
+from operators.scoring.columns import chosen
 from operators.scoring.likelihood import Likelihood
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, SchemaError
@@ -106,12 +109,10 @@ def test_what_cannot_be_answered_is_rejected_with_the_reason(tmp_path):
 
 
 def test_an_impossible_option_is_not_chosen_and_not_all_can_be_impossible():
-    ids = np.array([1], np.int32)
-    question = Question(ids, [ids, ids], ["a", "b"])
     impossible, possible, nan = (Likelihood(np.array([p], np.float32)) for p in (-math.inf, -9.0, math.nan))
     sums = _sums([impossible, possible])
     assert sums is not None
-    assert chooser()._choice(question, sums[0].tolist()) == ("b", 1, [-math.inf, -9.0], 1.0)
+    assert chosen(["a", "b"], sums[0].tolist(), [1, 1], "none") == ("b", 1, [-math.inf, -9.0], 1.0)
     assert _sums([impossible, impossible]) is None
     assert _sums([possible, nan]) is None
 
@@ -134,3 +135,25 @@ def test_arguments_and_columns_that_cannot_work(tmp_path):
     op = chooser(["a", "b"], question_column="ids", joint=True)
     with pytest.raises(SchemaError, match="'ids' has type list"):
         flow(tmp_path, [], op, pa.schema([("ids", pa.list_(pa.int32()))]))
+
+
+def test_an_option_that_begins_another_one_is_never_less_likely_and_said(tmp_path, caplog):
+    rows = [{"prompt_text": row["prompt_text"], "options": None} for row in questions(20)]
+    out = flow(tmp_path, rows, chooser(["no", "ab", "abc"])).run()
+    assert "abc" not in {row["choice"] for row in out}
+    assert all(row["choice_logprobs"][2] <= row["choice_logprobs"][1] for row in out)
+    said = [record.message for record in caplog.records if "never the likelier" in record.message]
+    assert [line.partition(", so")[0] for line in said] == ["choose: the option 'abc' begins with the tokens of 'ab'"]
+
+
+def test_a_question_that_ends_within_reasoning_is_rejected(tmp_path):
+    rows = [{"prompt_text": f"Q{end}", "options": ["a", "b"]} for end in ("", "<think>\n", "<think>\n\n</think>\n")]
+    op = Choose(
+        replace(FAKE, reasoning_tags=["<think>", "</think>"]),
+        EngineSettings(slots=4, max_sequence_tokens=256),
+        options="options",
+    )
+    run = flow(tmp_path, rows, op)
+    assert [row["row"] for row in run.run()] == [0, 2]
+    ((_, _, reason),) = run.tally.by_reason
+    assert "ends within the model's reasoning" in reason

@@ -93,11 +93,12 @@ NODES: Mapping[str, Mapping[str, str | None]] = {
     "Generate": dict.fromkeys(NAMES, "/chat/completions, /completions"),
     "Embed": dict.fromkeys(NAMES, "/embeddings"),
     "Score": dict.fromkeys(NAMES, "/completions") | {LLAMA_SERVER: None},
+    "Choose": dict.fromkeys(NAMES, "/completions") | {LLAMA_SERVER: None},
     "Rerank": dict.fromkeys(NAMES, "/rerank") | {LLAMA_CPP_PYTHON: None},
 }
-"""By operator and dialect the path that it asks, below the base URL; None: such a server has nothing for it. Score asks
-for the echo of a prompt with its log-probabilities: llama-server does not know `echo`. OpenAI has no /rerank, and Jina
-and Cohere, which have it, are spoken to as to OpenAI."""
+"""By operator and dialect the path that it asks, below the base URL; None: such a server has nothing for it. Score and
+Choose ask for the echo of a prompt with its log-probabilities: llama-server does not know `echo`. OpenAI has no
+/rerank, and Jina and Cohere, which have it, are spoken to as to OpenAI."""
 
 _OWNERS: Mapping[str, str] = {
     "vllm": VLLM,

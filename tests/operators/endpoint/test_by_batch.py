@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from operators.endpoint.estimate import TRIED
 from operators.endpoint.scoring import EndpointEmbed
 from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
-from pipeline import estimate, run
+from pipeline import Job, estimate, run
 from pipeline.api.errors import ConfigError, NodeFailed
 from tests.operators.endpoint.fault_server import Fault, FaultServer
 from tests.sets import often_cases
@@ -73,6 +74,23 @@ def test_texts_are_scored_after_what_is_given(tmp_path):
     reasons = dict(result.rejects().select("row", "reason").collect().iter_rows())
     assert "too bad" in reasons[1]
     assert reasons[2] == "column 'answer' is empty; there is nothing to score"
+
+
+def test_a_step_has_the_probability_of_a_choice_from_a_server_and_from_the_store_then(tmp_path):
+    """A token has the logarithm -1 for each of its characters there."""
+    job = Job("label", model="endpoint")
+    job.step("label", prompt="{{ prompt }}", choices=[" a bc", " d"], probability=True, where="query <> 'bad'")
+    known = {"model.api": "completions", "model.retries": 0, "max_error_rate": 1.0, "progress": "none"}
+    known["store.path"] = str(tmp_path / "all.sqlite")
+    with FaultServer(lambda number, body: refuses_bad(number, body or {})) as server:
+        first, again = (
+            run(job, known | {"model.url": server.url}, rows=ROWS, directory=tmp_path / name) for name in ("a", "b")
+        )
+        assert server.requests == 4
+    rows = first.rows().collect().sort("row")
+    assert rows["label"].to_list() == [" d", None, " d"]
+    assert rows["label_probability"].to_list() == [pytest.approx(1 / (1 + math.exp(2 - 5))), None, rows[0, -1]]
+    assert again.rows().collect().sort("row").equals(rows)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,29 @@ def test_scores_of_a_real_server_are_those_of_the_local_job(tmp_path):
         assert their["is_greedy"] == our["is_greedy"]
 
 
+def test_the_probability_of_a_choice_is_that_of_the_local_job(tmp_path):
+    """As the scores above; the server tokenizes choice and question together, so the local node does so, too."""
+    model = begins_texts(TINY, tmp_path / "begins.gguf")
+    ask = {"prompt": "{{ before }} Answer:", "raw": True, "choices": [" yes", " no", " a fox"], "probability": True}
+    theirs_job = Job("theirs", model="endpoint")
+    theirs_job.step("label", **ask, columns=["choice_logprobs"])
+    ours_job = Job("ours", model="gguf")
+    ours_job.step("asked", op={"_target_": "operators.render.Render", "template": ask["prompt"]})
+    ours_job.step(
+        "label", op={"_target_": "operators.choose.Choose", "options": ask["choices"], "joint": True, "as": "label"}
+    )
+    local = {"model.path": str(model), "runtime.flash_attention": False, "runtime.kernels": "llama.cpp"}
+    rows = [row for row in SCORED if row["before"].isascii()]
+    ours = run(ours_job, local | {"progress": "none"}, rows=rows, directory=tmp_path / "ours").rows().collect()
+    with llama_cpp_server(tmp_path / "log", model) as url:
+        there = {"model.url": url, "model.api": "completions", "progress": "none"}
+        theirs = run(theirs_job, there, rows=rows, directory=tmp_path / "theirs").rows().collect()
+    for our, their in zip(ours.sort("row").to_dicts(), theirs.sort("row").to_dicts(), strict=True):
+        assert their["label"] == our["label_choice"]
+        assert their["label_probability"] == pytest.approx(our["label_choice_probability"], abs=1e-4)
+        assert their["label_choice_logprobs"] == pytest.approx(our["label_choice_logprobs"], abs=1e-3)
+
+
 def test_two_hundred_greedy_texts_of_a_real_server_are_those_of_the_local_job(tmp_path):
     """llama-cpp-python's server has one slot and no flash attention."""
     settings = {"sampling": "greedy", "progress": "none"}

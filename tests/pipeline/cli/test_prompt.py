@@ -83,3 +83,12 @@ def test_of_several_prompts_those_that_need_no_completion_are_shown(capsys: pyte
     assert "Here are some instructions:" in capsys.readouterr().out
     message = refused(capsys, "prompt", "job=self_instruct", "row=1", "node=answer")
     assert "the prompt of 'answer_tokens' needs what 'instruction' generates; run the job with output.prompt" in message
+
+
+@pytest.mark.parametrize("model", ["tiny", "endpoint"])
+def test_a_row_that_a_step_does_not_ask_has_none(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    url = "model: {url: 'http://localhost:1/v1', name: x}\n" if model == "endpoint" else ""
+    steps = "steps: {answer: {messages: chat, where: row <> 1}}\ndata: {path: chats.jsonl}\n"
+    Path("some.yaml").write_text(f"defaults: [{{override /model: {model}}}]\n{url}{steps}")
+    assert main(["prompt", "job=some.yaml", "row=1"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "the row has no prompt: it is not asked (where)\n"
