@@ -126,6 +126,13 @@ def test_nights_give_the_rows_of_one_run_over_all_and_change_no_byte(tmp_path, s
     assert numbers.sort().to_list() == list(range(len(numbers)))
 
 
+def test_rows_are_numbered_in_the_order_of_the_input_with_those_that_cannot_be_read(tmp_path):
+    put(tmp_path, [{"id": "a", "x": 1}, BAD, {"id": "b", "x": 2}])
+    assert run(job(tmp_path)) is ExitCode.DONE
+    result = load(tmp_path / "out")
+    assert (result.rows().collect()["row"].to_list(), result.rejects().collect()["row"].to_list()) == ([0, 2], [1])
+
+
 def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog):
     first, changed = [{"id": "a", "x": 1}, {"id": "b", "x": 2}], [{"id": "a", "x": 5}, {"id": "c", "x": 3}]
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
