@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 
 from docs.refresh_readme import BLOCK, PAGES, output_of
-from operators.formats.input_file import CODECS
 from operators.formats.registry import ENDINGS
+from operators.formats.unpack import CODECS
 from operators.rows.arrow_types import SCALARS
 from operators.settings import DataSettings
 from pipeline import PROJECT

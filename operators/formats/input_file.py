@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import gzip
 import io
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import pyarrow as pa
-
+from operators.formats.unpack import CODECS, DAMAGED, unpack
 from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
 
@@ -31,8 +28,6 @@ EMPTY = "nothing: it is empty"
 UTF_16 = "UTF-16 text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
 BOM = b"\xef\xbb\xbf"
 TEXT_MAGIC = (b"{", b"[")
-CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
-"""Compression by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
     b"PAR1": "Parquet",
     b"ARROW1": "an Arrow IPC file",
@@ -40,8 +35,8 @@ MAGIC: Mapping[bytes, str] = {
     b"\x1f\x8b": "gzip, which is unpacked where the name ends in .gz",
     b"\x28\xb5\x2f\xfd": "zstd, which is unpacked where the name ends in .zst",
     b"PK\x03\x04": "a zip archive; unpack it first (of an Excel file, export CSV)",
-    b"BZh": "bzip2, which is not unpacked here; unpack it first (bunzip2)",
-    b"\xfd7zXZ\0": "xz, which is not unpacked here; unpack it first (unxz)",
+    b"BZh": "bzip2, which is unpacked where the name ends in .bz2",
+    b"\xfd7zXZ\0": "xz, which is unpacked where the name ends in .xz",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"FEA1": "Feather 1, which is not read; write it again as Feather 2, Arrow or Parquet",
     b"GGUF": "a GGUF model",
@@ -163,7 +158,7 @@ class InputFile:
 
     @property
     def codec(self) -> str | None:
-        """The compression, by the last extension: gzip, zstd or None."""
+        """The compression, by the last extension; None: there is none."""
         return CODECS.get(PurePosixPath(self.name).suffix.lower())
 
     @property
@@ -194,15 +189,8 @@ class InputFile:
             if not raw.peek(1):
                 raise InputError(f"{self} is empty, which no {self.codec} archive is; make or fetch it again")
             try:
-                # Of the two only Python's takes zeros behind an archive, with which tapes and blocks are filled up.
-                gzipped = self.codec == "gzip"
-                unpacked = (
-                    gzip.GzipFile(fileobj=raw)
-                    if gzipped
-                    else pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
-                )
-                yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
-            except (OSError, EOFError, zlib.error) as error:
+                yield io.BufferedReader(unpack(raw, self.codec), BUFFER_BYTES), raw
+            except DAMAGED as error:
                 if isinstance(error, OSError) and error.errno is not None:  # those of archives have no errno
                     raise
                 with self.open() as file:

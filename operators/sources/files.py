@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from operators.formats.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
+from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
+from operators.formats.unpack import CODECS
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.remote import remote
