@@ -20,6 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.formats.encodings import not_of
 from operators.formats.format import Format
 from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
@@ -36,7 +37,7 @@ CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), p
 class CsvReader(TextReader):
     """Reads a CSV file; see TextReader.
 
-    Bytes that are not UTF-8 are half characters in its fields (Python's `surrogateescape`).
+    Bytes that are not of its encoding are half characters in its fields (Python's `surrogateescape`).
     """
 
     takes_types = True
@@ -71,7 +72,8 @@ class CsvReader(TextReader):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
         if "\0" in (names := "".join(self._names)) or not _is_utf8(names):
             looks = self.file.looks_like()
-            raise InputError(f"{self.file} cannot be read as CSV: its header is not UTF-8; it begins like {looks}")
+            why = not_of(self.encoding, f"it begins like {looks}")
+            raise InputError(f"{self.file} cannot be read as CSV: its header {why}")
         return rows
 
     def values(self, row: Row) -> Mapping[str, Any] | str:

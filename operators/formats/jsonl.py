@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from operators.formats.encodings import UTF_8
 from operators.formats.format import NO_COMPRESSION, Format, unknown_type
 from operators.formats.input_file import BOM, BUFFER_BYTES
-from operators.formats.lines import LinesReader, not_utf8
+from operators.formats.lines import LinesReader, not_decoded
 from operators.formats.reader import NoRowFitsError, RowBlock
 from operators.formats.text_file import Row, Unread
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
@@ -85,7 +86,7 @@ class JsonlReader(LinesReader):
     def _texts(self) -> Iterator[bytes]:
         """Yield lines of the file, about `block_bytes` at a time, and only the beginning of one that is too long."""
         self.bytes_read = 0
-        with self.file.unpacked() as (content, raw):
+        with self.text() as (content, raw):
             while text := content.read(self.block_bytes):
                 room = self.max_row_bytes + 1 - (len(text) - text.rfind(b"\n") - 1)
                 if not text.endswith(b"\n"):
@@ -98,7 +99,7 @@ class JsonlReader(LinesReader):
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
-        found = too_long or parse_object(text)
+        found = too_long or parse_object(text, self.encoding)
         for name in self.as_json:
             if isinstance(found, dict) and not isinstance(found.get(name), str | None):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
@@ -164,8 +165,8 @@ def _is_sure(column: pa.Array | pa.ChunkedArray) -> bool:
     return pc.all(sure, min_count=0).as_py() is True
 
 
-def parse_object(line: bytes) -> dict[str, Any] | str:
-    """Return the JSON object in `line`, or the reason why there is none."""
+def parse_object(line: bytes, encoding: str = UTF_8) -> dict[str, Any] | str:
+    """Return the JSON object in `line`, or the reason why there is none. `encoding`: that of its file."""
     try:
         text = line.decode()
         found, end = DECODER.raw_decode(text)
@@ -174,7 +175,7 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        return not_utf8(error)
+        return not_decoded(error, encoding)
     except UnicodeEncodeError:
         return f"has {HALF_A_CHARACTER}"
     except json.JSONDecodeError as error:

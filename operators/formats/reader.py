@@ -61,6 +61,7 @@ class Reader(ABC):
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
+        encoding: of a text file (`data.encoding`); None: UTF-8, or what its first bytes say.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -70,6 +71,8 @@ class Reader(ABC):
     """True if `data.schema` and `data.types` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
     """True if a column that a file lacks is null in its rows; else it is an error."""
+    is_text: ClassVar[bool] = False
+    """True if the files are texts, in an encoding."""
     texts: ClassVar[bool] = False
     """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
 
@@ -81,7 +84,10 @@ class Reader(ABC):
         only: bool = True,
         as_json: Collection[str] = (),
         quote: str | None = AUTO,
+        encoding: str | None = None,
     ) -> None:
+        if encoding is not None and not self.is_text:
+            raise ConfigError(f"data.encoding is for text files; {file} is {file.format}; leave it out")
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
             raise ConfigError(
@@ -94,8 +100,11 @@ class Reader(ABC):
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
+        self.file_encoding = encoding
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
+        self.guesses: dict[str, str] = {}
+        """How the file is read, by the key that sets it otherwise, where it was guessed."""
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from operators.formats.encodings import NAMES, is_encoding, near
 from operators.formats.registry import WRITTEN
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
@@ -60,6 +61,8 @@ class DataSettings:
             file are text.
         quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
             text; auto: `"`, but null for .tsv.
+        encoding: of text files (CSV, JSONL, lines), as Python names it: cp1252, latin-1, utf-16 ...; null: UTF-8, or
+            what the file's first bytes say (a mark, or a zero in every other byte).
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
@@ -84,6 +87,7 @@ class DataSettings:
     schema: Any = in_data(None, *_TO_TYPES)
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v))
     quote: str | None = in_data("auto", *_QUOTE)
+    encoding: str | None = when_given(None)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
@@ -101,6 +105,8 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        name = self.encoding
+        check(name is None or is_encoding(name), "data.encoding", name, NAMES + ("" if name is None else near(name)))
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
         both = self.tools is not None and self.tools_column is not None

@@ -141,8 +141,6 @@ def test_a_useless_file_costs_its_lines_and_not_the_others(tmp_path, content, li
 
 BINARY = [
     *(start for start in MAGIC if start not in (b"{", b"[")),
-    "{}\n".encode("utf-16-le"),
-    "{}\n".encode("utf-16-be"),
     bytes(99),
 ]
 
@@ -218,8 +216,26 @@ ZIPPED = r"begins like gzip, which is unpacked where the name ends in \.gz"
         ("a.parquet", b"hello", {}, "cannot be read as parquet: .* text: 'hello'"),
         ("a.parquet", b'{"a": 1}', {}, "begins like JSON"),
         ("a.feather", b"FEA1" * 99, {}, "begins like Feather 1, .* write it again as Feather 2, Arrow or Parquet$"),
-        ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), {}, "begins like UTF-16 text; convert it to UTF-8"),
-        ("a.txt", "a\nb\n".encode("utf-16-le"), {"format": "lines"}, "begins like UTF-16 text; convert it to UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), {"format": "arrow"}, "begins like text: 'a,b.n1,2.n', in utf-16"),
+        (
+            "a.csv",
+            "ä,b".encode("latin-1"),
+            {},
+            "its header is not UTF-8: .* data.encoding=cp1252 reads",
+        ),
+        (
+            "a.csv",
+            b"a\n1\n",
+            {"encoding": "utf-16"},
+            r"no mark \(BOM\); write data.encoding=utf-16-le or utf-",
+        ),
+        (
+            "a.csv",
+            b"a\n1\n",
+            {"encoding": "cp125"},
+            "; did you mean data.encoding=cp1252",
+        ),
+        ("a.arrow", b"", {"encoding": "cp1252"}, "data.encoding is for text files; .*a.arrow is arrow; leave it out"),
         ("a.jsonl", b'{"a": 1}\r{"a": 2}\r', {}, "begins like JSON, in lines that end in CR alone; make them"),
         ("a.jsonl.bz2", b"BZh91AY&SY", {}, "damaged or cut off near byte 10: .* begins like bzip2"),
         ("a.csv", b"\xfd7zXZ\0\0", {}, "begins like xz, which is unpacked where the name ends in .xz"),
