@@ -96,6 +96,8 @@ def here(tmp_path, monkeypatch) -> Path:
     prompts = questions.select("id", prompt="question")
     questions.write_csv("prompts.csv")
     prompts.write_ndjson("prompts.jsonl")
+    Path("excel.csv").write_bytes("id;question\r\n1;Was heißt grün?\r\n".encode("cp1252"))
+    Path("plain.csv").write_text("1,What is 2 plus 3?\n", encoding="utf-8")
     Path("parts").mkdir()
     prompts.write_parquet("parts/one.parquet")
     prompts.write_ndjson("more.jsonl.gz", compression="gzip")

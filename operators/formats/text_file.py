@@ -7,8 +7,8 @@ import io
 import itertools
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed and in any encoding."""
 
-    is_text = True
+    keys: ClassVar[Collection[str]] = ("encoding",)
 
     block_bytes = 1 << 19
     """Text of a block."""

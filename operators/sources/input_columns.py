@@ -52,7 +52,8 @@ def columns_of(
                 raise
             useless.append(error)
             continue
-        if schema.names or not reader.is_text:
+        is_text = isinstance(reader, TextReader)
+        if schema.names or not is_text:
             schemas[reader] = schema
         if isinstance(reader, TextReader) and stamps[reader.file].size_bytes < HEAD_BYTES and reader.is_blank():
             blank.append(str(reader.file))
