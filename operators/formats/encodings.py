@@ -43,7 +43,7 @@ def is_encoding(name: str) -> bool:
 
 def near(name: str) -> str:
     """Return the end of a message about a name that is none."""
-    known = sorted({alias.replace("_", "-") for alias in (*aliases, *aliases.values())})
+    known = sorted({alias.replace("_", "-") for alias in (*aliases, *aliases.values()) if is_encoding(alias)})
     wrong, key = name.lower(), "data.encoding="
     return did_you_mean(wrong, COMMON, key) or did_you_mean(wrong, known, key)
 
@@ -51,7 +51,7 @@ def near(name: str) -> str:
 def encoding_of(head: bytes, named: str | None) -> tuple[str, bool]:
     """Return the encoding of a file, by its first bytes and `data.encoding`, and whether it was guessed.
 
-    A mark counts before a name: nothing else begins so. UTF-16 without one is known by ASCII in it (`_is_utf_16`).
+    A mark counts before a name: nothing else begins so. UTF-16 without one is known by Latin-1 in it (`_is_utf_16`).
 
     Raises:
         ValueError: the order of bytes is neither said nor to be seen.
@@ -72,8 +72,8 @@ def encoding_of(head: bytes, named: str | None) -> tuple[str, bool]:
 
 def _is_utf_16(low: bytes, high: bytes) -> bool:
     """Return True if nearly all zeros of a text, with the halves of its characters in `low` and `high`, are those of
-    ASCII in UTF-16, and most of it is ASCII or each line break is."""
-    pairs = [first for first, second in zip(low, high, strict=False) if second == 0 < first < 0x80]
+    Latin-1 in UTF-16, and most of it is Latin-1 or each line break is."""
+    pairs = [first for first, second in zip(low, high, strict=False) if second == 0 < first]
     zeros, breaks = low.count(0) + high.count(0), low.count(10) + high.count(10)
     return 4 * len(pairs) >= 3 * zeros and (2 * len(pairs) > len(low) or pairs.count(10) == breaks > 0)
 

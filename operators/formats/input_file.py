@@ -41,7 +41,7 @@ MAGIC: Mapping[bytes, str] = {
     b"FEA1": "Feather 1, which is not read; write it again as Feather 2, Arrow or Parquet",
     b"GGUF": "a GGUF model",
     b"{": "JSON",
-    b"[": "a JSON array; make lines of it with `jq -c '.[]'`",
+    b"[": "a JSON array, as data.format=json reads it",
 }
 
 FILE, DIRECTORY = "file", "directory"

@@ -22,6 +22,9 @@ class LinesReader(TextReader):
     """Reads a text file. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that is not
     of the file's encoding is a bad row."""
 
+    unit = "line"
+    """What a row is in messages."""
+
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.text():
             return pa.schema([TEXT, LINE])
@@ -41,7 +44,7 @@ class LinesReader(TextReader):
         while line := file.readline(most + 1):
             number += 1
             if len(line) > most and not line.endswith(b"\n"):
-                yield number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}"
+                yield number, line[:KEPT_BYTES], f"the {self.unit} has more than {most:,} bytes; {TOO_LONG}"
                 while line and not line.endswith(b"\n"):
                     line = file.readline(BUFFER_BYTES)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import json
 import lzma
 from collections.abc import Callable
 from functools import partial
@@ -37,6 +38,7 @@ def write_ipc(path: Path, table: pa.Table, *, stream: bool) -> None:
 MAKERS: dict[str, Callable[[Path, pa.Table], Any]] = {
     **{name: partial(as_results, form) for name, form in WRITTEN.items()},
     "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
+    "json": lambda path, table: path.write_text(json.dumps(table.to_pylist(), indent=2)),
     "csv": lambda path, table: pa.csv.write_csv(table, path),
     "tsv": lambda path, table: pl.DataFrame(table).write_csv(path, separator="\t"),
     "arrow": partial(write_ipc, stream=False),

@@ -24,7 +24,7 @@ TEXTS = st.text("a0 ,;|\t'\"\n\r€ö=", max_size=6)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS, st.just("end")), min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=ROWS,
     separator=st.sampled_from([*SEPARATORS]),
@@ -112,8 +112,8 @@ def test_rejects_have_their_lines_and_say_where_names_are(tmp_path: Path) -> Non
 
 
 def test_a_file_is_longer_than_what_is_looked_at(tmp_path: Path) -> None:
-    names = [f"column {i:05}" for i in range(9000)]
+    names = [f"column {i:0100}" for i in range(700)]
     (tmp_path / "a.csv").write_text(";".join(names) + "\n" + ";".join(["x"] * len(names)) + "\n")
     assert list(read(tmp_path / "a.csv").values[0]) == names
-    (tmp_path / "b.csv").write_text("a;b\n" + "".join(f'{i};"x\ny"\n' for i in range(20_000)))
-    assert len(read(tmp_path / "b.csv").values) == 20_000
+    (tmp_path / "b.csv").write_text("a;b\n" + "".join(f'{i};"x\ny"\n' for i in range(6000)))
+    assert len(read(tmp_path / "b.csv").values) == 6000

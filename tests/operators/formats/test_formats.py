@@ -159,7 +159,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if issubclass(form.reader, TextReader)])
+@pytest.mark.parametrize("name", LINES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), block_bytes=st.integers(1, 400), chunk_rows=st.integers(1, 9), seek=st.integers(0, 4))
 def test_any_mix_of_lines_gives_every_line_its_own_fate(tmp_path_factory, name, data, block_bytes, chunk_rows, seek):
