@@ -113,7 +113,7 @@ def _mark_bad(error: UnicodeError) -> tuple[str | bytes, int]:
     or FF for one that could end a line or begin a character of UTF-8."""
     if isinstance(error, UnicodeDecodeError):
         bad = error.object[error.start : error.end]
-        return "".join(chr(0xDC00 + (byte if 0x80 <= byte < 0xC0 else 0xFF)) for byte in bad), error.end
+        return "".join(chr(0xDC00 + byte) for byte in bad), error.end
     if isinstance(error, UnicodeEncodeError):
         halves = map(ord, error.object[error.start : error.end])
         return bytes(half & 0xFF if 0xDC80 <= half < 0xDCC0 else 0xFF for half in halves), error.end

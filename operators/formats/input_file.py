@@ -139,7 +139,7 @@ def unreadable(shown: object, error: OSError) -> InputError:
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file: its path in its storage, and its format (parquet, jsonl, csv, arrow or lines)."""
+    """An input file: its path in its storage, and its format (`data.format`)."""
 
     path: str
     storage: Storage = field(default_factory=Storage, compare=False)

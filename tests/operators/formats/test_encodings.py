@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from operators.formats.encodings import Utf8Stream, encoding_of, is_encoding
 from operators.formats.unpack import CODECS
+from operators.settings import DataSettings
+from operators.sources.read_prompts import ReadPrompts
 from tests.operators.formats.samples import pack
-from tests.operators.sources.reading import read
+from tests.operators.sources.reading import drain, read
 
 FOUND = ("utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be")
 """Encodings that a file's first bytes tell."""
@@ -113,8 +115,14 @@ def test_a_mark_counts_before_a_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["id,Frage\n1,ä€😀\n", "äöüß\n", "Жили\n", "質問\n何ですか\n", '[{"a": "😀😀"}]'])
-def test_utf_16_without_a_mark_is_known_and_binary_data_are_not_taken_for_it(text: str) -> None:
+def test_utf_16_without_a_mark_is_known_and_binary_data_are_not_taken_for_it(tmp_path: Path, text: str) -> None:
     for order in ("utf-16-le", "utf-16-be"):
         assert encoding_of(text.encode(order), None) == (order, True)
+        (tmp_path / "a.txt").write_bytes(text.encode(order))
+        op = ReadPrompts(DataSettings(path=str(tmp_path), format="lines"), 10)
+        assert [row["text"] for row in drain(op, 10).values] == text.splitlines()
+        assert op._warnings == [
+            f"{tmp_path}/a.txt: read as {order}, without a mark (BOM) that says so; data.encoding sets it"
+        ]
     for data in (bytes(99), b"a\0b\n", b'{"p": "x"}\0{"p": "y"}\n', struct.pack("<9i", *range(9)), b"PAR1\0\0\0\0"):
         assert encoding_of(data, None) == ("utf-8", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from operators.formats import json as json_format
 from operators.formats.input_file import InputFile
-from operators.formats.json import JsonReader
+from operators.formats.json import JsonReader, _Elements
 from operators.formats.jsonl import JsonlReader
 from operators.formats.unpack import CODECS
 from pipeline.api.errors import InputError
@@ -81,6 +82,16 @@ def test_an_array_has_the_rows_of_the_same_lines(
         assert rows_of(JsonReader(InputFile(str(path)), types)) == expected
         whole, tail = (read(at, 2, start // 2, types=types).rows for at in (lines, path))
     assert tail == whole
+
+
+def test_wherever_blocks_are_cut_the_elements_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = rb' [ {"p": "  a\\\" ]  , [ "} , 7 , {"q": [ { } , "  ", "" ]}, "x, \\" ,[ ] ] '
+    for size in range(1, len(content)):
+        monkeypatch.setattr(json_format, "BLOCK_BYTES", size)
+        lines = io.BufferedReader(_Elements(io.BytesIO(content), "a")).read().splitlines()
+        assert [json.loads(line) for line in lines if line.strip()] == json.loads(content)
+        with pytest.raises(InputError, match=f"a has text behind its JSON array, from byte {len(content) + 1} on"):
+            io.BufferedReader(_Elements(io.BytesIO(content + b"x"), "a")).read()
 
 
 BROKEN = {
