@@ -35,6 +35,7 @@ class JsonReader(JsonlReader):
     """Reads a JSON file: an array of which each element is a row, or JSONL."""
 
     noun = "JSON"
+    count_up_to_bytes = 1 << 27
 
     @contextlib.contextmanager
     def text(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:

@@ -12,7 +12,6 @@ from operators.formats.format import Format
 from operators.formats.input_file import BOM, BUFFER_BYTES
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader
 
-COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
 TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
@@ -24,6 +23,8 @@ class LinesReader(TextReader):
 
     unit = "line"
     """What a row is in messages."""
+    count_up_to_bytes = 1 << 30
+    """Rows of a larger file are not counted: it would take seconds."""
 
     def schema(self, sample_rows: int) -> pa.Schema:
         with self.text():
@@ -32,7 +33,7 @@ class LinesReader(TextReader):
     def total_rows(self) -> int | None:
         """Count the lines; None for a file that is large, compressed or remote."""
         path = self.file.local
-        if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
+        if path is None or self.file.codec or path.stat().st_size > self.count_up_to_bytes:
             return None
         with self.text() as (file, _):
             return sum(1 for _ in self.rows(file))

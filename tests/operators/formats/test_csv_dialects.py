@@ -47,7 +47,7 @@ def test_each_table_that_csv_writes_comes_back(
     text = io.StringIO()
     writer = csv.writer(text, delimiter=separator, quotechar=quote, quoting=quoting, lineterminator=end)
     writer.writerows([NAMES, *rows] if header is True else rows)
-    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path = tmp_path_factory.mktemp("csv") / ("a.tsv" if separator == "\t" and not said else "a.csv")
     path.write_bytes(text.getvalue().encode(encoding or "utf-8"))
     keys: dict[str, Any] = {"quote": quote, "header": header, "types": "text"}
     keys |= {"separator": SEPARATORS[separator]} if said or header is not True else {}
