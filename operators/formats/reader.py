@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,6 +61,10 @@ class Reader(ABC):
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
+        encoding: of a text file (`data.encoding`); None: UTF-8, or what its first bytes say.
+        separator: what is between fields of CSV (`data.separator`); None: what its first lines say.
+        header: the first line of CSV has the names of the columns (`data.header`); False: there is no such line; or the
+            names, where there is none.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -70,6 +74,8 @@ class Reader(ABC):
     """True if `data.schema` and `data.types` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
     """True if a column that a file lacks is null in its rows; else it is an error."""
+    keys: ClassVar[Collection[str]] = ()
+    """Those of `data` that not every format has, and this one has."""
     texts: ClassVar[bool] = False
     """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
 
@@ -81,7 +87,13 @@ class Reader(ABC):
         only: bool = True,
         as_json: Collection[str] = (),
         quote: str | None = AUTO,
+        encoding: str | None = None,
+        separator: str | None = None,
+        header: bool | Sequence[str] = True,
     ) -> None:
+        given = {"encoding": encoding is not None, "separator": separator is not None, "header": header is not True}
+        if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
+            raise ConfigError(f"data.{wrong[0]} is not for {file.format} files, as {file} is; leave it out")
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
             raise ConfigError(
@@ -94,8 +106,13 @@ class Reader(ABC):
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
+        self.file_encoding = encoding
+        self.separator = separator
+        self.header = header
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
+        self.guesses: dict[str, str] = {}
+        """How the file is read, by the key that sets it otherwise, where it was guessed."""
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 

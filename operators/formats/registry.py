@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from operators.formats.arrow import ARROW
 from operators.formats.csv import CSV
+from operators.formats.json import JSON
 from operators.formats.jsonl import JSONL
 from operators.formats.lines import LINES
 from operators.formats.parquet import PARQUET
 
-FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, ARROW, LINES)}
+FORMATS = {form.name: form for form in (PARQUET, JSONL, JSON, CSV, ARROW, LINES)}
 """By `data.format`."""
 ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
 """The format of a file, by the ending of its name."""

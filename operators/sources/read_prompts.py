@@ -149,7 +149,8 @@ class ReadPrompts(Source):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         files = find_files(data, self._warn)
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in files]
+        keys = {key: getattr(data, key) for key in ("quote", "encoding", "separator", "header")}
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **keys) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
