@@ -154,6 +154,14 @@ class _Inferred:
 _OF_KIND: Mapping[type, pa.DataType] = {str: pa.string(), bool: pa.bool_()}
 
 
+def is_whole(text: str) -> bool:
+    """Return True if a text is an int64 as Python writes it."""
+    try:
+        return str(number := int(text)) == text and number in INT64
+    except ValueError:
+        return False
+
+
 def is_exact(value: int) -> bool:
     """Return True if a double holds this whole number."""
     try:

@@ -61,6 +61,8 @@ class DataSettings:
         quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
             text; auto: `"`, but null for .tsv.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
+        partitions: folders KEY=VALUE (Hive partitions) below a directory or in a glob are read, and are columns of
+            their rows.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
     """
@@ -85,6 +87,7 @@ class DataSettings:
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v))
     quote: str | None = in_data("auto", *_QUOTE)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
+    partitions: bool = when_given(False)
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
 

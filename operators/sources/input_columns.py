@@ -29,12 +29,17 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 def columns_of(
-    stamps: Mapping[InputFile, Stamp], readers: Sequence[Reader], data: DataSettings, warn: Callable[[str], None]
+    stamps: Mapping[InputFile, Stamp],
+    readers: Sequence[Reader],
+    data: DataSettings,
+    folders: pa.Schema,
+    warn: Callable[[str], None],
 ) -> pa.Schema:
     """Return the columns of all files, under their names there; none where no file has any.
 
     Args:
         stamps: of the files.
+        folders: the columns that folders make, which come last.
         warn: takes a sentence on files that are read in another way than the others, or not.
 
     Raises:
@@ -65,7 +70,7 @@ def columns_of(
         warn(f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them")
     if not any(schema.names for schema in schemas.values()):
         return parse_schema(data.schema) if data.schema else pa.schema([])
-    return common_schema([*schemas], [*schemas.values()], data.rename or {})
+    return common_schema([*schemas], [*schemas.values()], data.rename or {}, folders)
 
 
 def assumed_columns(data: DataSettings) -> list[pa.Field]:
@@ -100,10 +105,14 @@ def explained(file: InputFile, error: Exception, how: str, remedy: str) -> Input
     return InputError(f"{file} cannot be read {how}: {error}; {remedy}")
 
 
-def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
+def common_schema(
+    readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str], folders: pa.Schema
+) -> pa.Schema:
     """Return one schema for all files; a column without any value becomes a string column.
 
-    `rename`: how columns will be called later. Here they have the names of the files.
+    Args:
+        rename: how columns will be called later. Here they have the names of the files.
+        folders: the columns that folders make.
 
     Raises:
         SchemaError: a file differs; names the file and the column.
@@ -112,7 +121,12 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
     """
     merged: dict[str, pa.DataType] = {}
     for reader, schema in zip(readers, schemas, strict=True):
-        _check_names(schema, reader.file, rename)
+        if twice := [name for name in folders.names if name in schema.names]:
+            raise ConfigError(
+                f"'{twice[0]}' is a folder's key and a column of {reader.file}; leave data.partitions out, which reads"
+                " the column, or rename one of them"
+            )
+        _check_names(pa.schema([*schema, *folders]), reader.file, rename)
         types = {f.name: f.type for f in schema}
         if merged and not reader.optional_columns and (odd := types.keys() ^ merged.keys()):
             first = readers[0].file
@@ -128,6 +142,7 @@ def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], renam
                     " all files need the same types"
                 )
             merged[name] = both
+    merged |= {field.name: field.type for field in folders}
     if unknown := sorted(rename.keys() - merged.keys()):
         raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
     if nothing := [name for name, kind in merged.items() if holds_nothing(kind)]:

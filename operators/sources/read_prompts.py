@@ -16,6 +16,7 @@ from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
+from operators.sources.folders import FolderColumns
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
 
@@ -98,7 +99,7 @@ class ReadPrompts(Source):
             first = max(position, start)
             while first < stop:
                 last = min(stop, first + BATCH_ROWS, (first // self._chunk_rows + 1) * self._chunk_rows)
-                yield from self._items(block, first, last)
+                yield from self._items(reader.file, block, first, last)
                 self._rows_read = first = last
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
@@ -128,9 +129,10 @@ class ReadPrompts(Source):
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return for each file, in order, its name without directory, its size and `Storage.content_id`."""
+        """Return for each file, in order, its folders if they are columns, its name, its size and
+        `Storage.content_id`."""
         return {
-            f"files.{i}": f"{file.name}, {stamp.size_bytes} bytes, {file.content_id(stamp)}"
+            f"files.{i}": ", ".join([*file.folders, file.name, f"{stamp.size_bytes} bytes", file.content_id(stamp)])
             for i, (file, stamp) in enumerate(self._stamps.items())
         }
 
@@ -148,8 +150,18 @@ class ReadPrompts(Source):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
-        files = find_files(data, self._warn)
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in files]
+        types = self._folders.others(types)
+        return [
+            FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in self._files
+        ]
+
+    @cached_property
+    def _files(self) -> list[InputFile]:
+        return find_files(self._data, self._warn)
+
+    @cached_property
+    def _folders(self) -> FolderColumns:
+        return FolderColumns(self._files, self._data)
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
@@ -168,7 +180,12 @@ class ReadPrompts(Source):
     @cached_property
     def _columns(self) -> pa.Schema:
         """The columns, under their names in the files; none where no file has any."""
-        return columns_of(self._stamps, self._readers, self._data, self._warn)
+        return columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
+
+    @cached_property
+    def _in_files(self) -> pa.Schema:
+        """The columns, but for those that folders make."""
+        return pa.schema(list(self._columns)[: len(self._columns) - len(self._folders.schema)])
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -209,7 +226,7 @@ class ReadPrompts(Source):
         rows = 0
         for reader in self._readers:
             try:
-                for block in reader.blocks(self._columns, rows, start):
+                for block in reader.blocks(self._in_files, rows, start):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
@@ -218,8 +235,8 @@ class ReadPrompts(Source):
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
-    def _items(self, block: RowBlock, first: int, last: int) -> Iterator[Item]:
-        """Yield rows [first, last) of the source."""
+    def _items(self, file: InputFile, block: RowBlock, first: int, last: int) -> Iterator[Item]:
+        """Yield rows [first, last) of the source, which are in `file`."""
         chunk = first // self._chunk_rows
         data, rows, bad = block.part(first, last)
         if bad:
@@ -227,4 +244,6 @@ class ReadPrompts(Source):
         if data is not None and len(rows):
             low, high = (bisect_left(block.unread, (row,)) for row in (first, last))
             told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high])
-            yield Batch(chunk, pa.record_batch([*data.columns, pa.array(rows)], schema=self._schema), told=told)
+            folders = [pa.repeat(value, len(rows)) for value in self._folders.of(file).values()]
+            columns = [*data.columns, *folders, pa.array(rows)]
+            yield Batch(chunk, pa.record_batch(columns, schema=self._schema), told=told)
