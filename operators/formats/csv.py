@@ -46,6 +46,8 @@ class CsvReader(TextReader):
     def schema(self, sample_rows: int) -> pa.Schema:
         found = [values for row in self.sample(sample_rows) if not isinstance(values := self.values(row), str)]
         given = parse_schema(self.types, self.key)
+        if self.union:
+            given = pa.schema([field for field in given if field.name in self._names])
         for column in given if self._names else ():
             if column.name not in self._names:
                 raise ConfigError(f"{self.key} names '{column.name}'; {self.file} has {', '.join(self._names)}")

@@ -61,6 +61,7 @@ class Reader(ABC):
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
+        union: other files may have columns that `types` names, and this one lacks.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -81,6 +82,7 @@ class Reader(ABC):
         only: bool = True,
         as_json: Collection[str] = (),
         quote: str | None = AUTO,
+        union: bool = False,
     ) -> None:
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
@@ -94,6 +96,7 @@ class Reader(ABC):
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
+        self.union = union
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
         self.bytes_read = 0

@@ -63,6 +63,7 @@ class DataSettings:
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         partitions: folders KEY=VALUE (Hive partitions) below a directory or in a glob are read, and are columns of
             their rows.
+        union: files that differ by a column or by the width of a number are read together: what a file lacks is null.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
     """
@@ -88,6 +89,7 @@ class DataSettings:
     quote: str | None = in_data("auto", *_QUOTE)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
     partitions: bool = when_given(False)
+    union: bool = when_given(False)
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
 

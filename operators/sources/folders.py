@@ -54,7 +54,7 @@ class FolderColumns:
     Raises:
         ConfigError: `data.partitions` is set and no file lies in such a folder, or a type is none of a single value.
         InputError: a name is not UTF-8, has a key twice, or does not fit its type.
-        SchemaError: a file has other keys than the others.
+        SchemaError: a file has other keys than the others, without `data.union`.
     """
 
     def __init__(self, files: Sequence[InputFile], data: DataSettings) -> None:
@@ -63,8 +63,8 @@ class FolderColumns:
         if read and not keys:
             raise ConfigError("data.partitions=true, and no file below data.path lies in a folder KEY=VALUE")
         for file, values in read.items():
-            if odd := [key for key in keys if key not in values]:
-                raise SchemaError(f"{file} lies in no folder {odd[0]}=..., as others do; all files need the same keys")
+            if not data.union and (odd := [key for key in keys if key not in values]):
+                raise SchemaError(f"{file} lies in no folder {odd[0]}=..., as others do; data.union=true makes it null")
         self._keys, self._is_types = keys, data.schema is None
         given, setting = (data.types, "data.types") if data.schema is None else (data.schema, "data.schema")
         if data.schema is not None:  # all columns are named there, and only these are read

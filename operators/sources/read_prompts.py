@@ -17,7 +17,8 @@ from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.folders import FolderColumns
-from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
+from operators.sources.input_columns import UNREADABLE, InputColumns, asked, assumed_columns, columns_of, explained
+from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
 
 BATCH_ROWS = 1024
@@ -152,7 +153,8 @@ class ReadPrompts(Source):
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         types = self._folders.others(types)
         return [
-            FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in self._files
+            FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote, union=data.union)
+            for file in self._files
         ]
 
     @cached_property
@@ -178,19 +180,14 @@ class ReadPrompts(Source):
             )
 
     @cached_property
-    def _columns(self) -> pa.Schema:
+    def _columns(self) -> InputColumns:
         """The columns, under their names in the files; none where no file has any."""
         return columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
 
     @cached_property
-    def _in_files(self) -> pa.Schema:
-        """The columns, but for those that folders make."""
-        return pa.schema(list(self._columns)[: len(self._columns) - len(self._folders.schema)])
-
-    @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
-        columns = plain_schema(self._columns)
+        columns = plain_schema(self._columns.all)
         fields = [field.with_name(rename.get(field.name, field.name)) for field in columns]
         return pa.schema([*(fields or assumed_columns(self._data)), ROW])
 
@@ -223,10 +220,10 @@ class ReadPrompts(Source):
 
     def _blocks(self, start: int) -> Iterator[tuple[Reader, RowBlock]]:
         """Yield all blocks of all files; blocks before row `start` may lack data."""
-        rows = 0
+        rows, in_files = 0, self._columns.in_files
         for reader in self._readers:
             try:
-                for block in reader.blocks(self._in_files, rows, start):
+                for block in reader.blocks(self._columns.in_file.get(reader, in_files), rows, start):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
@@ -239,6 +236,9 @@ class ReadPrompts(Source):
         """Yield rows [first, last) of the source, which are in `file`."""
         chunk = first // self._chunk_rows
         data, rows, bad = block.part(first, last)
+        if data is not None and self._columns.in_file:
+            data, rows, odd = widened(data, rows, plain_schema(self._columns.in_files), file)
+            bad += odd
         if bad:
             yield Rejects(chunk, bad)
         if data is not None and len(rows):
