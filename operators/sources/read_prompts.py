@@ -18,6 +18,7 @@ from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.folders import FolderColumns
 from operators.sources.input_columns import UNREADABLE, InputColumns, asked, assumed_columns, columns_of, explained
+from operators.sources.message_keys import MessageKeys
 from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
 
@@ -185,9 +186,19 @@ class ReadPrompts(Source):
         return columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
 
     @cached_property
+    def _message_keys(self) -> MessageKeys | None:
+        name = self._data.messages_column
+        if name is None or not (self._data.message_keys or self._data.message_roles):
+            return None
+        in_files = {new: old for old, new in (self._data.rename or {}).items()}
+        return MessageKeys(self._data, in_files.get(name, name))
+
+    @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
         columns = plain_schema(self._columns.all)
+        if columns.names and self._message_keys is not None:
+            columns = self._message_keys.plan(columns)
         fields = [field.with_name(rename.get(field.name, field.name)) for field in columns]
         return pa.schema([*(fields or assumed_columns(self._data)), ROW])
 
@@ -238,6 +249,9 @@ class ReadPrompts(Source):
         data, rows, bad = block.part(first, last)
         if data is not None and self._columns.in_file:
             data, rows, odd = widened(data, rows, plain_schema(self._columns.in_files), file)
+            bad += odd
+        if data is not None and self._message_keys is not None:
+            data, rows, odd = self._message_keys.renamed(data, rows, file)
             bad += odd
         if bad:
             yield Rejects(chunk, bad)

@@ -38,9 +38,7 @@ def widened(
         return _cast(data, schema), rows, ()
     except pa.ArrowInvalid:
         wrong = {i: why for i in range(len(rows)) if (why := _misfit(data.slice(i, 1), schema))}
-    bad = tuple(
-        Reject(int(rows[i]), why, record_json(_values(data.slice(i, 1))), file=str(file)) for i, why in wrong.items()
-    )
+    bad = tuple(reject(data, i, int(rows[i]), why, file) for i, why in wrong.items())
     good = np.array([i not in wrong for i in range(len(rows))])
     return _cast(data.filter(pa.array(good)), schema), rows[good], bad
 
@@ -65,5 +63,7 @@ def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str | None:
     return None
 
 
-def _values(row: pa.RecordBatch) -> dict[str, object]:
-    return {name: python_values(column)[0] for name, column in zip(row.schema.names, row.columns, strict=True)}
+def reject(data: pa.RecordBatch, index: int, row: int, why: str, file: InputFile) -> Reject:
+    """Return the reject for a row of `data`, which has the number `row`."""
+    columns = zip(data.schema.names, data.slice(index, 1).columns, strict=True)
+    return Reject(row, why, record_json({name: python_values(column)[0] for name, column in columns}), file=str(file))
