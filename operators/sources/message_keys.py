@@ -35,9 +35,9 @@ class MessageKeys:
 
     def __init__(self, data: DataSettings, column: str) -> None:
         self._column = column
-        self._keys = dict(data.message_keys or {})
+        self._keys: dict[str, str] = dict(data.message_keys or {})
         usual = SHAREGPT if self._keys.get("from") == ROLE else {}
-        self._roles = {**dict.fromkeys(ROLES), **usual, **(data.message_roles or {})}
+        self._roles: dict[str, str | None] = {**dict.fromkeys(ROLES), **usual, **(data.message_roles or {})}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         """Return `schema` with the column as text. Raises SchemaError if it is no column that can hold messages."""
@@ -100,7 +100,7 @@ class MessageKeys:
         where = f"message {index} of column '{self._column}'"
         named: dict[str, Any] = {}
         for key, value in message.items():
-            new = self._keys.get(key, key)
+            new = self._keys.get(key) or key
             if value is not None and named.get(new) is not None:
                 raise NoPrompt(f"{where} has '{new}' twice, with the names of data.message_keys")
             if value is not None or new not in named:

@@ -26,7 +26,7 @@ KEYS = st.one_of(st.none(), TEXTS, st.integers(-5, 5))
 
 
 def by_polars(frame: pl.DataFrame, folder: Path) -> None:
-    frame.write_parquet(pl.PartitionBy(folder, key="k", include_key=False), mkdir=True)
+    frame.lazy().sink_parquet(pl.PartitionBy(folder, key="k", include_key=False), mkdir=True)
 
 
 def by_pyarrow(frame: pl.DataFrame, folder: Path) -> None:

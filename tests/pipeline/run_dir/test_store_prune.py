@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from operators.generation.journal import StoredCompletion
 from operators.generation.store import CompletionStore
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.cli.main import main
-from pipeline.run_dir import store_prune
 from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.run_dir.store_prune import Pruned, prune
 
@@ -34,7 +34,7 @@ def made(path: Path, count: int, text: str = "text") -> Path:
     return path
 
 
-def sql(path: Path, statement: str, *values: object) -> list[tuple[object, ...]]:
+def sql(path: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path)) as db, db:
         return db.execute(statement, values).fetchall()
 
@@ -115,9 +115,11 @@ def test_beside_a_run_it_waits_and_gives_the_space_back_later(tmp_path: Path) ->
 
     writer = threading.Thread(target=write)
     writer.start()
-    pruned = prune(path, 2, dry_run=False)
-    stop.set()
-    writer.join()
+    try:
+        pruned = prune(path, 2, dry_run=False)
+    finally:
+        stop.set()
+        writer.join()
     assert (pruned.old, pruned.in_use, pruned.freed_bytes) == (2000, True, 0)
     assert min(left(path)) == 5001
     store.close()
@@ -128,11 +130,15 @@ def test_beside_a_run_it_waits_and_gives_the_space_back_later(tmp_path: Path) ->
     assert min(left(path)) == 5001
 
 
+def cut_off(seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
 def test_what_is_cut_off_leaves_a_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "store.sqlite", 1200)
     sql(path, "UPDATE used SET at = 1")
     with monkeypatch.context() as patched:
-        patched.setattr(store_prune.time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(time, "sleep", cut_off)
         with pytest.raises(KeyboardInterrupt):
             prune(path, 2, dry_run=False)
     assert len(left(path)) == 700
