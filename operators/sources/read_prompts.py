@@ -257,7 +257,8 @@ class ReadPrompts(Source):
             yield Rejects(chunk, bad)
         if data is not None and len(rows):
             low, high = (bisect_left(block.unread, (row,)) for row in (first, last))
-            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high])
+            kept = set(rows.tolist()) if low < high else ()
+            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high] if row in kept)
             folders = [pa.repeat(value, len(rows)) for value in self._folders.of(file).values()]
             columns = [*data.columns, *folders, pa.array(rows)]
             yield Batch(chunk, pa.record_batch(columns, schema=self._schema), told=told)

@@ -19,7 +19,7 @@ from operators.generation.store import CompletionStore
 from pipeline.api.errors import ConfigError, ExitCode, PipelineError
 from pipeline.cli.main import main
 from pipeline.run_dir.store_check import RowCheck, check_rows
-from pipeline.run_dir.store_prune import Pruned, prune
+from pipeline.run_dir.store_prune import Pruned, _delete, prune
 
 
 def key(number: int) -> bytes:
@@ -81,7 +81,10 @@ def test_what_was_served_or_written_again_counts_as_used(tmp_path: Path) -> None
     store.find([key(2), key(9)])
     store.put({key(3): StoredCompletion([2], "again", "stop")})
     store.close()
-    assert prune(path, 2, dry_run=False).old == 2
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert _delete(db, [key(1), key(2)], 2) == 1, "2 was served since it was looked at"
+    assert left(path) == [2, 3, 4]
+    assert prune(path, 2, dry_run=False).old == 1
     assert left(path) == [2, 3]
 
 
