@@ -57,6 +57,7 @@ class Night:
     folder: Path
     command: str
     done: subprocess.CompletedProcess[str]
+    pruned: subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +67,13 @@ def night(tmp_path_factory) -> Night:
     with example("nightly.yaml", folder).open("a", encoding="utf-8") as job:
         job.write("report: false\n")
     lines = example("nightly.cron", folder).read_text().splitlines()
-    (entry,) = [line for line in lines if re.match(r"\d", line)]
-    command = entry.split(None, 5)[5]
+    command, prune = (line.split(None, 5)[5] for line in lines if re.match(r"\d", line))
+    return Night(folder, command, _by_cron(command, folder), _by_cron(prune, folder))
+
+
+def _by_cron(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "SHELL": "/bin/sh"}
-    done = subprocess.run(["/bin/sh", "-c", command], env=bare, capture_output=True, text=True, check=False)
-    return Night(folder, command, done)
+    return subprocess.run(["/bin/sh", "-c", command], env=bare, capture_output=True, text=True, check=False)
 
 
 def test_the_line_for_cron_runs_as_cron_runs_it(night):
@@ -79,6 +82,8 @@ def test_the_line_for_cron_runs_as_cron_runs_it(night):
     assert night.done.returncode == 0, night.done.stderr
     assert night.done.stdout.startswith("nightly: done after")
     assert load(night.folder / "outputs").counts["data_rows"] == 2
+    assert night.pruned.returncode == 0, night.pruned.stderr
+    assert "0 of 2 entries" in night.pruned.stdout
 
 
 def test_a_night_generates_what_no_night_before_it_has(night):

@@ -27,7 +27,7 @@ from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
 from operators.formats.separator import SAMPLE_ROWS, find_separator, separator_line
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
-from operators.rows.arrow_types import INT64, parse_schema
+from operators.rows.arrow_types import is_whole, parse_schema
 from pipeline.api.errors import ConfigError, InputError
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
@@ -57,6 +57,8 @@ class CsvReader(TextReader):
             why = f"data.header has {len(self.header)} names, and no row of {self.file} as many fields"
             raise ConfigError(f"{why}, with {self._separator!r} between them (data.separator); name all columns")
         given = parse_schema(self.types, self.key)
+        if self.union:
+            given = pa.schema([field for field in given if field.name in self._names])
         for column in given if self._names else ():
             if column.name not in self._names:
                 raise ConfigError(f"{self.key} names '{column.name}'; {self.file} has {', '.join(self._names)}")
@@ -161,7 +163,7 @@ def _come_back(texts: Sequence[str], kind: pa.DataType) -> bool:
     """Return True if all texts that are not empty are numbers of this type as Python writes them."""
     try:
         if kind == pa.int64():
-            return all(str(whole := int(text)) == text and whole in INT64 for text in texts if text)
+            return all(is_whole(text) for text in texts if text)
         return all(repr(number := float(text)) == text and math.isfinite(number) for text in texts if text)
     except ValueError:
         return False

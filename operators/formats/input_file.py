@@ -139,11 +139,16 @@ def unreadable(shown: object, error: OSError) -> InputError:
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file: its path in its storage, and its format (`data.format`)."""
+    """An input file: its path in its storage, and its format (`data.format`).
+
+    Args:
+        folders: those KEY=VALUE that it lies in, if they are columns (`data.partitions`).
+    """
 
     path: str
     storage: Storage = field(default_factory=Storage, compare=False)
     format: str = ""
+    folders: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return self.storage.shown(self.path)

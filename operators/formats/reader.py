@@ -65,6 +65,7 @@ class Reader(ABC):
         separator: what is between fields of CSV (`data.separator`); None: what its first lines say.
         header: the first line of CSV has the names of the columns (`data.header`); False: there is no such line; or the
             names, where there is none.
+        union: other files may have columns that `types` names, and this one lacks.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -90,6 +91,7 @@ class Reader(ABC):
         encoding: str | None = None,
         separator: str | None = None,
         header: bool | Sequence[str] = True,
+        union: bool = False,
     ) -> None:
         given = {"encoding": encoding is not None, "separator": separator is not None, "header": header is not True}
         if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
@@ -109,6 +111,7 @@ class Reader(ABC):
         self.file_encoding = encoding
         self.separator = separator
         self.header = header
+        self.union = union
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
         self.guesses: dict[str, str] = {}

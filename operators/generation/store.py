@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -44,6 +45,16 @@ CREATE VIEW sealed_completions AS SELECT seal, key, ids, text, finish_reason, le
     FROM completions LEFT JOIN logprobs USING (key);
 CREATE VIEW sealed_settings AS SELECT seal, digest FROM settings;
 """
+# When an entry was written or last served, by which `python -m pipeline prune` goes (pipeline/run_dir/store_prune.py).
+# The trigger dates what earlier versions write, too. The empty key has the time at which this table was made: entries
+# of before, which have none of their own, count as used then. An age is no value that is served, so it has no seal.
+_AGES = (
+    "CREATE TABLE IF NOT EXISTS used (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT OR IGNORE INTO used VALUES (x'', CAST(strftime('%s', 'now') AS INTEGER))",
+    """CREATE TRIGGER IF NOT EXISTS written AFTER INSERT ON completions BEGIN
+        INSERT OR REPLACE INTO used VALUES (new.key, CAST(strftime('%s', 'now') AS INTEGER)); END""",
+)
+_USED = "INSERT OR REPLACE INTO used SELECT key, ? FROM completions WHERE key = ?"
 log = logging.getLogger(__name__)
 
 Lines = Sequence[tuple[object, ...]]
@@ -64,6 +75,7 @@ class CompletionStore(Journal):
     def __init__(self, path: Path, sync: str = "process") -> None:
         self._path = path
         self.damaged = 0
+        self._served: set[bytes] = set()
         super().__init__()
         self._reading, self._committing = threading.Lock(), threading.Lock()
         with ExitStack() as opened:  # if it cannot be used, nothing stays open
@@ -100,6 +112,8 @@ class CompletionStore(Journal):
                 scored = None if scores is None else from_bytes(scores)
                 stored = StoredCompletion(np.frombuffer(ids, np.int32), text, reason, scored, least, run)
                 completions[key] = stored
+        with self._reading:
+            self._served |= completions.keys()
         return completions
 
     def count(self, run: str) -> int:
@@ -154,10 +168,33 @@ class CompletionStore(Journal):
             for statement in [*_SCHEMA.split(";"), *_SEALED.split(";")]:  # executescript would commit first
                 self._writer.execute(statement)
             self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
+        for statement in _AGES:
+            self._writer.execute(statement)
         self._writer.execute("COMMIT")
 
     def write(self, completions: Mapping[bytes, StoredCompletion], settings: set[bytes]) -> None:
         self.insert(*encoded(completions), settings)
+
+    def _write(self) -> None:
+        super()._write()
+        self._note_served()
+
+    def _note_served(self) -> None:
+        """Date the entries that were served. Where that fails they only count as older than they are."""
+        with self._reading:
+            served, self._served = self._served, set()
+        if not served:
+            return
+        now = int(time.time())
+        with self._committing:
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+                self._writer.executemany(_USED, [(now, key) for key in served])
+                self._writer.execute("COMMIT")
+            except sqlite3.Error as error:
+                log.debug("%s: %d entries that were served have no date: %s", self._path, len(served), error)
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
 
     def insert(self, rows: Lines, scores: Lines, new_settings: set[bytes]) -> None:
         """Write lines of the tables, as `encoded` returns them, and digests of settings; workers of a cluster do."""

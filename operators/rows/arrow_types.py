@@ -154,6 +154,14 @@ class _Inferred:
 _OF_KIND: Mapping[type, pa.DataType] = {str: pa.string(), bool: pa.bool_()}
 
 
+def is_whole(text: str) -> bool:
+    """Return True if a text is an int64 as Python writes it."""
+    try:
+        return str(number := int(text)) == text and number in INT64
+    except ValueError:
+        return False
+
+
 def is_exact(value: int) -> bool:
     """Return True if a double holds this whole number."""
     try:
@@ -200,12 +208,38 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | None:
+_SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_DIGITS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}
+"""Bits of the whole numbers that a type holds all of."""
+
+
+def wider_number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """Return the narrowest type that holds the numbers of both; double for whole numbers of more digits than it has,
+    and fractions. None if there is none (int64 and uint64), or one is no number."""
+    whole, fractions = ([kind for kind in (a, b) if is_one(kind)] for is_one in (pa.types.is_integer, _is_fraction))
+    if len(whole) + len(fractions) < 2:
+        return None
+    signed = any(map(pa.types.is_signed_integer, whole))
+    bits = max((kind.bit_width - pa.types.is_signed_integer(kind) for kind in whole), default=0)
+    if not fractions:
+        return next((k for k in (_SIGNED if signed else _UNSIGNED) if k.bit_width - signed >= bits), None)
+    width = max(kind.bit_width for kind in fractions)
+    return next((k for k, digits in _DIGITS.items() if digits >= bits and k.bit_width >= width), pa.float64())
+
+
+def _is_fraction(kind: pa.DataType) -> bool:
+    return kind in _DIGITS
+
+
+def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool = False, union: bool = False) -> pa.DataType | None:
     """Return the type that holds the values of both, or None. Null merges with any type, also nested; other types must
     be equal.
 
-    `json`: int64 and double merge to double, a struct may lack fields that the other has, and what has no other common
-    type but is no text or boolean is JSON_TEXT.
+    Args:
+        json: int64 and double merge to double, a struct may lack fields that the other has, and what has no other
+            common type but is no text or boolean is JSON_TEXT.
+        union: numbers merge to the wider type, and a struct may lack fields that the other has.
     """
     if pa.types.is_null(b) or a == b:
         return a
@@ -216,15 +250,15 @@ def merge_types(a: pa.DataType, b: pa.DataType, *, json: bool) -> pa.DataType | 
     if json and (JSON_TEXT in (a, b) or {a, b} <= _NUMBERS):
         return None if {a, b} & {pa.string(), pa.bool_()} else JSON_TEXT
     if pa.types.is_list(a) and pa.types.is_list(b):
-        inner = merge_types(a.value_type, b.value_type, json=json)
+        inner = merge_types(a.value_type, b.value_type, json=json, union=union)
         return inner if inner in (None, JSON_TEXT) else pa.list_(inner)
     if not (pa.types.is_struct(a) and pa.types.is_struct(b)):
-        return None
+        return wider_number(a, b) if union else None
     merged = {f.name: f.type for f in a}
-    if not json and merged.keys() != {f.name for f in b}:
+    if not (json or union) and merged.keys() != {f.name for f in b}:
         return None
     for field in b:
-        merged[field.name] = merge_types(merged.get(field.name, pa.null()), field.type, json=json)
+        merged[field.name] = merge_types(merged.get(field.name, pa.null()), field.type, json=json, union=union)
     if None in merged.values():
         return None
     return JSON_TEXT if JSON_TEXT in merged.values() else pa.struct(list(merged.items()))

@@ -18,6 +18,7 @@ LEVELS = {"zstd": 22, "gzip": 9}
 """The highest level of the compressions that have levels."""
 
 
+NO_MESSAGES = "data.messages_column is not set; name the column with the messages"
 _NONE_OR_MORE = at_least(0, "it is 0 (none) or more")
 _TOOLS = "it is a list of tools, the path of a JSON file with one, or null"
 _QUOTE: Rule = (
@@ -33,6 +34,7 @@ _HEADER: Rule = (
     lambda v: isinstance(v, bool) or (isinstance(v, list) and bool(v) and all(v) and set(map(type, v)) == {str}),
 )
 _TYPES = "it maps names of columns to types, or is text or null"
+_TO_NAMES = maps("names in the files to others", lambda pair: all(isinstance(text, str) for text in pair))
 _TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
 
 
@@ -56,6 +58,9 @@ class DataSettings:
         prompt_template: a Jinja template over the columns that makes the prompt, instead of a prompt column: the
             user's message, inside the model's chat template.
         messages_column: column with a list of {role, content}, instead of a prompt column.
+        message_keys: keys of these messages in the files to role, content ...: {from: role, value: content} for
+            ShareGPT, whose roles human and gpt are user and assistant then.
+        message_roles: roles in the files to those of the model's chat template: {bot: assistant}.
         template_kwargs_column: column with the arguments of the chat template, as a struct, a map or JSON; they come
             before `model.template_kwargs`, key by key.
         tools: the tools that the chat template tells the model about: a list of {type: function, function: {name,
@@ -76,6 +81,9 @@ class DataSettings:
         encoding: of text files (CSV, JSONL, lines), as Python names it: cp1252, latin-1, utf-16 ...; null: UTF-8, or
             what the file's first bytes say (a mark, or a zero in every other byte).
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
+        partitions: folders KEY=VALUE (Hive partitions) below a directory or in a glob are read, and are columns of
+            their rows.
+        union: files that differ by a column or by the width of a number are read together: what a file lacks is null.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
     """
@@ -91,6 +99,8 @@ class DataSettings:
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     messages_column: str | None = None
+    message_keys: Any = when_given(None, *_TO_NAMES)
+    message_roles: Any = when_given(None, *_TO_NAMES)
     template_kwargs_column: str | None = when_given(None)
     tools: Any = when_given(None, _TOOLS, lambda v: isinstance(v, str | list | None))
     tools_column: str | None = when_given(None)
@@ -103,6 +113,8 @@ class DataSettings:
     header: Any = when_given(True, *_HEADER, reads=True)
     encoding: str | None = when_given(None, reads=True)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1], reads=True)
+    partitions: bool = when_given(False, reads=True)
+    union: bool = when_given(False, reads=True)
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"), reads=True)
     empty: str = not_in_data("error", *one_of(("error", "ok")))
 
@@ -126,6 +138,9 @@ class DataSettings:
         check(name is None or is_encoding(name), "data.encoding", name, NAMES + ("" if name is None else near(name)))
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
+        for key in ("message_keys", "message_roles"):
+            names = getattr(self, key)
+            check(not names or self.messages_column is not None, f"data.{key}", names, NO_MESSAGES)
         both = self.tools is not None and self.tools_column is not None
         check(not both, "data.tools_column", self.tools_column, "data.tools is set, too; keep one")
         both = self.types is not None and self.schema is not None

@@ -20,6 +20,7 @@ from operators.formats.registry import ENDINGS, FORMATS
 from operators.formats.unpack import CODECS
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
+from operators.sources.folders import REMEDY, is_partition, partitions_of, with_partitions
 from operators.sources.remote import remote
 from pipeline.api.errors import ConfigError, InputError, PipelineError, SourceError, did_you_mean, install
 
@@ -103,6 +104,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if kind == DIRECTORY:
         trusted = wanted == LINES.name
         paths, where = storage.listing(path), f"the directory {shown}"
+        above = len(PurePosixPath(path).parts)
     elif kind is not None:
         raise InputError(f"data.path={shown} is {kind}; {REMEDIES}")
     else:
@@ -111,11 +113,21 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
             raise InputError(f"data.path={shown} does not exist{_near(storage, path)}")
         trusted = wanted != "auto"
         paths, where = storage.matches(pattern), f"the pattern {shown}"
+        parts = PurePosixPath(pattern).parts
+        above = next(i for i, part in enumerate([*parts, "*"]) if glob.has_magic(ESCAPED.sub("", part)))
+    if data.partitions:
+        paths = with_partitions(storage, paths)
     chosen, others = _sorted_out(storage, paths, wanted, trusted=trusted)
+    chosen = [replace(file, folders=tuple(partitions_of(file.path, above))) for file in chosen]
+    unread = [name for name in others if name.endswith("/") and is_partition(name)]
+    met = [] if data.partitions else [f"{name}/" for file in chosen for name in file.folders] or unread
     if not chosen and data.empty == "error":
         names = [PurePosixPath(path).name for path in _in_order(paths)]
-        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {OR_EMPTY}")
-    if others:
+        remedy = REMEDY if met else OR_EMPTY
+        raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {remedy}")
+    if met:
+        warn(f"{where} has folders such as {met[0]}, whose names are no columns; {REMEDY}")
+    if others := [name for name in others if name not in met]:
         listed = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
     beside = [file.name for file in chosen if file.format == JSON.name]  # rarely rows
@@ -124,7 +136,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
         warn(f"{where} has what is not read beside other formats: {some(beside)}; data.format=json reads .json alone")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
-    return chosen
+    return chosen if data.partitions else [replace(file, folders=()) for file in chosen]
 
 
 def _literal(storage: Storage, pattern: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from operators.prompts.template import Template
 from operators.rows.arrow_types import merge_types, parse_schema
 from operators.settings import DataSettings
 from operators.sources.files import some
+from operators.sources.union import own_schema
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, holds_nothing, without_null
 
@@ -28,13 +30,32 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 """Exceptions of the libraries for bytes of another format."""
 
 
+class InputColumns(NamedTuple):
+    """The columns of an input.
+
+    Args:
+        all: their names in the files, and their types; those of folders come last.
+        in_files: without those of folders.
+        in_file: those of a file, and the types under which it is read, where these may be others (`data.union`).
+    """
+
+    all: pa.Schema
+    in_files: pa.Schema
+    in_file: Mapping[Reader, pa.Schema] = MappingProxyType({})
+
+
 def columns_of(
-    stamps: Mapping[InputFile, Stamp], readers: Sequence[Reader], data: DataSettings, warn: Callable[[str], None]
-) -> pa.Schema:
+    stamps: Mapping[InputFile, Stamp],
+    readers: Sequence[Reader],
+    data: DataSettings,
+    folders: pa.Schema,
+    warn: Callable[[str], None],
+) -> InputColumns:
     """Return the columns of all files, under their names there; none where no file has any.
 
     Args:
         stamps: of the files.
+        folders: the columns that folders make, which come last.
         warn: takes a sentence on files that are read in another way than the others, or not.
 
     Raises:
@@ -68,8 +89,22 @@ def columns_of(
     if blank and len(blank) < len(readers):
         warn(f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them")
     if not any(schema.names for schema in schemas.values()):
-        return parse_schema(data.schema) if data.schema else pa.schema([])
-    return common_schema([*schemas], [*schemas.values()], data.rename or {})
+        named = parse_schema(data.schema) if data.schema else pa.schema([])
+        return InputColumns(named, named)
+    merged = common_schema(schemas, data)
+    if twice := [(name, reader) for reader, own in schemas.items() for name in own.names if name in folders.names]:
+        raise ConfigError(
+            f"'{twice[0][0]}' is a folder's key and a column of {twice[0][1].file}; leave data.partitions out, which"
+            " reads the column, or rename one of them"
+        )
+    columns = pa.schema([*merged, *folders])
+    rename = data.rename or {}
+    for reader, own in schemas.items():
+        _check_names(pa.schema([*own, *folders]), reader.file, rename)
+    if unknown := sorted(rename.keys() - set(columns.names)):
+        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(columns.names) or 'none'}")
+    in_files = {reader: own_schema(reader, own, merged) for reader, own in schemas.items()} if data.union else {}
+    return InputColumns(columns, merged, in_files)
 
 
 def assumed_columns(data: DataSettings) -> list[pa.Field]:
@@ -104,39 +139,51 @@ def explained(file: InputFile, error: Exception, how: str, remedy: str) -> Input
     return InputError(f"{file} cannot be read {how}: {error}; {remedy}")
 
 
-def common_schema(readers: Sequence[Reader], schemas: Sequence[pa.Schema], rename: Mapping[str, str]) -> pa.Schema:
+def common_schema(schemas: Mapping[Reader, pa.Schema], data: DataSettings) -> pa.Schema:
     """Return one schema for all files; a column without any value becomes a string column.
 
-    `rename`: how columns will be called later. Here they have the names of the files.
-
     Raises:
-        SchemaError: a file differs; names the file and the column.
-        ConfigError: a column has a name that the pipeline needs for itself, two columns have one name, or `rename`
-            names one that is not there.
+        SchemaError: a file differs, beyond what `data.union` allows where it is set; names the file and the column.
+        ConfigError: a column is typed that is in no file.
     """
     merged: dict[str, pa.DataType] = {}
-    for reader, schema in zip(readers, schemas, strict=True):
-        _check_names(schema, reader.file, rename)
+    first = next(iter(schemas)).file
+    only_texts = all(reader.texts for reader in schemas)
+    for reader, schema in schemas.items():
         types = {f.name: f.type for f in schema}
-        if merged and not reader.optional_columns and (odd := types.keys() ^ merged.keys()):
-            first = readers[0].file
-            has, lacks = (reader.file, first) if odd & types.keys() else (first, reader.file)
-            raise SchemaError(f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns")
+        may_lack = reader.optional_columns or data.union
+        if merged and not may_lack and (odd := types.keys() ^ merged.keys()):
+            has, lacks = (reader.file, first) if min(odd) in types else (first, reader.file)
+            raise SchemaError(
+                f"column '{min(odd)}' is in {has} but not in {lacks}; all files need the same columns;"
+                " data.union=true reads them together, with nulls"
+            )
         for name, kind in types.items():
-            both = merge_types(merged.get(name, pa.null()), kind, json=reader.optional_columns)
-            if both is None and reader.texts and name not in reader.types:
+            before = merged.get(name, pa.null())
+            as_text = reader.texts and name not in reader.types and (only_texts or not data.union)
+            both = merge_types(before, kind, json=reader.optional_columns, union=data.union and not as_text)
+            if both is None and as_text:
                 both = pa.string()
             if both is None:
-                raise SchemaError(
-                    f"column '{name}' is {kind} in {reader.file} but {merged[name]} in the files before it;"
-                    " all files need the same types"
-                )
+                raise _differing(name, kind, before, reader, union=data.union)
             merged[name] = both
-    if unknown := sorted(rename.keys() - merged.keys()):
-        raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(merged) or 'none'}")
+    for reader in schemas:
+        if unknown := [name for name in reader.types if name not in merged]:
+            raise ConfigError(f"{reader.key} names '{unknown[0]}'; the columns are {', '.join(merged)}")
     if nothing := [name for name, kind in merged.items() if holds_nothing(kind)]:
         raise SchemaError(f"column '{nothing[0]}' has structs without fields, which Parquet cannot hold; leave it out")
     return pa.schema([(name, without_null(kind)) for name, kind in merged.items()])
+
+
+def _differing(name: str, kind: pa.DataType, before: pa.DataType, reader: Reader, *, union: bool) -> SchemaError:
+    """Return the error for a column that has another type in a file than in those before it."""
+    remedy = f"data.types={{{name}: ...}} names one" if reader.takes_types else "write one of them again"
+    if not union and merge_types(before, kind, union=True) is not None:
+        remedy = "data.union=true reads them as the wider one"
+    return SchemaError(
+        f"column '{name}' is {kind} in {reader.file} but {before} in the files before it; all files need the same"
+        f" types: {remedy}"
+    )
 
 
 def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:

@@ -16,7 +16,10 @@ from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
-from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
+from operators.sources.folders import FolderColumns
+from operators.sources.input_columns import UNREADABLE, InputColumns, asked, assumed_columns, columns_of, explained
+from operators.sources.message_keys import MessageKeys
+from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
 
 BATCH_ROWS = 1024
@@ -98,7 +101,7 @@ class ReadPrompts(Source):
             first = max(position, start)
             while first < stop:
                 last = min(stop, first + BATCH_ROWS, (first // self._chunk_rows + 1) * self._chunk_rows)
-                yield from self._items(block, first, last)
+                yield from self._items(reader.file, block, first, last)
                 self._rows_read = first = last
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
@@ -128,9 +131,10 @@ class ReadPrompts(Source):
         return self._known_rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return for each file, in order, its name without directory, its size and `Storage.content_id`."""
+        """Return for each file, in order, its folders if they are columns, its name, its size and
+        `Storage.content_id`."""
         return {
-            f"files.{i}": f"{file.name}, {stamp.size_bytes} bytes, {file.content_id(stamp)}"
+            f"files.{i}": ", ".join([*file.folders, file.name, f"{stamp.size_bytes} bytes", file.content_id(stamp)])
             for i, (file, stamp) in enumerate(self._stamps.items())
         }
 
@@ -148,9 +152,17 @@ class ReadPrompts(Source):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
-        files = find_files(data, self._warn)
-        keys = {key: getattr(data, key) for key in ("quote", "encoding", "separator", "header")}
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **keys) for file in files]
+        types, keys = self._folders.others(types), ("quote", "encoding", "separator", "header", "union")
+        more = {key: getattr(data, key) for key in keys}
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **more) for file in self._files]
+
+    @cached_property
+    def _files(self) -> list[InputFile]:
+        return find_files(self._data, self._warn)
+
+    @cached_property
+    def _folders(self) -> FolderColumns:
+        return FolderColumns(self._files, self._data)
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:
@@ -167,14 +179,24 @@ class ReadPrompts(Source):
             )
 
     @cached_property
-    def _columns(self) -> pa.Schema:
+    def _columns(self) -> InputColumns:
         """The columns, under their names in the files; none where no file has any."""
-        return columns_of(self._stamps, self._readers, self._data, self._warn)
+        return columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
+
+    @cached_property
+    def _message_keys(self) -> MessageKeys | None:
+        name = self._data.messages_column
+        if name is None or not (self._data.message_keys or self._data.message_roles):
+            return None
+        in_files = {new: old for old, new in (self._data.rename or {}).items()}
+        return MessageKeys(self._data, in_files.get(name, name))
 
     @cached_property
     def _schema(self) -> pa.Schema:
         rename = self._data.rename or {}
-        columns = plain_schema(self._columns)
+        columns = plain_schema(self._columns.all)
+        if columns.names and self._message_keys is not None:
+            columns = self._message_keys.plan(columns)
         fields = [field.with_name(rename.get(field.name, field.name)) for field in columns]
         return pa.schema([*(fields or assumed_columns(self._data)), ROW])
 
@@ -207,10 +229,10 @@ class ReadPrompts(Source):
 
     def _blocks(self, start: int) -> Iterator[tuple[Reader, RowBlock]]:
         """Yield all blocks of all files; blocks before row `start` may lack data."""
-        rows = 0
+        rows, in_files = 0, self._columns.in_files
         for reader in self._readers:
             try:
-                for block in reader.blocks(self._columns, rows, start):
+                for block in reader.blocks(self._columns.in_file.get(reader, in_files), rows, start):
                     rows += block.rows
                     yield reader, block
             except UNREADABLE as error:
@@ -219,13 +241,22 @@ class ReadPrompts(Source):
             self._refuse_changed(reader.file)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
-    def _items(self, block: RowBlock, first: int, last: int) -> Iterator[Item]:
-        """Yield rows [first, last) of the source."""
+    def _items(self, file: InputFile, block: RowBlock, first: int, last: int) -> Iterator[Item]:
+        """Yield rows [first, last) of the source, which are in `file`."""
         chunk = first // self._chunk_rows
         data, rows, bad = block.part(first, last)
+        if data is not None and self._columns.in_file:
+            data, rows, odd = widened(data, rows, plain_schema(self._columns.in_files), file)
+            bad += odd
+        if data is not None and self._message_keys is not None:
+            data, rows, odd = self._message_keys.renamed(data, rows, file)
+            bad += odd
         if bad:
             yield Rejects(chunk, bad)
         if data is not None and len(rows):
             low, high = (bisect_left(block.unread, (row,)) for row in (first, last))
-            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high])
-            yield Batch(chunk, pa.record_batch([*data.columns, pa.array(rows)], schema=self._schema), told=told)
+            kept = set(rows.tolist()) if low < high else ()
+            told = tuple((row, self._said_of(key)) for row, key in block.unread[low:high] if row in kept)
+            folders = [pa.repeat(value, len(rows)) for value in self._folders.of(file).values()]
+            columns = [*data.columns, *folders, pa.array(rows)]
+            yield Batch(chunk, pa.record_batch(columns, schema=self._schema), told=told)

@@ -42,6 +42,9 @@ COMMANDS = {
     "prompt": Command(
         "job=NAME row=N [node=NAME] [KEY=VALUE ...]", "print the prompt of a row and its tokens", "pipeline.cli.prompt"
     ),
+    "prune": Command(
+        "STORE older=30d [dry_run=true]", "remove what nobody used for so long from a store", "pipeline.cli.prune"
+    ),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
     "schema": Command("", "print a JSON schema of job files, for editors", "pipeline.cli.jobs", "schema"),
     "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),

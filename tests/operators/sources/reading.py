@@ -30,9 +30,10 @@ class Reading:
         return [self.rows[i] for i in sorted(self.rows)]
 
 
-def read(path: Path | str, chunk_rows: int = 100, seek: int = 0, **data: Any) -> Reading:
+def read(path: Path | str | list[str], chunk_rows: int = 100, seek: int = 0, **data: Any) -> Reading:
     """All that a source over `path` sends, from chunk `seek` on."""
-    return drain(ReadPrompts(DataSettings(path=str(path), **data), chunk_rows), chunk_rows, seek)
+    given = path if isinstance(path, list) else str(path)
+    return drain(ReadPrompts(DataSettings(path=given, **data), chunk_rows), chunk_rows, seek)
 
 
 def drain(op: ReadPrompts, chunk_rows: int, seek: int = 0) -> Reading:
