@@ -81,7 +81,7 @@ def test_the_line_for_cron_runs_as_cron_runs_it(night):
     assert "%" not in night.command
     assert night.done.returncode == 0, night.done.stderr
     assert night.done.stdout.startswith("nightly: done after")
-    assert load(night.folder / "outputs").counts["data_rows"] == 2
+    assert load(night.folder / "answers").counts["data_rows"] == 2
     assert night.pruned.returncode == 0, night.pruned.stderr
     assert "0 of 2 entries" in night.pruned.stdout
 
@@ -89,7 +89,7 @@ def test_the_line_for_cron_runs_as_cron_runs_it(night):
 def test_a_night_generates_what_no_night_before_it_has(night):
     ask(night.folder, "Reverse this list: fox, hen", "What is 2 plus 3?", "What is 10 minus 4?")
     assert main([f"job={night.folder}/nightly.yaml", "progress=none"]) == ExitCode.DONE
-    after = load(night.folder / "outputs")
+    after = load(night.folder / "answers")
     assert after.rows().collect()["id"].to_list()[2:] == ["Reverse this list: fox, hen"]
     totals = [json.loads(run["totals"]) for run in after.metrics("run").collect().to_dicts()]
     assert [totals[-1][f"read/{name}"] for name in ("rows_known", "rows_changed")] == [2, 0]
