@@ -102,6 +102,8 @@ def here(tmp_path, monkeypatch) -> Path:
     Path("plain.csv").write_text("1,What is 2 plus 3?\n", encoding="utf-8")
     Path("parts").mkdir()
     prompts.write_parquet("parts/one.parquet")
+    Path("tables/lang=en").mkdir(parents=True)
+    prompts.write_parquet("tables/lang=en/one.parquet")
     prompts.write_ndjson("more.jsonl.gz", compression="gzip")
     Path("folder").mkdir()
     prompts.write_parquet("folder/train.parquet")
@@ -109,6 +111,8 @@ def here(tmp_path, monkeypatch) -> Path:
     parts = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts["prompt"]]
     for name, conversations in (("chats", plain), ("mixed", plain + parts)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
+    talk = [{"from": "human", "value": "What is 2 plus 3?"}]
+    Path("sharegpt.jsonl").write_text(json.dumps({"conversations": talk}) + "\n")
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     Path("tools.json").write_text(json.dumps([tool]))
     Path("topics.csv").write_text("topic\nrivers\nbread\n", encoding="utf-8")
