@@ -162,7 +162,7 @@ def _outcome(
 
 
 def _too_many_errors(state: RunState, max_error_rate: float) -> str:
-    return too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate)
+    return too_many_errors(state.rejects().failures, state.committed_rows, max_error_rate)
 
 
 def _whole_reasons(directory: Path, rejects: RejectCounts) -> dict[Key, Key]:
