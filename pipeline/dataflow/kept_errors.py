@@ -102,8 +102,7 @@ class KeptErrors:
         if errors.null_count == len(errors):
             return batch.with_data(asked), None
         failed = batch.data.filter(pc.is_valid(errors))
-        lineages = failed.column(LINEAGE.name) if LINEAGE.name in failed.schema.names else None
-        passing = self.rows(failed, failed.column(self.column), lineages)
+        passing = self.rows(failed, failed.column(self.column))
         return batch.with_data(asked.filter(pc.is_null(errors))), batch.with_data(passing)
 
     def without_failed(self, data: pa.RecordBatch) -> pa.RecordBatch:
@@ -117,15 +116,27 @@ class KeptErrors:
 
     def without_errors(self, data: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the operator's output with null as their error."""
-        return pa.record_batch([*data.columns, pa.nulls(data.num_rows, pa.string())], schema=self.schema)
+        columns = [data.column(name) for name in self.schema.names if name != self.column]
+        return pa.record_batch([*columns, pa.nulls(data.num_rows, pa.string())], schema=self.schema)
 
-    def rows(self, data: pa.RecordBatch, reasons: pa.Array, lineages: pa.Array | None) -> pa.RecordBatch:
-        """Return rows as they leave with an error: `data` with null in all columns that are new."""
+    def rows(self, data: pa.RecordBatch, reasons: pa.Array, lineages: pa.Array | None = None) -> pa.RecordBatch:
+        """Return rows as they leave with an error: `data` with null in all columns that are new. `lineages`: None for
+        their own."""
+        if lineages is None and LINEAGE.name in data.schema.names:
+            lineages = data.column(LINEAGE.name)
         columns = [data.column(f.name) if f.name in self._same else pa.nulls(len(data), f.type) for f in self.schema]
         made = dict(zip(self.schema.names, columns, strict=True)) | {self.column: reasons}
         if LINEAGE.name in made and lineages is not None:
             made[LINEAGE.name] = lineages
         return pa.record_batch(list(made.values()), schema=self.schema)
+
+
+def through_all(keepers: Sequence[KeptErrors], data: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    """Return rows as they leave a chain of nodes, one for each of `keepers`, that has failed for them as a whole."""
+    reasons = pa.array([reason] * data.num_rows, pa.string())
+    for keeper in keepers:
+        data = keeper.rows(data, reasons)
+    return data
 
 
 class _InFlight:
