@@ -18,6 +18,7 @@ from pipeline import PROJECT, Job
 from pipeline import run as run_in_python
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from tests.operators.endpoint.fault_server import Fault, FaultServer
 from tests.pipeline.cluster.thread_pool import workers_in_threads
 from tests.pipeline.squares import files
 
@@ -138,6 +139,23 @@ def test_python_and_a_dry_run_know_it(tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"half: \d of \d+ rows of the sample are kept with an error: \d x", said)
     assert "who_error: string" in said
+
+
+def test_a_row_that_a_server_refuses_stays(tmp_path):
+    def faults(number: int, body: dict[str, Any]) -> Fault | None:
+        return Fault(400, {"error": {"message": "not this"}}) if body["messages"][0]["content"] == "b" else None
+
+    with FaultServer(faults) as server:
+        job = Job("ask", model="endpoint", max_error_rate=1.0, **{"model.url": server.url}).step(
+            "it", prompt="{{ text }}", on_error="keep"
+        )
+        rows = [{"text": "a"}, {"text": "b"}, {"text": None}, {"text": "c"}]
+        result = run_in_python(job, rows=rows, progress="none", output_dir=str(tmp_path / "out"))
+    found = result.rows().collect().to_dicts()
+    assert [row["text"] for row in found] == ["a", "b", None, "c"]
+    assert [row["it"] is None for row in found] == [False, True, True, False]
+    assert "not this" in found[1]["it_error"]
+    assert "prints a null" in found[2]["it_error"]
 
 
 def test_a_resume_under_another_on_error_is_refused_and_names_the_step(kept, capsys):

@@ -27,9 +27,10 @@ from operators.rows.lineage import append_to_lineage, repeated, with_lineage
 from operators.union import Union
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import Inbox, Operator, Scope
-from pipeline.api.records import KEPT, LINEAGE, Batch, Item, RejectKind, Shard
+from pipeline.api.protocols import Inbox, ListInbox, Operator, Scope
+from pipeline.api.records import KEPT, LINEAGE, Batch, ChunkEnd, Item, RejectKind, Shard
 from pipeline.dataflow.graph import Graph, Node
+from pipeline.dataflow.kept_errors import KeptErrors, _InFlight
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from tests.operators.flow import Flow, Rows, chain
 from tests.pipeline.ops import Collect
@@ -87,7 +88,7 @@ class Samples(Operator):
 PARTS: Mapping[str, Callable[[], Operator]] = {
     "call": lambda: Call(odd),
     "cast": lambda: Map({"number": "CAST(n AS INT)"}),
-    "explode": lambda: Explode("many", as_="one"),
+    "explode": lambda: Explode("many"),
     "filter": lambda: Filter("n <> '3'"),
     "json": lambda: ParseJson("text", {"a": "int64"}, as_="read"),
     "json_filtered": lambda: ParseJson("text", {"b": "int64"}, as_="again", invalid="filtered"),
@@ -119,6 +120,8 @@ def ran(names: Sequence[str], rows: list[dict[str, Any]], batch: int, on_error: 
         flow = Committed(Path(folder), nodes)
         out = {identity(row): row for row in flow.run()}
         assert len(out) == len(flow.out)
+        for batch in flow.sink.batches:
+            assert all(field.nullable or not batch.data.column(field.name).null_count for field in batch.data.schema)
         paths = sorted(Path(folder).glob("rejects/*.parquet"))
         rejects = {identity(row): row for path in paths for row in pq.read_table(path).to_pylist()}
     return out, rejects, flow.counts
@@ -156,25 +159,21 @@ def test_a_row_with_an_error_stays_and_no_other_row_changes(data):
         assert {name for name in row if row[name] is not None} <= {"row", "lineage", "n", "text", "many", ERROR}
 
 
-def test_rows_are_held_until_they_have_left_and_no_longer():
+@pytest.mark.parametrize(("by_batch", "most"), [(True, 1), (False, 3)])
+def test_rows_are_held_until_they_have_left_and_no_longer(by_batch, most):
     """Batch by batch one batch, otherwise those of open chunks."""
-    rows = [{"n": str(i % 9), "text": "{}", "many": [1]} for i in range(40)]
-    seen: list[int] = []
-
-    class Watched(Samples):
-        def drawn(self, batch: Batch) -> Iterator[Item]:
-            seen.append(sum(len(held.batches) for held in self.inbox._held.values()))  # type: ignore[attr-defined]
-            yield from super().drawn(batch)
-
-        def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
-            self.inbox = inbox
-            yield from super().run(inbox)
-
-    nodes = chain(Rows(rows, SCHEMA, chunk_rows=10, batch=5), w=Watched())
-    nodes["w"] = replace(nodes["w"], kept_as=ERROR)
-    with tempfile.TemporaryDirectory() as folder:
-        Flow(Path(folder), nodes).run()
-    assert set(seen) == {2}
+    op = Map({"number": "CAST(n AS INT)"})
+    keeper = KeptErrors(ERROR, op, [SCHEMA])
+    keeper.plan(op.plan(SCHEMA))
+    data = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+    items = [item for chunk in range(4) for item in (*[Batch(chunk, data)] * 3, ChunkEnd(chunk, 0))]
+    flight = _InFlight(keeper, ListInbox(items), by_batch=by_batch)
+    held = []
+    for item in flight:
+        held.append(sum(len(rows.batches) for rows in flight._held.values()))
+        if isinstance(item, ChunkEnd):
+            flight.end(item.chunk)
+    assert max(held) == most
 
 
 @pytest.mark.parametrize(
