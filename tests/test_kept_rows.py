@@ -108,7 +108,7 @@ def test_summary_manifest_and_python_count_them_apart(kept, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("point", ["shard-renamed:3", "state-committing:4"])
-def test_a_run_that_was_killed_ends_as_one_that_was_not(kept, tmp_path, point):
+def test_a_run_that_was_killed_ends_as_one_that_was_not(kept, tmp_path, point, capsys):
     environment = os.environ | {"PIPELINE_FAILPOINT": point}
     killed = [sys.executable, "-m", "pipeline", *command(tmp_path, "out")]
     assert subprocess.run(killed, env=environment, cwd=PROJECT, check=False).returncode == -9
@@ -116,6 +116,10 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(kept, tmp_path, point):
     assert files(tmp_path / "out") == files(kept)
     before, now = (json.loads((d / "manifest.json").read_text())["rejects"] for d in (kept, tmp_path / "out"))
     assert before == now
+    errors = sum(counted["rows"] for counted in now if counted["kind"] == "kept")
+    said = capsys.readouterr().out
+    assert f"kept        {errors} with an error" in said
+    assert "kept at who: cut by max_tokens=18 before the JSON was complete" in said  # the number is that of all rows
 
 
 def test_workers_and_slots_change_no_byte(kept, tmp_path):

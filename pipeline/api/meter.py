@@ -139,7 +139,8 @@ class RowCounts:
 
     def add(self, other: RowCounts) -> None:
         self.told.update(other.told)
-        self.kept.update(other.kept)
+        if other.kept:
+            self.kept.update(other.kept)
         self.rows_in += other.rows_in
         self.expanded += other.expanded
         self.rejected += other.rejected

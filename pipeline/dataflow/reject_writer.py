@@ -39,7 +39,7 @@ class RejectTally:
     another row that they name or, if they are errors, in numbers or quoted values are one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of by_reason: nodes and the reject writer count
+        self._lock = threading.Lock()  # of by_reason; nodes take it inside the committer's, the reject writer alone
         self.by_reason: Counter[tuple[str, str, str]] = Counter()
         self.errors = 0
         """Rows rejected because of an error."""
