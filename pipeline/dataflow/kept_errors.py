@@ -63,10 +63,12 @@ class KeptErrors:
             raise ConfigError("on_error=keep: it is a sink, and a row that cannot be written has nowhere to stay")
         if self.column in made.names:
             raise SchemaError(f"makes the column '{self.column}', in which on_error=keep puts reasons; rename it")
-        self._same = {f.name for f in made if f.name in self._stay and f.equals(self.asked.field(f.name))}
-        fields = [f if f.name in self._same else f.with_nullable(True) for f in made]
-        self._kept = pa.field(self.column, pa.string(), metadata={STAY: json.dumps(self._stay)})
-        self.schema = pa.schema([*fields, self._kept])
+        came = {field.name: field for field in self.asked if field.name in self._stay}
+        self._same = {f.name for f in made if f.name in came and came[f.name].type == f.type}
+        never_null = {name for name in self._same if not came[name].nullable}
+        fields = [f if f.name in never_null else f.with_nullable(True) for f in made]
+        error = pa.field(self.column, pa.string(), metadata={STAY: json.dumps(self._stay)})
+        self.schema = pa.schema([*fields, error])
         return self.schema
 
     def run(self, work: Work, inbox: Inbox, note: Note, *, at_once: bool = False) -> Iterator[Item | Shard]:

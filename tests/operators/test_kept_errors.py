@@ -52,7 +52,8 @@ class Samples(Operator):
     scope = Scope.ROW
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        self.schema = with_lineage(schema).append(pa.field("drawn", pa.int64(), nullable=False))
+        fields = [field.with_nullable(field.name not in ("row", "n")) for field in schema]
+        self.schema = with_lineage(fields).append(pa.field("drawn", pa.int64(), nullable=False))
         return self.schema
 
     def run(self, inbox: Inbox) -> Iterator[Item | Shard]:
@@ -154,8 +155,7 @@ def test_a_row_with_an_error_stays_and_no_other_row_changes(data):
     by_node = Counter(reject["node"] for reject in errors.values())
     assert by_node == sum((Counter({node: n}) for (node, kind, _), n in counted.items() if kind == KEPT), Counter())
     for (number, _), row in failed.items():
-        same = {name: row[name] for name in ("n", "text") if name in row}
-        assert same == {name: rows[number][name] for name in same}
+        assert {name: row[name] for name in ("n", "text")} == {name: rows[number][name] for name in ("n", "text")}
         assert {name for name in row if row[name] is not None} <= {"row", "lineage", "n", "text", "many", ERROR}
 
 
