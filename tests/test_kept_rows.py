@@ -93,7 +93,7 @@ def test_summary_manifest_and_python_count_them_apart(kept, tmp_path, capsys):
     assert manifest["counts"]["kept_with_error"] == errors.total()
     assert manifest["counts"]["error_rejects"] == 0
     assert manifest["counts"]["source_rows"] == ROWS
-    by_step = Counter()
+    by_step: Counter[str] = Counter()
     for counted in manifest["rejects"]:
         if counted["kind"] == "kept":
             by_step[counted["node"].partition("_")[0]] += counted["rows"]
@@ -151,7 +151,7 @@ def test_a_row_that_a_server_refuses_stays(tmp_path):
         return Fault(400, {"error": {"message": "not this"}}) if body["messages"][0]["content"] == "b" else None
 
     with FaultServer(faults) as server:
-        job = Job("ask", model="endpoint", max_error_rate=1.0, **{"model.url": server.url}).step(
+        job = Job("ask", {"model.url": server.url}, model="endpoint", max_error_rate=1.0).step(
             "it", prompt="{{ text }}", on_error="keep"
         )
         rows = [{"text": "a"}, {"text": "b"}, {"text": None}, {"text": "c"}]

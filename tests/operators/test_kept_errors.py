@@ -121,8 +121,8 @@ def ran(names: Sequence[str], rows: list[dict[str, Any]], batch: int, on_error: 
         flow = Committed(Path(folder), nodes)
         out = {identity(row): row for row in flow.run()}
         assert len(out) == len(flow.out)
-        for batch in flow.sink.batches:
-            assert all(field.nullable or not batch.data.column(field.name).null_count for field in batch.data.schema)
+        for data in (made.data for made in flow.sink.batches):
+            assert all(field.nullable or not data.column(field.name).null_count for field in data.schema)
         paths = sorted(Path(folder).glob("rejects/*.parquet"))
         rejects = {identity(row): row for path in paths for row in pq.read_table(path).to_pylist()}
     return out, rejects, flow.counts
@@ -166,7 +166,9 @@ def test_rows_are_held_until_they_have_left_and_no_longer(by_batch, most):
     keeper = KeptErrors(ERROR, op, [SCHEMA])
     keeper.plan(op.plan(SCHEMA))
     data = pa.RecordBatch.from_pylist([], schema=SCHEMA)
-    items = [item for chunk in range(4) for item in (*[Batch(chunk, data)] * 3, ChunkEnd(chunk, 0))]
+    items: list[Item] = []
+    for chunk in range(4):
+        items += [*[Batch(chunk, data)] * 3, ChunkEnd(chunk, 0)]
     flight = _InFlight(keeper, ListInbox(items), by_batch=by_batch)
     held = []
     for item in flight:
