@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import PROJECT, Job
+from pipeline import PROJECT, Job, Result
 from pipeline import run as run_in_python
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -83,6 +84,49 @@ def test_every_row_comes_back_in_order_with_its_first_reason(kept, tmp_path):
             assert row["reply_error"].startswith("template: prints a null")
             assert row["lineage"] is None
         assert (row["half"] is None) == (row["half_error"] is not None) == (row["row"] % 7 == 0)
+
+
+DRAWS = {"max_tokens": 14, "temperature": 1.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "choice": {"prompt": "{{ maybe }}", "choices": ["a", "b"], "columns": ["finish_reason", "prompt_text"]},
+    "dropped": {"prompt": "{{ maybe }}", "schema": {"a": "string", "b": "int"}, "drop": "it_b > 5", "sampling": DRAWS},
+    "extracted": {"prompt": "{{ text }}", "extract": "{{ completion.split(' ')[1] }}", "sampling": DRAWS},
+    "messages": {"messages": "turns", "writes": "user"},
+    "scored": {"prompt": "Reverse {{ text }}.", "score": [0, 9], "columns": ["completion"], "sampling": DRAWS},
+    "several": {"prompt": "{{ maybe }}", "n": 3, "schema": {"a": "string", "b": "int"}, "sampling": DRAWS},
+    "some": {"prompt": "{{ maybe }}", "where": "text <> 'number 4'", "regex": "[0-9]{3}"},
+}
+
+
+@pytest.mark.parametrize("kind", often(KINDS, "several"))
+def test_each_kind_of_step_keeps_what_it_would_reject(tmp_path, kind):
+    turns = json.dumps([{"role": "user", "content": "Hello."}])
+    rows = [
+        {"text": f"number {i}", "maybe": f"m{i}" if i % 4 else None, "turns": turns if i % 3 else None}
+        for i in range(20)
+    ]
+
+    def made(on_error: str) -> Result:
+        job = Job("j", model="tiny", sampling={"max_tokens": 6}, max_error_rate=1.0, chunk_rows=7)
+        job = job.step("it", **KINDS[kind], on_error=on_error)
+        return run_in_python(job, rows=rows, progress="none", output_dir=str(tmp_path / on_error))
+
+    def identity(row: dict[str, Any]) -> tuple[int, list[int]]:
+        return row["row"], row.get("lineage") or []
+
+    kept, rejected = made("keep"), made("fail")
+    found = kept.rows().collect().to_dicts()
+    failed = [row for row in found if row["it_error"] is not None]
+    assert found == sorted(found, key=identity)
+    assert rejected.rows().collect().equals(kept.rows().filter(pl.col("it_error").is_null()).drop("it_error").collect())
+    errors = rejected.rejects().filter(pl.col("kind") == "error").collect().to_dicts()
+    reasons = [(identity(row), row["it_error"]) for row in failed]
+    assert sorted(reasons) == sorted((identity(reject), reject["reason"]) for reject in errors)
+    new = found[0].keys() - {*rows[0], "row", "lineage", "it_error"}
+    assert failed
+    assert all(row[name] is None for row in failed for name in new)
+    assert (kept.counts["kept_with_error"], kept.counts["error_rejects"]) == (len(failed), 0)
+    assert kept.counts["filtered_rejects"] == rejected.counts["filtered_rejects"]
 
 
 def test_summary_manifest_and_python_count_them_apart(kept, tmp_path, capsys):
