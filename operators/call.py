@@ -14,7 +14,7 @@ import pyarrow as pa
 from operators.rows.arrow_types import parse_type
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, repeated, with_lineage
 from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, RejectKind, Scope, name_row, require_column
-from pipeline.api.by_batch import OnError, why_rejected
+from pipeline.api.by_batch import why_rejected
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.machine_errors import of_machine
 from pipeline.api.records import python_rows, python_values
@@ -108,7 +108,7 @@ class Call(Operator):
         try:
             yield
         except Exception as error:  # of the user's function, which is called once for a row, whatever it raises
-            if self.on_error is OnError.REJECT and not of_machine(error):
+            if not self.on_error.ends_run and not of_machine(error):
                 failed[index] = why_rejected(error)
                 return
             name_row(error, batch, index)

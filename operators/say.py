@@ -18,7 +18,7 @@ from operators.rows.json_values import noun
 from operators.rows.lineage import refuse_identity
 from operators.settings.checks import check_one_of
 from pipeline.api import Batch, ConfigError, Operator, Output, SchemaError, Scope, name_row, require_column
-from pipeline.api.by_batch import OnError, why_rejected
+from pipeline.api.by_batch import why_rejected
 from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.api.machine_errors import of_machine
 from pipeline.api.records import python_rows, python_values
@@ -116,7 +116,7 @@ class Say(Operator):
             except NoPrompt as error:
                 failed[i] = str(error)
             except Exception as error:  # of a tool, which is called once for a row, whatever it raises
-                if self.on_error is not OnError.REJECT or of_machine(error):
+                if self.on_error.ends_run or of_machine(error):
                     name_row(error, batch, i)
                     raise
                 failed[i] = why_rejected(error)

@@ -42,7 +42,8 @@ class NodeSettings:
         op: `_target_` names the operator's class; the other keys are its constructor's arguments.
         inputs: name of the node that it reads, or a list of names; empty for the source.
         capacity_rows: rows that may wait on each input.
-        on_error: fail (an exception of the operator ends the run) or reject (the rows that cause it are rejected).
+        on_error: fail (an exception of the operator ends the run), reject (the rows that cause it are rejected) or keep
+            (they stay, as all rows with an error do: null in the new columns, the reason in `<node>_error`).
         step: name of the step that it was made for; null for a node of the job's own.
     """
 

@@ -56,6 +56,7 @@ class EndpointRender(Rendering, MakesPrompts):
     """Makes the prompt of each row for a server: the messages as JSON, or with `model.api=completions` a text."""
 
     title = "Render"
+    keeps_rows = True
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         planned = super().plan(schema)
@@ -142,6 +143,7 @@ class EndpointTokenize(Operator):
     """
 
     title = "Tokenize"
+    keeps_rows = True
 
     def __init__(self, model: ModelSettings, ids_column: str | None = None) -> None:
         if ids_column is not None:

@@ -53,6 +53,8 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
     have ended; `_metrics`; and, where there is a store, `_lookup`.
     """
 
+    keeps_rows = True  # at a server too, where it runs in the driver
+
     model: ModelSettings
     sampling: SamplingSettings
     decode: DecodeSettings

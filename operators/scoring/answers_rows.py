@@ -87,6 +87,8 @@ class AnswersRows(Operator):
         where: a condition on the rows to read; see Where.
     """
 
+    keeps_rows = True
+
     kind: ClassVar[str] = "<f4"
     """The type of the numbers in answers, of NumPy."""
     _stored: StoredAnswers

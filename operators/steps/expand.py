@@ -41,6 +41,8 @@ KEYS = {
     "_drop": {"where": "drop", "reason": "drop"},
 }
 """By the ending of a node's name: the key of a step by the argument that it becomes."""
+SAME = {"inputs": "after", "on_error": "on_error"}
+"""Keys of a step by the setting of a node."""
 GROUPS = ("model", "sampling", "decode", "runtime", "store")
 Groups = Mapping[str, Any]
 
@@ -92,10 +94,10 @@ def key_of(ending: str, setting: str, *, asks: bool) -> str | None:
         setting: `inputs`, `on_error` or an argument as `op.sampling.n`.
         asks: the step asks a model; otherwise it is an operator.
     """
-    if setting == "inputs":
-        return "after"
+    if setting in SAME:
+        return SAME[setting]
     argument = setting.removeprefix("op.")
-    if not asks and not ending and setting in ("on_error", f"op.{argument}"):
+    if not asks and not ending and setting == f"op.{argument}":
         return setting
     if argument == setting:
         return None
@@ -143,7 +145,7 @@ def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
         raise ConfigError(f"step '{name}': it gives a column its name, so it has letters, digits and _ only")
     try:
         if step.op is not None:
-            nodes = {name: {"op": step.op, "on_error": step.on_error}}
+            nodes = {name: {"op": step.op}}
         else:
             nodes = {node: {"op": op} for node, op in _nodes(name, step, groups)}
     except ConfigError as error:
@@ -154,7 +156,8 @@ def _chain(name: str, step: Step, groups: Groups) -> dict[str, Node]:
             nodes[f"{name}_{key}"] = {"op": {"_target_": "operators.filter.Filter", "where": where, "reason": reason}}
     if step.op is None:
         nodes[f"{name}_columns"] = {"op": _without_intermediates(name, step, groups)}
-    return nodes
+    each = nodes if step.on_error == "keep" else [name]
+    return nodes | {node: {**nodes[node], "on_error": step.on_error} for node in each}
 
 
 def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -63,7 +63,9 @@ class Step:
         seed: another seed than the job's.
         op: instead of a prompt, an operator as in `nodes`, in this place of the order; `after`, `keep`, `drop` and
             `on_error` can stand beside it.
-        on_error: fail or reject, of `op`.
+        on_error: keep leaves a row in its place for which the step fails: its new columns are null, and
+            `<name>_error` has the reason. Without it such rows are rejects, or, for an exception of `op`, end the run
+            (fail) or are rejects (reject).
     """
 
     prompt: str | None = None
@@ -109,7 +111,9 @@ class Step:
             raise ConfigError("has schema, which gives columns of its own; leave extract and score out")
         if self.probability:
             self._check_probability(set_keys)
-        check(self.on_error == "fail", "on_error", self.on_error, "it goes beside op")
+        check(self.on_error in ("fail", "keep"), "on_error", self.on_error, "it is fail or keep; reject goes beside op")
+        if self.on_error == "keep" and self.pick != "all":
+            raise ConfigError("has on_error: keep, which lets no row go, and pick, which takes rows out; leave one out")
         check(isinstance(self.after, str | None), "after", self.after, "it is one step or node; op takes several")
         if self.where is not None and (other := [key for key in OF_EVERY_ROW if key in set_keys]):
             raise ConfigError(f"has where, which leaves rows without a completion, and {other[0]} wants one in each")

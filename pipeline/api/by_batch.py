@@ -20,10 +20,17 @@ _ROW = "row "
 
 
 class OnError(StrEnum):
-    """The effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it."""
+    """The effect of an exception in `process`: `fail` ends the run, `reject` takes out the rows that cause it. With
+    `keep` they stay, as all rows with an error do."""
 
     FAIL = "fail"
     REJECT = "reject"
+    KEEP = "keep"
+
+    @property
+    def ends_run(self) -> bool:
+        """True if an exception ends the run; otherwise it is the row's."""
+        return self is OnError.FAIL
 
 
 def run_by_batch(
@@ -35,13 +42,14 @@ def run_by_batch(
     twice: bool = True,
 ) -> Iterator[Item | Shard]:
     """Yield what `process` returns for each batch and what `finish` returns at each chunk's end, then the ChunkEnd.
-    FAIL raises the first exception, with a note that names the row; REJECT rejects the rows that fail, but never for an
-    error of the machine (`of_machine`). `twice`: rows may be processed again only to find the one that FAIL names."""
+    FAIL raises the first exception, with a note that names the row; else the rows that fail are rejected, but never for
+    an error of the machine (`of_machine`). `twice`: rows may be processed again just to find the one that FAIL
+    names."""
     for item in items:
         if isinstance(item, ChunkEnd):
             yield from finish(item.chunk)
             yield item
-        elif isinstance(item, Batch) and on_error is OnError.REJECT:
+        elif isinstance(item, Batch) and not on_error.ends_run:
             yield from _without_rows_that_fail(process, item)
         elif isinstance(item, Batch):
             try:

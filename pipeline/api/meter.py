@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -127,16 +127,20 @@ class Completed:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts of a node: rows_in + expanded = rows_out + rejected. `told`: rows by what was said of them."""
+    """Row counts of a node: rows_in + expanded = rows_out + rejected. `told`: rows by what was said of them. `kept`: of
+    the rows out those that stay with an error (`on_error: keep`), by its reason."""
 
     rows_in: int = 0
     expanded: int = 0
     rejected: int = 0
     rows_out: int = 0
     told: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
         self.told.update(other.told)
+        if other.kept:
+            self.kept.update(other.kept)
         self.rows_in += other.rows_in
         self.expanded += other.expanded
         self.rejected += other.rejected
@@ -224,6 +228,10 @@ class StageMeter:
         """Note what the user must know about `rows` of `chunk` that go on: the summary, run.log and the manifest have
         it, with the number of rows of all committed chunks. `what` takes few values in a run; 0: it is of no row."""
         self._chunks.setdefault(chunk, RowCounts()).told[what] += rows
+
+    def keep(self, chunk: int, reasons: Iterable[str]) -> None:
+        """Note rows of `chunk` that stay with an error, by the reasons under which they are counted."""
+        self._chunks.setdefault(chunk, RowCounts()).kept.update(reasons)
 
     def take(self, chunk: int) -> RowCounts:
         """Return and forget the counts of `chunk`, which the stage has ended."""

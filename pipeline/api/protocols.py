@@ -127,6 +127,10 @@ class Operator:
     on_error = OnError.FAIL
     """The effect of an exception in `process`; set by the job (`nodes.NODE.on_error`)."""
 
+    keeps_rows: bool | None = None
+    """True if a row for which it fails can stay (`on_error: keep`); None: where `scope` says that rows do not depend on
+    each other."""
+
     twice = True
     """False where to `process` a row again costs money or does something in the world: then a batch that fails is not
     searched for the row at fault. An operator that goes row by row says which it is with `by_batch.name_row`."""

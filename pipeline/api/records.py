@@ -49,6 +49,11 @@ class RejectKind(StrEnum):
     FILTERED = "filtered"
 
 
+KEPT = "kept"
+"""In place of a kind, where rejects are counted: rows with an error that stay (`on_error: keep`). They are in data/ and
+not in rejects/, and count towards `max_error_rate`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reject:
     """One row that leaves the graph.

@@ -77,7 +77,7 @@ def _lines(
     return [
         f"{values['job']}  {_state_text(values, owner, now)}",
         *_progress(snapshot, values, owner is not None),
-        f"rejects   {snapshot.errors:,} errors, {snapshot.filtered:,} filtered",
+        _rejects_line(snapshot.errors, snapshot.filtered, snapshot.kept),
         f"committed {values['committed_rows']:,} rows in {values['committed_chunks']:,} chunks",
         *_table(snapshot.nodes, values["accounts"], {} if all_nodes else values["steps"]),
         f"results   {directory}",
@@ -93,6 +93,11 @@ def _committed(directory: Path, snapshot: Snapshot, values: Mapping[str, Any]) -
         return snapshot.settled(state, state.status), {**values, **committed, "accounts": accounts}
 
 
+def _rejects_line(errors: int, filtered: int, kept: int) -> str:
+    stay = f"; {kept:,} kept with an error" if kept else ""
+    return f"rejects   {errors:,} errors, {filtered:,} filtered{stay}"
+
+
 def _without_status(directory: Path, alive: bool) -> list[str]:
     """Return the lines to print from manifest.json, if status.json is missing or of another version."""
     content = read_manifest(directory)
@@ -104,7 +109,7 @@ def _without_status(directory: Path, alive: bool) -> list[str]:
     named = f"not running; {goes_on} ({how.format('')})" if how else state
     return [
         f"{content['job']}  {named}; {STATUS} is lost or of another version, so this is what {MANIFEST} says",
-        f"rejects   {counts['error_rejects']:,} errors, {counts['filtered_rejects']:,} filtered",
+        _rejects_line(counts["error_rejects"], counts["filtered_rejects"], counts.get("kept_with_error", 0)),
         f"committed {counts['source_rows']:,} rows in {counts['chunks']:,} chunks",
         f"results   {directory}",
     ]
@@ -175,6 +180,6 @@ def _table(nodes: Sequence[NodeView], accounts: Mapping[str, Mapping[str, int]],
 
 
 def _snapshot(values: Mapping[str, Any]) -> Snapshot:
-    attributes = {field.name: values[field.name] for field in fields(Snapshot)}
+    attributes = {field.name: values[field.name] for field in fields(Snapshot) if field.name in values}
     nodes = tuple(NodeView(**node) for node in values["nodes"])
     return Snapshot(**{**attributes, "statuses": tuple(values["statuses"]), "nodes": nodes})

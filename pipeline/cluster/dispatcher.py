@@ -21,6 +21,9 @@ from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.members import NEWS_S, Event, Members
 from pipeline.cluster.pieces import WorkItem, WorkRequest, WorkResult, one_batch, to_ipc
 from pipeline.cluster.segments import Segment
+from pipeline.dataflow.kept_errors import through_all
+from pipeline.dataflow.reject_writer import counted_error
+from pipeline.system.known_secrets import hidden
 
 _NOW = {"workers_wanted": "Workers that the run asked for.", "workers_open": "Workers that are open now."}
 _COUNTS = {
@@ -161,11 +164,15 @@ class Dispatcher:
         segment = self._segments[piece.segment]
         alone = f"{piece.deaths_alone} of which computed nothing else"
         reason = f"it ended {piece.deaths} workers, {alone}; the last one, {worker}: {why}"
-        first = segment.nodes[0]
-        rejects = piece.batch.reject(range(piece.num_rows), reason, RejectKind.ERROR)
+        first, rows = segment.nodes[0], piece.num_rows
+        self._members.counts["rows_given_up"] += rows
+        if segment.keepers:
+            counts = {name: RowCounts(rows_in=rows, rows_out=rows) for name in segment.nodes}
+            counts[first].kept[counted_error(reason)] = rows
+            return WorkResult(to_ipc(through_all(segment.keepers, piece.batch.data, hidden(reason))), [], counts)
+        rejects = piece.batch.reject(range(rows), reason, RejectKind.ERROR)
         counts = {name: RowCounts() for name in segment.nodes}
-        counts[first] = RowCounts(rows_in=piece.num_rows, rejected=piece.num_rows)
-        self._members.counts["rows_given_up"] += piece.num_rows
+        counts[first] = RowCounts(rows_in=rows, rejected=rows)
         return WorkResult(to_ipc(one_batch(segment.made.empty_table())), [(first, rejects.rows)], counts)
 
     def _totals(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Scope
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.kept_errors import KeptErrors
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Segment:
         nodes: their names, first to last.
         schema: columns of the rows that go in.
         made: columns of the rows that come out.
+        keepers: of all its nodes, if each of them keeps rows with errors; else none.
     """
 
     name: str
     nodes: tuple[str, ...]
     schema: pa.Schema = field(repr=False)
     made: pa.Schema = field(repr=False)
+    keepers: tuple[KeptErrors, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ def segments_of(graph: Graph) -> tuple[Segment, ...]:
             schema, made = graph.schemas[first.inputs[0]], graph.schemas[last]
             assert schema is not None  # the node before is no sink
             assert made is not None  # nor is the last one
-            segments.append(Segment(f"workers_{len(segments) + 1}", tuple(chain), schema, made))
+            keepers = tuple(graph.keepers[name] for name in chain if name in graph.keepers)
+            all_keep = keepers if len(keepers) == len(chain) else ()
+            segments.append(Segment(f"workers_{len(segments) + 1}", tuple(chain), schema, made, all_keep))
     if not segments:
         raise ConfigError("cluster: no node of this graph has a model that workers could share; leave cluster out")
     return tuple(segments)

@@ -90,7 +90,7 @@ def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, No
     for name, node in graph.nodes.items():
         inputs = tuple(ends.get(source, source) for source in node.inputs)
         if (remote := begins.get(name)) is not None:
-            nodes[remote.segment.name] = replace(node, op=remote, inputs=inputs, meters=remote.meters)
+            nodes[remote.segment.name] = replace(node, op=remote, inputs=inputs, meters=remote.meters, kept_as=None)
         elif name not in inside:
             nodes[name] = replace(node, inputs=inputs)
     return nodes

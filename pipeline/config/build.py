@@ -124,8 +124,9 @@ def build_node(name: str, settings: object) -> Node:
         operator, code = _operator(settings.op)
     except ConfigError as error:
         raise GraphError(name, str(error)) from error
-    operator.on_error = OnError(settings.on_error)
-    return Node(operator, tuple(settings.inputs), settings.capacity_rows, code, settings.step)
+    operator.on_error = on_error = OnError(settings.on_error)
+    kept_as = f"{settings.step or name}_error" if on_error is OnError.KEEP else None
+    return Node(operator, tuple(settings.inputs), settings.capacity_rows, code, settings.step, kept_as)
 
 
 def _operator(op: object) -> tuple[Operator, tuple[str, ...]]:

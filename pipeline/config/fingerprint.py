@@ -86,7 +86,8 @@ def differences(
         f"nodes that are {word}: {', '.join(sorted(them))}" for word, them in (("new", came), ("gone", went)) if them
     ]
     of_both = [k for k in keys if _node(k) not in came | went]
-    return [*lines, *(_difference(typed(k), before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)]
+    each = (_difference(typed(k), before.get(k, ABSENT), now.get(k, ABSENT)) for k in of_both)
+    return [*lines, *dict.fromkeys(each)]  # a key of a step may be one of several nodes
 
 
 def _nodes(values: Mapping[str, Any]) -> set[str]:

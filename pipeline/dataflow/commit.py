@@ -19,6 +19,7 @@ from pipeline.api.errors import Cancelled, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.records import ChunkEnd, Shard
 from pipeline.dataflow.graph import REJECT_WRITER
+from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState
 
@@ -87,14 +88,18 @@ class Committer:
         keep: where chunks are committed.
         window: moved on every commit.
         stopper: ends the run when the chunk given to `stop_after` is committed, and when a commit fails.
+        tally: counts the rows that stay with an error.
     """
 
-    def __init__(self, sinks: Sequence[str], keep: ChunkSink, window: ChunkWindow, stopper: Stopper) -> None:
+    def __init__(
+        self, sinks: Sequence[str], keep: ChunkSink, window: ChunkWindow, stopper: Stopper, tally: RejectTally
+    ) -> None:
         self._sinks = frozenset(sinks)
         self._live = {*sinks, REJECT_WRITER}
         self._keep = keep
         self._window = window
         self._stopper = stopper
+        self._tally = tally
         self._last: int | None = None
         self._committed = -1
         self._open: dict[int, ChunkRecord] = {}
@@ -118,6 +123,7 @@ class Committer:
             record.shards += shards
             for shard in shards:
                 record.rejects.update(shard.rejects)
+            record.rejects.update(self._tally.keep(node, counts.kept))
             if state is not None:
                 record.states[node] = state
         if node in self._live:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
 from pipeline.api.protocols import Operator, Source, Stateful
+from pipeline.api.records import Rejects
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
 from pipeline.dataflow.graph import REJECT_WRITER, Graph, Node
 from pipeline.dataflow.inbox import Edge, NodeInbox
 from pipeline.dataflow.node_failure import close_all, node_failed, running
 from pipeline.dataflow.outbox import Outbox
-from pipeline.dataflow.reject_writer import RejectTally, RejectWriter
+from pipeline.dataflow.reject_writer import RejectTally, RejectWriter, counted_error
 from pipeline.dataflow.stopper import Stopper
 from pipeline.run_dir.names import REJECTS
 from pipeline.system.deadlines import ENDING_S, GRACE_S, leave_after
@@ -43,6 +44,10 @@ class Stage:
     inbox: NodeInbox
     outbox: Outbox
     complete: bool = False
+
+    def keep(self, errors: Rejects) -> None:
+        """Count errors of rows that stay."""
+        self.meter.keep(errors.chunk, (counted_error(reject.reason) for reject in errors.rows))
 
     def check_counts(self, committed: RowCounts) -> None:
         """Check that the row counts balance: of all rows if the node ran to its end, else of the `committed` chunks."""
@@ -91,8 +96,8 @@ class Executor:
         self._stopper = Stopper(context, self._release)
         self.left_in_close: NodeFailed | None = None
         """The failure of a node that left the process in `close`, when all was done."""
-        self._committer = Committer(graph.sinks, keep, self._window, self._stopper)
         self.tally = RejectTally()
+        self._committer = Committer(graph.sinks, keep, self._window, self._stopper, self.tally)
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
         self._stages = self._build()
         context.stop_after_chunk = self._committer.stop_after
@@ -270,7 +275,8 @@ class Executor:
                     self._window.stop(Released)
 
     def _pump(self, stage: Stage) -> None:
-        items = stage.node.op.run(stage.inbox)
+        op, keeper = stage.node.op, self._graph.keepers.get(stage.name)
+        items = op.run(stage.inbox) if keeper is None else keeper.run(op.run, stage.inbox, stage.keep)
         try:
             for item in items:
                 stage.outbox.put(item)

@@ -13,6 +13,7 @@ from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.meter import StageMeter
 from pipeline.api.protocols import Operator, Sink, Source, UsesModel, hook_without_role, inputs_fit
 from pipeline.api.user_code import planning
+from pipeline.dataflow.kept_errors import KeptErrors
 from pipeline.dataflow.target_progress import TargetProgress
 
 REJECT_WRITER = "rejects"
@@ -28,6 +29,7 @@ class Node:
         capacity_rows: rows that may wait on each input.
         code: the operator's class and the functions among its arguments, as `module.name`.
         step: the step of the job that it was made for, if any.
+        kept_as: column for the errors of rows that stay (`on_error: keep`); None: they leave as rejects.
         meters: of the nodes that it stands for (a segment of a cluster); their row counts are committed with its own.
     """
 
@@ -36,12 +38,14 @@ class Node:
     capacity_rows: int = 1024
     code: tuple[str, ...] = ()
     step: str | None = None
+    kept_as: str | None = None
     meters: Sequence[StageMeter] = ()
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Checked nodes, their topological order (`order`) and output schemas (`schemas`, None for a sink).
+    """Checked nodes, their topological order (`order`), output schemas (`schemas`, None for a sink), and what keeps
+    rows with errors (`keepers`, for nodes that do).
 
     `target`: progress of a run under a target, shared by the source and the node `target`; else None.
     """
@@ -50,6 +54,7 @@ class Graph:
     target: TargetProgress | None = None
     order: tuple[str, ...] = field(init=False)
     schemas: Mapping[str, pa.Schema | None] = field(init=False)
+    keepers: dict[str, KeptErrors] = field(init=False, default_factory=dict)
     _depths: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +64,7 @@ class Graph:
         for name in self.order:
             depths[name] = 1 + max((depths[i] for i in self.nodes[name].inputs), default=-1)
         object.__setattr__(self, "_depths", depths)
-        object.__setattr__(self, "schemas", _plan(self.nodes, self.order))
+        object.__setattr__(self, "schemas", _plan(self.nodes, self.order, self.keepers))
         _check_ends(self)
 
     @property
@@ -142,7 +147,9 @@ def _topological(nodes: Mapping[str, Node]) -> tuple[str, ...]:
     return order
 
 
-def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Schema | None]:
+def _plan(
+    nodes: Mapping[str, Node], order: tuple[str, ...], keepers: dict[str, KeptErrors]
+) -> dict[str, pa.Schema | None]:
     schemas: dict[str, pa.Schema | None] = {}
     for name in order:
         node = nodes[name]
@@ -155,7 +162,11 @@ def _plan(nodes: Mapping[str, Node], order: tuple[str, ...]) -> dict[str, pa.Sch
         if not inputs_fit(node.op, given):
             raise GraphError(name, f"{type(node.op).__name__} does not take {len(given)} inputs")
         with planning(name, "plan"):
-            schemas[name] = node.op.plan(*given)
+            if node.kept_as is None:
+                schemas[name] = node.op.plan(*given)
+            else:
+                keeper = keepers[name] = KeptErrors(node.kept_as, node.op, given)
+                schemas[name] = keeper.plan(node.op.plan(keeper.asked))
     return schemas
 
 

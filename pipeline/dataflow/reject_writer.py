@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.api.protocols import Inbox, Operator
-from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
+from pipeline.api.records import KEPT, REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
 from pipeline.system.known_secrets import hidden
 
@@ -34,15 +35,18 @@ PLACEHOLDER = re.compile(r"\bN\b|'…'")
 
 
 class RejectTally:
-    """Counts rejects by node, kind and reason, where reasons that differ only in another row that they name or, if they
-    are errors, in numbers or quoted values are one."""
+    """Counts rejects, and rows that stay with an error, by node, kind and reason, where reasons that differ only in
+    another row that they name or, if they are errors, in numbers or quoted values are one."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # of by_reason; nodes take it inside the committer's, the reject writer alone
         self.by_reason: Counter[tuple[str, str, str]] = Counter()
         self.errors = 0
         """Rows rejected because of an error."""
         self.filtered = 0
         """Rows that an operator filtered out."""
+        self.kept = 0
+        """Errors of rows that stay, at the ends of chunks."""
 
     def know(self, reasons: Iterable[tuple[str, str, str]]) -> None:
         """Take the reasons of earlier attempts into the MAX_REASONS of the run."""
@@ -53,13 +57,23 @@ class RejectTally:
         errors = sum(reject.kind is RejectKind.ERROR for reject in rejects.rows)
         self.errors += errors
         self.filtered += rejects.num_rows - errors
+        by_kind = Counter((reject.kind, reject.reason) for reject in rejects.rows)
+        return self._count(rejects.node, ((k.value, _counted_as(k, why), n) for (k, why), n in by_kind.items()))
+
+    def keep(self, node: str, reasons: Mapping[str, int]) -> Counter[tuple[str, str, str]]:
+        """Count rows that stay with an error at `node`, by reason, as `add` does."""
+        self.kept += sum(reasons.values())  # the committer's lock is held
+        return self._count(node, ((KEPT, counted_error(why), n) for why, n in reasons.items()))
+
+    def _count(self, node: str, reasons: Iterable[tuple[str, str, int]]) -> Counter[tuple[str, str, str]]:
         found: Counter[tuple[str, str, str]] = Counter()
-        for (kind, reason), rows in Counter((reject.kind, reject.reason) for reject in rejects.rows).items():
-            key = (rejects.node, kind.value, _counted_as(kind, reason))
-            if key not in self.by_reason and len(self.by_reason) >= MAX_REASONS:
-                key = (rejects.node, kind.value, "(other reasons)")
-            self.by_reason[key] += rows
-            found[key] += rows
+        with self._lock:
+            for kind, reason, rows in reasons:
+                key = (node, kind, reason)
+                if key not in self.by_reason and len(self.by_reason) >= MAX_REASONS:
+                    key = (node, kind, "(other reasons)")
+                self.by_reason[key] += rows
+                found[key] += rows
         return found
 
 
@@ -70,8 +84,12 @@ def without_other_rows(reason: str) -> str:
 
 def _counted_as(kind: RejectKind, reason: str) -> str:
     """Return a reason with placeholders for its values; that of a filter, which the user wrote, keeps its own."""
-    reason = without_other_rows(reason)
-    return _replaced(reason, VALUES_OF_A_ROW) if kind is RejectKind.ERROR else reason
+    return counted_error(reason) if kind is RejectKind.ERROR else without_other_rows(reason)
+
+
+def counted_error(reason: str) -> str:
+    """Return the reason of an error with placeholders for its values."""
+    return _replaced(without_other_rows(reason), VALUES_OF_A_ROW)
 
 
 def _replaced(text: str, patterns: Sequence[tuple[str, str]]) -> str:

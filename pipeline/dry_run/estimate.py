@@ -148,8 +148,9 @@ def peak_bytes() -> float:
 def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     """Yield a line on the rejected rows of each node, by reason. All of a node, as errors, are a ConfigError."""
     for name, node in nodes.items():
-        for kind, word in _LEFT_OUT.items():
-            reasons = Counter(without_other_rows(reject.reason) for reject in node.rejects if reject.kind is kind)
+        left = ((word, kind, [r for r in node.rejects if r.kind is kind]) for kind, word in _LEFT_OUT.items())
+        for word, kind, rejects in (*left, ("kept with an error", None, node.kept)):
+            reasons = Counter(without_other_rows(reject.reason) for reject in rejects)
             told = "; ".join(
                 f"{count:,} x {quoted(reason, LONGEST_REASON)}" for reason, count in reasons.most_common(PROMPTS)
             )

@@ -18,6 +18,7 @@ from pipeline.api.runtime import Resources
 from pipeline.api.user_code import user_code
 from pipeline.config.build import build_graph
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.kept_errors import KeptErrors
 from pipeline.dry_run.sample import InputSample
 from pipeline.dry_run.sample_run import NodeResult, SampleRun
 from pipeline.settings import JobSettings, TargetSettings
@@ -50,15 +51,18 @@ def prompt_of_row(settings: JobSettings, row: int, name: str | None, process: Re
     with closing(tried.run(path)) as ran:
         for node in ran:
             if node == wanted and isinstance(maker := graph.nodes[wanted].op, MakesPrompts):
-                yield from _prompt_lines(maker, wanted, row, tried.nodes)
+                yield from _prompt_lines(maker, wanted, row, tried.nodes, graph.keepers.get(wanted))
 
 
-def _prompt_lines(op: MakesPrompts, name: str, row: int, nodes: Mapping[str, NodeResult]) -> Iterator[str]:
-    batches = (batch.data for batch in nodes[name].output)
+def _prompt_lines(
+    op: MakesPrompts, name: str, row: int, nodes: Mapping[str, NodeResult], keeper: KeptErrors | None
+) -> Iterator[str]:
+    made = (batch.data for batch in nodes[name].output)
+    batches = made if keeper is None else (keeper.without_failed(data) for data in made)
     rows = [data.filter(pa.array(np.asarray(data.column(ROW.name)) == row)) for data in batches]
     if not any(data.num_rows for data in rows):
-        rejects = [(node, reject) for node, result in nodes.items() for reject in result.rejects if reject.row == row]
-        why = "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in rejects)
+        left = [(node, reject) for node, of in nodes.items() for reject in (*of.rejects, *of.kept) if reject.row == row]
+        why = "; ".join(f"rejected by '{node}': {reject.reason}" for node, reject in left)
         raise InputError(f"row {row} has no prompt at '{name}': {why or 'a node has dropped it'}")
     for data in rows:
         for i in range(data.num_rows):

@@ -14,11 +14,12 @@ from pathlib import Path
 from pipeline.api.errors import NodeFailed, PipelineError
 from pipeline.api.forecast import NOTHING, Forecast, Range, Task, share
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import Forecasts, ListInbox, Operator, Sink
+from pipeline.api.protocols import Forecasts, Inbox, ListInbox, Operator, Sink
 from pipeline.api.records import Batch, ChunkEnd, Item, Reject, Rejects, Shard
 from pipeline.api.runtime import Resources, RunContext, Runtime
 from pipeline.api.user_code import or_else, user_code
 from pipeline.dataflow.graph import Graph
+from pipeline.dataflow.kept_errors import KeptErrors
 from pipeline.dry_run.sample import InputSample
 from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.signals import NOTHING_RUNS, leave, stopped_by_signals
@@ -34,6 +35,7 @@ class NodeResult:
     Args:
         rows, rows_out: rows that it will receive and pass on in the run.
         given, output, rejects: sample rows that it received, passed on and rejected.
+        kept: errors of rows that it passed on all the same.
         row_s: seconds per row, of a node without a forecast.
         sink_bytes: file size of all its rows, for a sink.
     """
@@ -42,6 +44,7 @@ class NodeResult:
     given: int
     output: list[Batch] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
+    kept: list[Reject] = field(default_factory=list)
     rows_out: Range = NOTHING
     row_s: float = 0.0
     forecast: Forecast | None = None
@@ -53,6 +56,9 @@ class NodeResult:
                 self.output.append(item)
             elif isinstance(item, Rejects):
                 self.rejects += item.rows
+
+    def keep(self, errors: Rejects) -> None:
+        self.kept += errors.rows
 
 
 @dataclass
@@ -104,11 +110,11 @@ class SampleRun:
         if name in graph.sinks:
             found.sink_bytes = _bytes(node.op, batches, found)
         elif isinstance(node.op, Forecasts):
-            self._forecast(node.op, runtime, batches, found)
+            self._forecast(node.op, runtime, batches, found, graph.keepers.get(name))
         else:
             stack.callback(_close, name, node.op)  # first: one that opens half way is closed, too
             node.op.open(runtime)
-            self._operate(node.op, batches, found)
+            self._operate(node.op, batches, found, graph.keepers.get(name))
         return found
 
     def _read_sample(self, source: Operator, runtime: Runtime) -> NodeResult:
@@ -122,20 +128,35 @@ class SampleRun:
         found.add(*sample.batches, *sample.rejects)
         return found
 
-    def _forecast(self, op: Forecasts, runtime: Runtime, batches: list[Batch], found: NodeResult) -> None:
+    def _forecast(
+        self, op: Forecasts, runtime: Runtime, batches: list[Batch], found: NodeResult, keeper: KeptErrors | None
+    ) -> None:
         """Get a forecast from `op`, within an equal share of the time left for the remaining forecasts."""
         left = sum(isinstance(node.op, Forecasts) for name, node in self.graph.nodes.items() if name not in self.nodes)
-        whole = found.rows.is_exact and found.rows.likely <= found.given
-        began = time.perf_counter()
-        task = Task(found.rows, whole, self.forecasts_s / left, self.directory)
-        found.forecast = forecast = op.forecast(runtime, batches, task)
-        self.forecasts_s = max(self.forecasts_s - (time.perf_counter() - began - forecast.prepare_s), 0.0)
-        found.rows_out = forecast.rows_out
-        found.add(*forecast.output, *forecast.rejects)
+        seconds = self.forecasts_s / left
 
-    def _operate(self, op: Operator, batches: list[Batch], found: NodeResult) -> None:
+        def forecast(inbox: Inbox) -> Iterator[Item]:
+            given = [item for item in inbox if isinstance(item, Batch)]
+            asked = found.rows.times(share(sum(batch.num_rows for batch in given), found.given))
+            whole = asked.is_exact and found.rows.likely <= found.given
+            began = time.perf_counter()
+            found.forecast = made = op.forecast(runtime, given, Task(asked, whole, seconds, self.directory))
+            self.forecasts_s = max(self.forecasts_s - (time.perf_counter() - began - made.prepare_s), 0.0)
+            found.rows_out = made.rows_out
+            yield from made.output
+            yield from made.rejects
+            yield ChunkEnd(0, found.given)
+
+        inbox = ListInbox(batches)
+        found.add(*(forecast(inbox) if keeper is None else keeper.run(forecast, inbox, found.keep, at_once=True)))
+        assert found.forecast is not None
+        made = sum(batch.num_rows for batch in found.output) - sum(batch.num_rows for batch in found.forecast.output)
+        found.rows_out += found.rows.times(share(made, found.given)) if made else NOTHING
+
+    def _operate(self, op: Operator, batches: list[Batch], found: NodeResult, keeper: KeptErrors | None) -> None:
         began = time.perf_counter()
-        found.add(*op.run(ListInbox(self._in_time(batches, found))))
+        inbox = ListInbox(self._in_time(batches, found))
+        found.add(*(op.run(inbox) if keeper is None else keeper.run(op.run, inbox, found.keep)))
         found.row_s = (time.perf_counter() - began) / max(found.given, 1)
         made = sum(batch.num_rows for batch in found.output)
         found.rows_out = found.rows.times(share(made, found.given))

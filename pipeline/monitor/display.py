@@ -106,7 +106,7 @@ def details_text(s: Snapshot) -> str:
     if s.tokens_in + s.tokens_out:
         rate = f"{s.tokens_in_per_s:,.0f} tok/s in, {s.tokens_out_per_s:,.0f} tok/s out"
     queue = f"queue {queue_text(s)}" if s.queue else ""
-    named = ((s.recalled, "cached"), (s.errors, "errors"), (s.filtered, "filtered"))
+    named = ((s.recalled, "cached"), (s.errors, "errors"), (s.filtered, "filtered"), (s.kept, "kept with errors"))
     counts = [f"{n:,} {name}" for n, name in named if n]
     return ", ".join(filter(None, (duration(s.elapsed_s), left_text(s), rate, *s.statuses, queue, *counts)))
 

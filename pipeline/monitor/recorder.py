@@ -35,7 +35,9 @@ from pipeline.system.known_secrets import hidden
 
 FLUSH_INTERVAL_S = 10.0
 STATUS_INTERVAL_S = 1.0
-_KEYS = {"accounts", "counters", "caches", "histograms", "steps", *(field.name for field in fields(Snapshot))}
+_OF_STATUS = ("accounts", "counters", "caches", "histograms", "steps")
+_KEYS = {*_OF_STATUS, *(field.name for field in fields(Snapshot) if field.name != "kept")}
+"""Keys of status.json in every version that can be read."""
 log = logging.getLogger(__name__)
 
 

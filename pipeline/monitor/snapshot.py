@@ -52,6 +52,7 @@ class Snapshot:
         queue: the node with the fullest input, of several the last: the bottleneck. None if no rows wait.
         nodes: all nodes and parts.
         accepted, wanted: under a target, accepted rows and how many are wanted; else None.
+        kept: errors of rows that stay, like `filtered`.
         ending: the attempt is being stopped, or has ended; there is no time left to show.
     """
 
@@ -76,6 +77,7 @@ class Snapshot:
     accepted: int | None = None
     wanted: int | None = None
     ending: bool = False
+    kept: int = 0
 
     def settled(self, state: RunState, status: RunStatus) -> Snapshot:
         """Return this one, the last of an attempt, with row counts of committed chunks only."""
@@ -95,6 +97,7 @@ class Snapshot:
             accepted=accepted,
             errors=rejects.errors,
             filtered=rejects.filtered,
+            kept=rejects.kept,
             eta_s=None,
             eta_unknown="",
         )
@@ -174,6 +177,7 @@ class Observer:
             eta_unknown=unknown,
             errors=self._rejects_before.errors + self._tally.errors,
             filtered=self._rejects_before.filtered + self._tally.filtered,
+            kept=self._rejects_before.kept + self._tally.kept,
             statuses=tuple(text for text in map(_shown, list(self._statuses)) if text),
             queue=_fullest(nodes),
             nodes=nodes,

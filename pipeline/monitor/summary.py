@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.api.errors import ExitCode, NodeFailed
 from pipeline.api.protocols import Concludes
-from pipeline.api.records import RejectKind
+from pipeline.api.records import KEPT, RejectKind
 from pipeline.api.user_code import spelt
 from pipeline.dataflow.graph import Graph
 from pipeline.dataflow.node_failure import running
@@ -29,6 +29,7 @@ from pipeline.system.deadlines import ENDING_S, within
 TOP_REASONS = 3
 """Keeps the summary within ten lines."""
 LONGEST_REASON = 160
+Key = tuple[str, str, str]
 _OTHER_ROW = re.compile(r"\brow N\b")
 """What stands for another row in the counted reason of a row that was filtered out."""
 log = logging.getLogger(__name__)
@@ -156,17 +157,25 @@ def _rows_line(o: Outcome) -> str:
     return f"input       {o.rows:,} rows done{rounds}{new}; output {out} rows{all_sinks}"
 
 
-def _reject_lines(rejects: RejectCounts) -> list[str]:
-    if not rejects:
-        return ["rejects     none"]
-    ranked = sorted(rejects.items(), key=lambda item: (-item[1], item[0]))
+def _reject_lines(counts: RejectCounts) -> list[str]:
+    """Return the rejects by reason; then, if there are any, the errors of rows that stay."""
+    left = {key: n for key, n in counts.items() if key[1] != KEPT}
+    stay = {key: n for key, n in counts.items() if key[1] == KEPT}
+    rejects = _reasons("rejects     {:,}", left, f"{REJECTS}/ has all") if left else ["rejects     none"]
+    kept = _reasons("kept        {:,} with an error", stay, "the columns NAME_error have all") if stay else []
+    return [*rejects, *kept]
+
+
+def _reasons(title: str, counts: Mapping[Key, int], where: str) -> list[str]:
+    """Return the number of rows, and a line for each of the most frequent reasons. `where`: what says where all are."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     top = ranked[:TOP_REASONS]
     notes = [f"the first {TOP_REASONS} of {len(ranked)} reasons"] if len(ranked) > TOP_REASONS else []
-    if any((PLACEHOLDER if kind == RejectKind.ERROR else _OTHER_ROW).search(reason) for (_, kind, reason), _ in top):
+    if any((_OTHER_ROW if kind == RejectKind.FILTERED else PLACEHOLDER).search(reason) for (_, kind, reason), _ in top):
         notes.append("N and '…' differ from row to row")
-    said = f": {'; '.join(notes)}; {REJECTS}/ has all" if notes else ""
+    said = f": {'; '.join(notes)}; {where}" if notes else ""
     return [
-        f"rejects     {sum(rejects.values()):,}{said}",
+        f"{title.format(sum(counts.values()))}{said}",
         *(f"  {n:>9,}  {kind} at {node}: {one_line(reason, LONGEST_REASON)}" for (node, kind, reason), n in top),
     ]
 
@@ -198,7 +207,7 @@ def closing_lines(o: Outcome) -> list[str]:
         case ExitCode.DONE:
             return []
         case ExitCode.REJECTS:
-            why = too_many_errors(o.rejects.errors, o.rows, o.max_error_rate)
+            why = too_many_errors(o.rejects.failures, o.rows, o.max_error_rate)
             return [
                 f"exit code 3: {why}. Fix the cause and rerun with overwrite=true, or raise max_error_rate to accept"
                 " them"

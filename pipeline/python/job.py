@@ -62,7 +62,7 @@ class Job:
         Args:
             op: the operator, as its class or as `module.Class`.
             inputs: the node or nodes that it reads; none for the source.
-            on_error: fail or reject.
+            on_error: fail, reject or keep (docs/steps.md).
             arguments: of the operator. A text like "${model}" takes a config group of the job; what is named like a
                 group is filled in.
         """

@@ -63,12 +63,14 @@ class Result:
     def __repr__(self) -> str:
         results = self._read()
         ended = "" if self.outcome is None else f", {self.outcome.name}"
-        rows, errors = (results.counts.get(key, 0) for key in ("data_rows", "error_rejects"))
-        return f"<Result of {results.job}: {rows:,} rows, {errors:,} errors{ended}, in {self.directory}>"
+        rows, errors, kept = (results.counts.get(k, 0) for k in ("data_rows", "error_rejects", "kept_with_error"))
+        stay = f" ({kept:,} with an error)" if kept else ""
+        return f"<Result of {results.job}: {rows:,} rows{stay}, {errors:,} errors{ended}, in {self.directory}>"
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows of the source (`source_rows`), in data/ (`data_rows`), `error_rejects`, `filtered_rejects`; `chunks`."""
+        """Rows of the source (`source_rows`), in data/ (`data_rows`), `error_rejects`, `filtered_rejects`; errors of
+        rows that stay (`kept_with_error`); `chunks`."""
         return dict(self._read().counts)
 
     def rows(self, folder: str = DATA) -> pl.LazyFrame:

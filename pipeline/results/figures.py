@@ -28,6 +28,7 @@ ROW_COUNTS = {
     "data_rows": "rows in data",
     "error_rejects": "rows with errors",
     "filtered_rejects": "rows filtered out",
+    "kept_with_error": "errors in rows that stay",
 }
 """Display name by key of the manifest's counts."""
 STEP_PARTS = {

@@ -44,7 +44,8 @@ class Results:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts of rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`; and of `chunks`."""
+        """Counts of rows: `source_rows`, `data_rows`, `error_rejects`, `filtered_rejects`, `kept_with_error`; and of
+        `chunks`."""
         counts: Mapping[str, int] = self.manifest.get("counts", {})
         return counts
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 import polars as pl
 
-from pipeline.api.records import RejectKind
+from pipeline.api.records import KEPT, RejectKind
 from pipeline.dataflow.reject_writer import OTHER_ROWS, VALUES_OF_A_ROW
+from pipeline.results.reader import Results
 
 KEYS = ("node", "kind", "counted_as")
 Key = tuple[str, str, str]
@@ -22,10 +23,23 @@ value of the n-th in the text that it is counted as."""
 def with_reason(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> pl.LazyFrame:
     """Return the rows of rejects/ that are counted as one of `wanted`, with a column `counted_as`."""
     filtered = _replaced(pl.col("reason"), OTHER_ROWS)
-    is_error = pl.col("kind") == RejectKind.ERROR.value
+    is_error = pl.col("kind") != RejectKind.FILTERED.value
     counted_as = pl.when(is_error).then(_replaced(filtered, VALUES_OF_A_ROW)).otherwise(filtered)
     keys = pl.LazyFrame(list(wanted), schema=list(KEYS), orient="row")
     return rejects.with_columns(counted_as.alias("counted_as")).join(keys, on=KEYS, how="semi")
+
+
+def kept_errors(results: Results, wanted: Iterable[Key], columns: Mapping[str, str]) -> list[pl.LazyFrame]:
+    """Return the errors of rows that stay, as rejects/ would have them. `columns`: where a node puts them."""
+    nodes = {node for node, kind, _ in wanted if kind == KEPT}
+    return [
+        rows.filter(pl.col(columns[node]).is_not_null()).select(
+            node=pl.lit(node), kind=pl.lit(KEPT), reason=pl.col(columns[node])
+        )
+        for rows, _ in results.tables()
+        for node in nodes & columns.keys()
+        if columns[node] in rows.collect_schema().names()
+    ]
 
 
 def of_all_rows(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> dict[Key, str]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.api.meter import RowCounts
-from pipeline.api.records import RejectKind, Shard
+from pipeline.api.records import KEPT, RejectKind, Shard
 
 
 class RejectCounts(Counter[tuple[str, str, str]]):
-    """Rejected rows by (node, kind, reason)."""
+    """Rejected rows, and rows that stay with an error (KEPT), by (node, kind, reason)."""
 
     @property
     def errors(self) -> int:
@@ -21,7 +21,17 @@ class RejectCounts(Counter[tuple[str, str, str]]):
     @property
     def filtered(self) -> int:
         """Rows that an operator filtered out."""
-        return self.total() - self.errors
+        return sum(n for (_, kind, _), n in self.items() if kind == RejectKind.FILTERED)
+
+    @property
+    def kept(self) -> int:
+        """Errors of rows that stay (`on_error: keep`)."""
+        return sum(n for (_, kind, _), n in self.items() if kind == KEPT)
+
+    @property
+    def failures(self) -> int:
+        """What counts towards `max_error_rate`: errors of rows that left and of rows that stay."""
+        return self.errors + self.kept
 
     def listed(self) -> list[dict[str, object]]:
         """Return them as JSON values, as in manifest.json."""

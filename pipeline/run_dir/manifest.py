@@ -33,6 +33,7 @@ def manifest(state: RunState, status: RunStatus) -> dict[str, Any]:
             "data_rows": sum(s.rows for s in shards if s.path.startswith(f"{DATA}/")),
             "error_rejects": rejects.errors,
             "filtered_rejects": rejects.filtered,
+            "kept_with_error": rejects.kept,
         },
         "rejects": rejects.listed(),
         "warnings": state.warnings(),

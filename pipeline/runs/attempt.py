@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pipeline.api.errors import GraphError
+from pipeline.api.numbers import Number
 from pipeline.api.protocols import Source, Stateful
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.start import driver_graph
@@ -101,6 +102,9 @@ def prepare(job: CheckedJob, state: RunState, process: Resources, wake: Callable
             ending_s=settings.ending_s,
         )
         executor.tally.know(rejects_before)
+        if job.graph.keepers:
+            context.numbers["kept_with_error"] = Number("Errors of rows that stay (on_error: keep).", group="")
+            context.totals.append(lambda: {"kept_with_error": float(executor.tally.kept)})
         recorder = Recorder(job, state, context, tables, executor, started_at)
         refused.pop_all()
     return Attempt(job, state, context, tables, executor, recorder, started_at, rows_before, rejects_before)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 from pipeline.api.errors import ExitCode, Interrupted, NodeFailed, PipelineError, StorageError
@@ -27,7 +28,7 @@ from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines, too_many_errors
 from pipeline.monitor.wording import of_the_limit
 from pipeline.results.reader import read_results
-from pipeline.results.reject_reasons import Key, of_all_rows
+from pipeline.results.reject_reasons import Key, kept_errors, of_all_rows
 from pipeline.results.report import report_of_attempt
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.manifest import digest, manifest, write_manifest
@@ -135,7 +136,7 @@ def _outcome(
 ) -> Outcome:
     job, state = attempt.job, attempt.state
     rejects, limit = state.rejects(), job.settings.max_error_rate
-    whole = _whole_reasons(job.directory, rejects)
+    whole = _whole_reasons(job, rejects)
     code = ExitCode.BUDGET if status is RunStatus.BUDGET else ExitCode.DONE
     outcome = Outcome(
         job=job.settings.name,
@@ -163,14 +164,16 @@ def _outcome(
 
 
 def _too_many_errors(state: RunState, max_error_rate: float) -> str:
-    return too_many_errors(state.rejects().errors, state.committed_rows, max_error_rate)
+    return too_many_errors(state.rejects().failures, state.committed_rows, max_error_rate)
 
 
-def _whole_reasons(directory: Path, rejects: RejectCounts) -> dict[Key, Key]:
+def _whole_reasons(job: CheckedJob, rejects: RejectCounts) -> dict[Key, Key]:
     """Return the keys of `rejects` whose rows all have one reason, with that reason in place of the counted one."""
     try:
-        table = read_results(directory).rejects()
-        whole = {} if table is None else of_all_rows(table, rejects)
+        results, columns = read_results(job.directory), {name: k.column for name, k in job.graph.keepers.items()}
+        left, stay = results.rejects(), kept_errors(results, rejects, columns)
+        tables = [*([] if left is None else [left.select("node", "kind", "reason")]), *stay]
+        whole = of_all_rows(pl.concat(tables), rejects) if tables else {}
     except Exception as error:  # it changes no result
         log.debug("reasons of rejects cannot be read: %s", error)
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from pipeline.api.records import KEPT
 from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import columns_named, counted, quantile, token_columns
 from pipeline.results.reader import Results
@@ -89,7 +90,8 @@ def rejects(results: Results) -> list[Panel]:
     ]
     caption = f"and {sum(r['rows'] for r in left):,} rows for {len(left):,} other reasons" if left else ""
     table = ReportTable(["rows", "reason", "kind", "node", "of the rows there"], cells, caption)
-    return [Panel("Rejects", tables=[table], cards=_examples(results, top))]
+    title = "Rejects, and rows kept with an error" if any(r["kind"] == KEPT for r in reasons) else "Rejects"
+    return [Panel(title, tables=[table], cards=_examples(results, top))]
 
 
 def _share(results: Results, reject: Mapping[str, Any]) -> str | None:

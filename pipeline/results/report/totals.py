@@ -39,7 +39,7 @@ def why(results: Results) -> list[str]:
     limit = results.config.get("max_error_rate")
     ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
     counts = results.counts
-    errors, rows = counts.get("error_rejects", 0), counts.get("source_rows", 0)
+    errors, rows = counts.get("error_rejects", 0) + counts.get("kept_with_error", 0), counts.get("source_rows", 0)
     reason = too_many_errors(errors, rows, limit) if ended and limit is not None else ""
     return [f"Exit code 3: {reason}."] if reason else []
 
@@ -52,7 +52,7 @@ def totals(results: Results) -> list[tuple[str, str]]:
         hidden.add("attempts")
     shown = {name: f.text for name, f in figures.items() if (f.value or name in ALWAYS) and name not in hidden}
     source = results.counts.get("source_rows", 0)
-    for key in ("error_rejects", "filtered_rejects"):
+    for key in ("error_rejects", "filtered_rejects", "kept_with_error"):
         rows, name = results.counts.get(key, 0), ROW_COUNTS[key]
         if 0 < rows <= source:
             shown[name] += f" ({share(rows, source)})"

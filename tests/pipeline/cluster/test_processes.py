@@ -13,6 +13,7 @@ import pytest
 
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
+from pipeline.run_dir.manifest import read_manifest
 from tests.pipeline.cluster.cluster_runs import assert_a_line_for_each_row, bytes_of, run, totals
 from tests.pipeline.cluster.processes import (
     assert_poison_is_rejected,
@@ -49,6 +50,22 @@ def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None
 @pytest.mark.faults
 def test_a_row_that_ends_its_worker_becomes_one_reject(tmp_path: Path) -> None:
     assert_poison_is_rejected(tmp_path, *PROCESSES)
+
+
+@pytest.mark.faults
+def test_a_row_that_ends_its_worker_stays_where_all_nodes_keep_errors(tmp_path: Path) -> None:
+    names = ("render", "tokenize", "batch", "generate", "trouble")
+    few = ("data.limit=12", "max_error_rate=0.5", *(f"nodes.{name}.on_error=keep" for name in names))
+    code, said = finished(command(job_with(tmp_path, "poison"), tmp_path / "out", *PROCESSES, *few))
+    assert code == ExitCode.DONE, said
+    rows = pq.read_table(tmp_path / "out/data").to_pylist()
+    assert [row["row"] for row in rows] == list(range(12))
+    ended = [row for row in rows if "hare" in row["prompt"]]
+    assert ended
+    assert all(re.match(r"it ended \d+ workers", row[f"{name}_error"]) for row in ended for name in names)
+    assert all(row[f"{name}_error"] is None for row in rows if row not in ended for name in names)
+    (counted,) = read_manifest(tmp_path / "out")["rejects"]
+    assert (counted["node"], counted["kind"], counted["rows"]) == ("render", "kept", len(ended))
 
 
 @pytest.mark.laws

@@ -15,6 +15,7 @@ from pipeline.dataflow import graph
 from pipeline.dataflow.commit import ChunkWindow, Committer
 from pipeline.dataflow.inbox import NodeInbox
 from pipeline.dataflow.outbox import ChunkOrderError, Outbox
+from pipeline.dataflow.reject_writer import RejectTally
 from pipeline.run_dir.chunk_record import ChunkRecord, OperatorState
 from tests.pipeline.dataflow.test_inbox import rows
 from tests.pipeline.stateful_ops import RunningSum
@@ -51,7 +52,7 @@ class Commits:
         self.records: list[ChunkRecord] = []
         self.told = 0
         stopper = SimpleNamespace(abandoned=threading.Event(), stop=self._tell)
-        self.committer = Committer(sinks, self, ChunkWindow(9), stopper)  # type: ignore[arg-type]
+        self.committer = Committer(sinks, self, ChunkWindow(9), stopper, RejectTally())  # type: ignore[arg-type]
 
     def _tell(self, why: None) -> None:
         self.told += 1
