@@ -28,6 +28,8 @@ from pipeline.settings import AGAIN, JobSettings, NodeSettings, TargetSettings
 from tests.pipeline.squares import OPS, files, run
 from tests.sets import often_cases
 
+pytestmark = pytest.mark.slow("runs jobs night after night, and breaks them off")
+
 BAD = "no row"
 Row = Mapping[str, Any] | str
 
