@@ -15,6 +15,7 @@ import pyarrow as pa
 from operators.formats.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.records import Reject
+from pipeline.system.result_csv import has_marks
 
 AUTO = "auto"
 """The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""
@@ -61,6 +62,8 @@ class Reader(ABC):
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
+        null_texts: a text field of CSV that is empty, without quotes, is null (`data.null_texts`).
+        defused: texts have the marks of `output.defuse`, which are taken off; None: as the file's name says.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -81,6 +84,8 @@ class Reader(ABC):
         only: bool = True,
         as_json: Collection[str] = (),
         quote: str | None = AUTO,
+        null_texts: bool = False,
+        defused: bool | None = None,
     ) -> None:
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
@@ -94,6 +99,8 @@ class Reader(ABC):
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
+        self.null_texts = null_texts
+        self.defused = has_marks(file.name) if defused is None else defused
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
         self.bytes_read = 0

@@ -10,6 +10,7 @@ from operators.formats.registry import WRITTEN
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, when_given
+from pipeline.system.result_csv import SEPARATORS
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 LEVELS = {"zstd": 22, "gzip": 9}
@@ -60,6 +61,9 @@ class DataSettings:
             file are text.
         quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
             text; auto: `"`, but null for .tsv.
+        null_texts: an empty field of a text column of CSV is null unless it has quotes, as `output=csv` writes it; with
+            false it is an empty text.
+        defused: take off the marks that `output.defuse` has put before texts; null: if a file's name has .defused.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
@@ -84,6 +88,8 @@ class DataSettings:
     schema: Any = in_data(None, *_TO_TYPES)
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v))
     quote: str | None = in_data("auto", *_QUOTE)
+    null_texts: bool = when_given(False)
+    defused: bool | None = when_given(None)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
@@ -127,9 +133,13 @@ class OutputSettings:
     """The contents of the result files, and their copies (`output`).
 
     Args:
-        format: parquet, jsonl or arrow (Arrow IPC files).
+        format: parquet, jsonl, arrow (Arrow IPC files) or csv.
         compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
+        separator: what stands between the fields of CSV: , ; | or a tab.
+        bom: begin a CSV file with the mark by which Excel knows UTF-8.
+        defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
+            begin with it; files whose names have .defused are read without these marks.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
         completion_text: answer, or raw: `completion` has the reasoning and its tags too.
@@ -145,6 +155,9 @@ class OutputSettings:
     format: str = "parquet"
     compression: str = "auto"
     compression_level: int | None = None
+    separator: str = when_given(",", *one_of(SEPARATORS))
+    bom: bool = when_given(False)
+    defuse: bool = when_given(False)
     prompt_text: bool = False
     completion_ids: bool = False
     completion_text: str = in_data("answer", *one_of(("answer", "raw")))
@@ -167,6 +180,10 @@ class OutputSettings:
         allowed = f"{self.compression} has levels 1 to {most}" if most else f"{self.compression} has no levels"
         level = self.compression_level
         check(level is None or 1 <= level <= most, "output.compression_level", level, allowed)
+        for each in fields(self):
+            given, owners = getattr(self, each.name), [n for n, form in WRITTEN.items() if each.name in form.keys]
+            usual = self.format in owners or not owners or given == each.default
+            check(usual, f"output.{each.name}", given, f"it is for output={' and '.join(owners)}")
         self.card = _card(self.card)
         self.storage_options = self.storage_options or {}
         if not isinstance(self.storage_options, dict):

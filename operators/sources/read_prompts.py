@@ -18,6 +18,7 @@ from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.input_columns import UNREADABLE, asked, assumed_columns, columns_of, explained
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
+from pipeline.system.result_csv import has_marks
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
@@ -148,8 +149,11 @@ class ReadPrompts(Source):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
+        how: dict[str, Any] = {"quote": data.quote, "null_texts": data.null_texts, "defused": data.defused}
         files = find_files(data, self._warn)
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, quote=data.quote) for file in files]
+        if data.defused is None and (marked := [str(file) for file in files if has_marks(file.name)]):
+            self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **how) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:

@@ -241,8 +241,8 @@ def _as_text(value: pa.Scalar) -> str:
     return text[2:-2] if text.startswith("[ ") else text
 
 
-def record_json(record: dict[str, Any]) -> str:
-    """Return a row as JSON for the rejects file; values without a JSON type become strings."""
+def record_json(record: object) -> str:
+    """Return a row, or a value of it, as JSON; values without a JSON type become strings."""
     return _to_json(record)
 
 

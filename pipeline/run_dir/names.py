@@ -37,7 +37,7 @@ COMPLETIONS = "completions.sqlite"
 GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 """Folders of results that are being replaced; pipeline.run_dir.replacing says what they tell."""
 
-_PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
+_PART = re.compile(r"part-\d+(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 _REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
