@@ -215,6 +215,7 @@ CSV = Format(
     compressions=(NO_COMPRESSION, "gzip", "zstd"),
     write=write,
     keys=("separator", "bom", "defuse"),
+    rejects=True,
     check=check,
     times=times_of_texts,
 )

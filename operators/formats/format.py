@@ -32,6 +32,7 @@ class Format:
         compressions: values of `output.compression`, the default first; none: results are not written in it.
         write: takes a table, an open file, a compression and its level, and `keys`. Equal tables give equal bytes.
         keys: of `output`, those that only this format has; `write` takes them by name.
+        rejects: files in rejects/ are of this format too; else they are Parquet, as they were of runs before.
         check: raises SchemaError for a column that such a file cannot hold.
         times: those that such a file can hold; None: all.
     """
@@ -44,6 +45,7 @@ class Format:
     compressions: tuple[str, ...] = ()
     write: Callable[..., None] = _only_read
     keys: tuple[str, ...] = ()
+    rejects: bool = False
     check: Callable[[pa.Field], None] = lambda field: None
     times: Times | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -184,12 +184,29 @@ class Source(Operator, ABC):
         return None
 
 
+@dataclass(frozen=True)
+class RejectFiles:
+    """How files in rejects/ are written.
+
+    Args:
+        ending: of their names, without the dot.
+        write: writes a table of rejects into an open file.
+    """
+
+    ending: str
+    write: Callable[[pa.Table, BinaryIO], object]
+
+
 class Sink(Operator):
     """A sink whose files a dry run can forecast: `plan` returns None, and `process` or `finish` yields shards."""
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
         """Return the bytes that these rows take in files; None if it is unknown. Called without `open`; writes
         nothing."""
+        return None
+
+    def reject_files(self) -> RejectFiles | None:
+        """Return how the rejects of the job are written, if this is its first sink; None: as Parquet."""
         return None
 
 
