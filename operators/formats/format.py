@@ -20,6 +20,23 @@ def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | N
 
 
 @dataclass(frozen=True)
+class FinalFile:
+    """The one file that results of a format are in the end.
+
+    Args:
+        parts: the ending of the files in data/, which it is made of.
+        write: takes the path to write, the files of data/ and those of rejects/, and the keys of the format.
+        require: raises ConfigError if a package is missing.
+        most_columns: that it can hold.
+    """
+
+    parts: str
+    write: Callable[..., None]
+    require: Callable[[], None]
+    most_columns: int
+
+
+@dataclass(frozen=True)
 class Format:
     """A format of files.
 
@@ -34,6 +51,7 @@ class Format:
         keys: of `output`, those that only this format has; `write` takes them by name.
         rejects: files in rejects/ are of this format too; else they are Parquet, as they were of runs before.
         check: raises SchemaError for a column that such a file cannot hold.
+        final: the one file that results are in the end; None: they are files in data/.
         times: those that such a file can hold; None: all.
     """
 
@@ -47,6 +65,7 @@ class Format:
     keys: tuple[str, ...] = ()
     rejects: bool = False
     check: Callable[[pa.Field], None] = lambda field: None
+    final: FinalFile | None = None
     times: Times | None = None
 
 

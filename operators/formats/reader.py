@@ -63,6 +63,7 @@ class Reader(ABC):
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
         null_texts: a text field of CSV that is empty, without quotes, is null (`data.null_texts`).
+        sheet: of an Excel file, by name or number from 1 (`data.sheet`).
         defused: texts have the marks of `output.defuse`, which are taken off; None: as the file's name says.
 
     Raises:
@@ -86,6 +87,7 @@ class Reader(ABC):
         quote: str | None = AUTO,
         null_texts: bool = False,
         defused: bool | None = None,
+        sheet: str | int | None = None,
     ) -> None:
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
@@ -103,6 +105,9 @@ class Reader(ABC):
         self.defused = has_marks(file.name) if defused is None else defused
         self.as_json = [name for name in as_json if name not in self.types]
         self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
+        self.sheet = sheet
+        self.told: list[str] = []
+        """What the user must know of how the file is read; complete after `schema`."""
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 

@@ -27,6 +27,10 @@ _TYPES = "it maps names of columns to types, or is text or null"
 _TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
 
 
+def _is_sheet(value: Any) -> bool:
+    return value >= 1 if type(value) is int else isinstance(value, str)
+
+
 def _are_paths(value: Any) -> bool:
     paths = value if isinstance(value, list) else [value]
     return value is None or (bool(paths) and all(isinstance(path, str) and path for path in paths))
@@ -63,6 +67,7 @@ class DataSettings:
             text; auto: `"`, but null for .tsv.
         null_texts: an empty field of a text column of CSV is null unless it has quotes, as `output=csv` writes it; with
             false it is an empty text.
+        sheet: of Excel files, by name or number from 1; null: the first.
         defused: take off the marks that `output.defuse` has put before texts; null: if a file's name has .defused.
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
@@ -90,6 +95,7 @@ class DataSettings:
     quote: str | None = in_data("auto", *_QUOTE)
     null_texts: bool = when_given(False)
     defused: bool | None = when_given(None)
+    sheet: Any = when_given(None, "it is a name, a number from 1, or null", lambda v: v is None or _is_sheet(v))
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
@@ -133,7 +139,7 @@ class OutputSettings:
     """The contents of the result files, and their copies (`output`).
 
     Args:
-        format: parquet, jsonl, arrow (Arrow IPC files) or csv.
+        format: parquet, jsonl, arrow (Arrow IPC files), csv, or xlsx (Parquet, and of it results.xlsx at the end).
         compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
         separator: what stands between the fields of CSV: , ; | or a tab.

@@ -16,7 +16,7 @@ from operators.formats.registry import WRITTEN
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
-from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, Sink, require_column
+from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
 from pipeline.api.protocols import RejectFiles
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_csv import DEFUSED
@@ -55,6 +55,10 @@ class WriteRows(Sink, Concludes):
         self._keys = {key: getattr(output, key) for key in self._format.keys}
         marks = DEFUSED[1:] + "." if self._keys.get("defuse") else ""
         self._suffix = marks + output.format + packed.get(output.compression, "")
+        if (final := self._format.final) is not None:
+            final.require()
+            name = "-".join(("results", *path.parts))
+            self.concluded, self._suffix = (f"{name}.{self._suffix}",), final.parts
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
@@ -74,6 +78,12 @@ class WriteRows(Sink, Concludes):
         self._schema = pa.schema(fields)
         for field in self._schema:
             self._format.check(field)
+        most = None if self._format.final is None else self._format.final.most_columns
+        if most is not None and len(self._schema) > most:
+            raise SchemaError(
+                f"the results have {len(self._schema):,} columns, and output={self._output.format} holds {most:,};"
+                " write output=csv, or take some out"
+            )
         for name in self._output.preview_columns:
             require_column(self._schema, name)
 
@@ -129,8 +139,17 @@ class WriteRows(Sink, Concludes):
         names = self._schema.names
         return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), times)}
 
+    def conclude(self, directory: Path) -> None:
+        """Write the final file, of a format that has one."""
+        if (final := self._format.final) is not None:
+            folders = (directory / "data" / self._directory, directory / "rejects")
+            data, rejects = (sorted(each.glob("part-*"), key=lambda p: (len(p.name), p.name)) for each in folders)
+            final.write(directory / self.concluded[0], data, rejects, **self._keys)
+
     def report(self, directory: Path, node: str) -> Iterable[str]:
-        """Return the first rows, if `output.preview` asks for them."""
+        """Name the final file, and return the first rows, if `output.preview` asks for them."""
+        if self._format.final is not None and (path := directory / self.concluded[0]).exists():
+            yield f"spreadsheet {path}"
         if not self._output.preview:
             return
         names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names

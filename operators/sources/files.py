@@ -149,7 +149,7 @@ def _sorted_out(
     parents = {str(parent) for path, kind in paths.items() if kind == FILE for parent in PurePosixPath(path).parents}
     for path in _in_order(paths):
         file, kind = InputFile(path, storage), paths[path]
-        if not file.name or file.name.startswith((".", "_")) or file.name.endswith(".tmp"):
+        if not file.name or file.name.startswith((".", "_", "~$")) or file.name.endswith(".tmp"):
             continue
         form = wanted if trusted and (kind != DIRECTORY or file.suffix in suffixes) else _format(file, wanted)
         if kind == FILE and form is not None:

@@ -150,6 +150,7 @@ class ReadPrompts(Source):
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
         how: dict[str, Any] = {"quote": data.quote, "null_texts": data.null_texts, "defused": data.defused}
+        how["sheet"] = data.sheet
         files = find_files(data, self._warn)
         if data.defused is None and (marked := [str(file) for file in files if has_marks(file.name)]):
             self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
@@ -172,7 +173,9 @@ class ReadPrompts(Source):
     @cached_property
     def _columns(self) -> pa.Schema:
         """The columns, under their names in the files; none where no file has any."""
-        return columns_of(self._stamps, self._readers, self._data, self._warn)
+        columns = columns_of(self._stamps, self._readers, self._data, self._warn)
+        self._warnings += [sentence for reader in self._readers for sentence in reader.told]
+        return columns
 
     @cached_property
     def _schema(self) -> pa.Schema:

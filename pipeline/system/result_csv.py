@@ -52,6 +52,13 @@ def has_marks(name: str) -> bool:
     return bool(ending) and stem.endswith(DEFUSED)
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return True for a type whose values are texts, which may get marks."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def is_nested(kind: pa.DataType) -> bool:
     """Return True for a type whose values are JSON in a file."""
     return bool(pa.types.is_nested(kind))
@@ -85,9 +92,8 @@ def write_csv(
 
 
 def _fields(column: pa.Array, separator: str, defuse: bool) -> pa.Array:
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    texts = texts_of(column)
-    return pc.fill_null(_quoted(_defused_if(texts, defuse and is_text), separator), "")
+    texts = _defused_if(texts_of(column), defuse and is_text(column.type))
+    return pc.fill_null(_quoted(texts, separator), "")
 
 
 def _defused_if(texts: pa.Array, defuse: bool) -> pa.Array:

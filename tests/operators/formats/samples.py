@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from operators.formats.format import Format
 from operators.formats.input_file import CODECS
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
+from operators.formats.xlsx_writer import write_book
 from operators.settings import OutputSettings
 from pipeline.api.records import record_json
 
@@ -53,6 +54,7 @@ def read_back(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 MAKERS: dict[str, Callable[[Path, pa.Table], Any]] = {
     **{name: partial(as_results, form) for name, form in WRITTEN.items()},
     "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
+    "xlsx": lambda path, table: write_book(path, {"a": (table.schema, len(table), table.to_batches())}, defuse=False),
     "tsv": lambda path, table: pl.DataFrame(table).write_csv(path, separator="\t"),
     "arrow": partial(write_ipc, stream=False),
     "arrows": partial(write_ipc, stream=True),

@@ -158,7 +158,19 @@ def test_what_may_not_be_read_is_not_taken_for_absent(place: Path, locked: str, 
 
 
 def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.xlsx", "c.txt", "d.json", "e.jsonl.bz2", "f.parquet.gz", "g", ".h", "_i.txt", "j.tmp"):
+    for name in (
+        "a.jsonl",
+        "b.docx",
+        "c.txt",
+        "d.json",
+        "e.jsonl.bz2",
+        "f.parquet.gz",
+        "g",
+        ".h",
+        "_i.txt",
+        "j.tmp",
+        "~$k.xlsx",
+    ):
         (tmp_path / name).write_bytes(ROW)
     for name in ("README.txt", "readme", "LICENSE", "notes.MD"):
         (tmp_path / name).write_bytes(ROW)
@@ -166,7 +178,7 @@ def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
     for at in (".", "*"):
         names, (warning,) = found(tmp_path / at)
         assert names == ["a.jsonl"]
-        assert "not read: b.xlsx, c.txt, d.json, e.jsonl.bz2, f.parquet.gz and 2 more (7 in all)" in warning
+        assert "not read: b.docx, c.txt, d.json, e.jsonl.bz2, f.parquet.gz and 2 more (7 in all)" in warning
     (tmp_path / "z.csv").write_bytes(b"prompt\nx\n")
     names, (warning,) = found(tmp_path, format="jsonl")  # the other format was chosen away
     assert names == ["a.jsonl"]
