@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -115,7 +116,7 @@ class CsvResults:
         self._files = files
         self._marks = has_marks(files[0].name)
         self.schema = pa.schema([(name, _type(kind)) for name, kind in schema.items()])
-        """The columns as they are read: lists and objects are JSON texts."""
+        """The columns as they are read; objects, and lists with objects or times, are JSON texts."""
         names = _defused_if(pa.array(self.schema.names, pa.string()), self._marks).to_pylist()
         self._inside = dict(zip(self.schema.names, names, strict=True))
         self._separator = _separator(files[0], names)
@@ -124,7 +125,9 @@ class CsvResults:
         """Yield the rows of all files, in order; of some columns."""
         names = [self._inside[name] for name in columns or self.schema.names]
         options = pa_csv.ConvertOptions(
-            column_types={self._inside[field.name]: field.type for field in self.schema},
+            column_types={
+                self._inside[field.name]: pa.string() if is_nested(field.type) else field.type for field in self.schema
+            },
             include_columns=names,
             null_values=[""],
             strings_can_be_null=True,
@@ -137,9 +140,13 @@ class CsvResults:
                 pa_csv.open_csv(stream, pa_csv.ReadOptions(block_size=BLOCK_BYTES), how, options) as reader,
             ):
                 for batch in reader:
-                    yield pa.record_batch([self._plain(each) for each in batch.columns], columns or self.schema.names)
+                    fields = [self.schema.field(name) for name in columns or self.schema.names]
+                    values = [self._plain(*each) for each in zip(batch.columns, fields, strict=True)]
+                    yield pa.record_batch(values, schema=pa.schema(fields))
 
-    def _plain(self, column: pa.Array) -> pa.Array:
+    def _plain(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        if is_nested(field.type):
+            return pa.array([text and json.loads(text) for text in column.to_pylist()], field.type)
         return unmarked(column) if self._marks and pa.types.is_string(column.type) else column
 
 
@@ -161,6 +168,16 @@ def _type(name: str) -> pa.DataType:
         return pa.decimal128(*map(int, decimal.groups()))
     if dictionary := re.fullmatch(r"dictionary<values=(.+), indices=.*>", name):
         return _type(dictionary[1])
+    if listed := re.fullmatch(r"(?:large_|fixed_size_)?list<\w+: (.+)>(?:\[(\d+)\])?", name):
+        inner = _type(listed[1])
+        return pa.list_(inner, int(listed[2] or -1)) if _is_of_json(inner, listed[1]) else pa.string()
     with suppress(ValueError):
         return pa.type_for_alias(_READ_AS.get(name, name))
     return pa.string()
+
+
+def _is_of_json(kind: pa.DataType, name: str) -> bool:
+    """Return True if JSON has the values of the type `name`, read as `kind`, as they are."""
+    if is_nested(kind) or name in ("string", "large_string", "bool"):
+        return True
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
