@@ -43,11 +43,10 @@ SPREADSHEETS = ("results.xlsx", "results.defused.xlsx")
 _PART = re.compile(r"part-\d+(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
-_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
+_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES, *SPREADSHEETS)
 """Files that are written under a temporary name, which a killed process leaves."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (
-    *SPREADSHEETS,
     *(RUN_LOG, *_REPLACED, *(f"{name}{TEMPORARY_SUFFIX}" for name in _REPLACED)),
     *(f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE),
 )
