@@ -80,9 +80,10 @@ def _frames(
         columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
     ) -> Iterator[pl.DataFrame]:
         for batch in batches(columns, rows):
-            frame = pl.DataFrame(batch)
-            frame = frame if rows is None else frame.head(rows)
-            rows = None if rows is None else rows - len(frame)
+            if rows is not None:
+                batch = batch.slice(0, rows) if batch.num_rows > rows else batch
+                rows -= batch.num_rows
+            frame = pl.DataFrame(pa.Table.from_batches([batch]))
             yield frame if predicate is None else frame.filter(predicate)
             if rows == 0:
                 return

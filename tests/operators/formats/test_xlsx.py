@@ -8,6 +8,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import openpyxl
 import pyarrow as pa
@@ -101,6 +102,9 @@ def test_every_value_comes_back_and_equal_rows_give_equal_bytes(tmp_path_factory
     path = book(folder / f"a{'.defused' * defuse}.xlsx", rows, defuse=defuse)
     assert book(folder / "b.xlsx", rows, defuse=defuse).read_bytes() == path.read_bytes()
     assert sorted(p.name for p in folder.iterdir()) == sorted([path.name, "b.xlsx"])
+    with ZipFile(path) as packed:
+        assert {each.date_time for each in packed.infolist()} == {(1980, 1, 31, 0, 0, 0)}
+        assert b"2000-01-01T00:00:00Z" in packed.read("docProps/core.xml")
     found = read(path, rename={"row": "n"})
     assert [{"row": row.pop("n")} | row for row in found.values] == read_back(rows, "xlsx")
     cells = openpyxl.load_workbook(path)["results"]
