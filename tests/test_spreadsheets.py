@@ -6,8 +6,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from openpyxl.utils.escape import unescape
 from pipeline import load
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.system.failpoints import VARIABLE, Failpoint
 
 PROMPTS = ["=1+1", "plain", "-5 degrees", "'quoted'", 'two\r\nlines, "and" more;', "", "é😀 007", "0042", " a ", "@x"]
 
@@ -30,9 +33,13 @@ def prompts(tmp_path) -> Path:
     return path
 
 
-def run(prompts: Path, out: Path, *settings: str) -> int:
+def arguments(prompts: Path, out: Path, *settings: str) -> list[str]:
     fixed = ["job=generate", "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
-    return main([*fixed, "chunk_rows=3", "progress=none", "runtime.threads=1", "max_error_rate=0.2", *settings])
+    return [*fixed, "chunk_rows=3", "progress=none", "runtime.threads=1", "max_error_rate=0.2", *settings]
+
+
+def run(prompts: Path, out: Path, *settings: str) -> int:
+    return main(arguments(prompts, out, *settings))
 
 
 def cells(path: Path, sheet: str = "results") -> list[dict[str, Any]]:
@@ -83,6 +90,25 @@ def test_a_text_that_no_cell_holds_loses_no_row_and_csv_takes_them_from_the_stor
         assert not list(out.glob("*.xlsx*"))
     assert run(path, out, "output=csv", "overwrite=true") == ExitCode.DONE
     assert load(out).rows().collect()["long"].str.len_chars().to_list() == [5, 40_000]
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("form", ["csv", "xlsx"])
+def test_a_run_that_is_killed_between_any_two_files_goes_on_to_the_same_bytes(prompts, tmp_path, form) -> None:
+    settings = (f"output={form}", "output.defuse=true", "report=false")
+    assert run(prompts, tmp_path / "whole", *settings) == ExitCode.DONE
+    command = [sys.executable, "-c", "import sys; from pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    command += arguments(prompts, tmp_path / "out", *settings)
+    at = [f"{Failpoint.SHARD_RENAMED}:3", *(f"{Failpoint.FILE_WRITTEN}:{nth}" for nth in (3, 4, 5))]
+    killed = [subprocess.run(command, env=os.environ | {VARIABLE: each}, check=False).returncode < 0 for each in at]
+    assert sum(killed) > 3
+    assert run(prompts, tmp_path / "out", *settings) == ExitCode.DONE
+    assert results_of(tmp_path / "out") == results_of(tmp_path / "whole")
+
+
+def results_of(out: Path) -> dict[str, bytes]:
+    found = {path for pattern in ("data/*", "rejects/*", "results*", ".results*") for path in out.glob(pattern)}
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in found}
 
 
 @pytest.mark.laws

@@ -146,20 +146,19 @@ def _load(
 
     if all_text:
         return book.load_sheet(title, dtypes="string"), []
-    inside = [column.name for column in book.load_sheet(title, n_rows=0, dtypes="string").available_columns()]
-    texts = {name: "string" for name, ours in zip(inside, names, strict=True) if ours in as_text}
+    texts = {i: "string" for i, name in enumerate(names) if name in as_text}
     mixed: list[tuple[str, str]] = []
     while True:
         try:
             return book.load_sheet(title, schema_sample_rows=None, dtype_coercion="strict", dtypes=texts), mixed
         except fastexcel.UnsupportedColumnTypeCombinationError as error:
-            said = str(error)
-            name = max((name for name in inside if f"for column {name}\n" in said), key=len, default=None)
-            if name is None or name in texts:
+            said, columns = str(error), book.load_sheet(title, n_rows=0, dtypes="string").available_columns()
+            i = next((each.index for each in columns if f"for column {each.name}\n" in said), None)
+            if i is None or i in texts:
                 raise
-            texts[name] = "string"
+            texts[i] = "string"
             kinds = sorted(_KINDS.get(kind, kind) for kind in said.partition("{")[2].partition("}")[0].split(", "))
-            mixed.append((names[inside.index(name)] or name, " and ".join(kinds)))
+            mixed.append((names[i] or f"column_{i + 1}", " and ".join(kinds)))
 
 
 def _typed(column: pa.Array) -> pa.Array:
