@@ -17,7 +17,6 @@ from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
-from pipeline.api.protocols import RejectFiles
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_csv import DEFUSED
 from pipeline.system.result_files import names_of, scan_folder, shown_rows
@@ -55,6 +54,7 @@ class WriteRows(Sink, Concludes):
         self._keys = {key: getattr(output, key) for key in self._format.keys}
         marks = DEFUSED[1:] + "." if self._keys.get("defuse") else ""
         self._suffix = marks + output.format + packed.get(output.compression, "")
+        self.reject_files = (self._suffix, self._write) if self._format.rejects else None
         if (final := self._format.final) is not None:
             final.require()
             name = "-".join(("results", *path.parts))
@@ -118,9 +118,6 @@ class WriteRows(Sink, Concludes):
         file = io.BytesIO()
         self._write(pa.Table.from_batches(rows, self._schema), file)
         return file.tell()
-
-    def reject_files(self) -> RejectFiles | None:
-        return RejectFiles(self._suffix, self._write) if self._format.rejects else None
 
     def _own(self, data: pa.RecordBatch, without: Collection[int]) -> pa.RecordBatch:
         """Return the columns of the file, of all rows but some."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.identity import Identity
-from pipeline.api.records import Batch, Item, Output, Shard
+from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
 
@@ -184,29 +184,14 @@ class Source(Operator, ABC):
         return None
 
 
-@dataclass(frozen=True)
-class RejectFiles:
-    """How files in rejects/ are written.
-
-    Args:
-        ending: of their names, without the dot.
-        write: writes a table of rejects into an open file.
-    """
-
-    ending: str
-    write: Callable[[pa.Table, BinaryIO], object]
-
-
 class Sink(Operator):
     """A sink whose files a dry run can forecast: `plan` returns None, and `process` or `finish` yields shards."""
 
-    def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
-        """Return the bytes that these rows take in files; None if it is unknown. Called without `open`; writes
-        nothing."""
-        return None
+    reject_files: RejectFiles | None = None
+    """How the rejects of the job are written, if this is its first sink; None: as Parquet."""
 
-    def reject_files(self) -> RejectFiles | None:
-        """Return how the rejects of the job are written, if this is its first sink; None: as Parquet."""
+    def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
+        """Return the bytes that these rows take in files; None: unknown. Called without `open`; writes nothing."""
         return None
 
 

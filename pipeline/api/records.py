@@ -7,11 +7,11 @@ has one number for each expansion it went through and is absent before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ from pipeline.api.errors import SchemaError
 ROW = pa.field("row", pa.int64(), nullable=False)
 LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
 
+RejectFiles = tuple[str, Callable[[pa.Table, BinaryIO], object]]
+"""The ending of the names of files in rejects/, without the dot, and what writes a table of rejects into one."""
 REJECT_SCHEMA = pa.schema(
     [
         ROW,

@@ -94,7 +94,7 @@ class Executor:
         self._committer = Committer(graph.sinks, keep, self._window, self._stopper)
         self.tally = RejectTally()
         sink = graph.nodes[graph.sinks[0]].op if graph.sinks else None
-        files = sink.reject_files() if isinstance(sink, Sink) else None
+        files = sink.reject_files if isinstance(sink, Sink) else None
         self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally, files)
         self._stages = self._build()
         context.stop_after_chunk = self._committer.stop_after

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.api.protocols import Inbox, Operator, RejectFiles
-from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
+from pipeline.api.protocols import Inbox, Operator
+from pipeline.api.records import REJECT_SCHEMA, ChunkEnd, Item, RejectFiles, RejectKind, Rejects, Shard
 from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet, write_table_shard
 from pipeline.system.known_secrets import hidden
 
@@ -85,7 +85,7 @@ class RejectWriter(Operator):
 
     def __init__(self, directory: Path, tally: RejectTally, files: RejectFiles | None = None) -> None:
         self._directory = directory
-        self._files = files or RejectFiles("parquet", write_parquet)
+        self._ending, self._write = files or ("parquet", write_parquet)
         self._tally = tally
         self._batches: dict[int, list[pa.RecordBatch]] = {}
         self._counts: dict[int, Counter[tuple[str, str, str]]] = {}
@@ -103,7 +103,7 @@ class RejectWriter(Operator):
             elif isinstance(item, ChunkEnd):
                 if batches := self._batches.pop(item.chunk, None):
                     table = sorted_by_identity(pa.Table.from_batches(batches, REJECT_SCHEMA))
-                    path = self._directory / part_name(item.chunk, self._files.ending)
-                    shard = write_table_shard(table, path, item.chunk, self._files.write)
+                    path = self._directory / part_name(item.chunk, self._ending)
+                    shard = write_table_shard(table, path, item.chunk, self._write)
                     yield replace(shard, rejects=self._counts.pop(item.chunk))
                 yield item
