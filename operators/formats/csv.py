@@ -45,6 +45,7 @@ class CsvReader(TextReader):
 
     takes_types = True
     texts = True
+    keys = ("null_texts", "defused")
     _names: Sequence[str] = ()
 
     def schema(self, sample_rows: int) -> pa.Schema:

@@ -76,6 +76,8 @@ class Reader(ABC):
     """True if a column that a file lacks is null in its rows; else it is an error."""
     texts: ClassVar[bool] = False
     """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
+    keys: ClassVar[Collection[str]] = ()
+    """Those of `data` that not every format has, and this one has."""
 
     def __init__(
         self,
@@ -96,6 +98,9 @@ class Reader(ABC):
             )
         if types == TEXT and not self.texts:
             raise ConfigError(f"data.types={TEXT} is for CSV; name the columns of {file}: data.types={{zip: json}}")
+        given = {"null_texts": null_texts, "defused": defused is not None, "sheet": sheet is not None}
+        if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
+            raise ConfigError(f"data.{wrong[0]} is not for {file.format} files, as {file} is; leave it out")
         self.file = file
         self.all_text = types == TEXT
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}

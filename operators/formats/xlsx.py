@@ -43,6 +43,7 @@ class XlsxReader(Reader):
 
     takes_types = True
     texts = True
+    keys = ("sheet", "defused")
     _rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:

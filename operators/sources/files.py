@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from operators.formats.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
+from operators.formats.xlsx import XLSX
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.remote import remote
@@ -116,6 +117,10 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if others:
         listed = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
+    beside = [file.name for file in chosen if file.format == XLSX.name]
+    if beside and len(beside) < len(chosen):
+        chosen = [file for file in chosen if file.format != XLSX.name]
+        warn(f"{where} has what is not read beside other formats: {some(beside)}; data.format=xlsx reads these alone")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen

@@ -196,7 +196,14 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, monkeypatch) -> 
         told(path, sheet="Shet")
     with pytest.raises(ConfigError, match=r"data\.sheet=0 cannot work"):
         DataSettings(sheet=0)
-    (tmp_path / "b.xlsx").write_text("a,b\n1,2\n")
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n")
+    for key, value in {"sheet": 1, "null_texts": True}.items():
+        name = "b.csv" if key == "sheet" else "a.xlsx"
+        with pytest.raises(
+            ConfigError, match=rf"data\.{key} is not for {name[2:]} files, as .*{name} is; leave it out"
+        ):
+            told(tmp_path / name, **{key: value})
+    (tmp_path / "b.csv").rename(tmp_path / "b.xlsx")
     with pytest.raises(InputError, match=r"b\.xlsx cannot be read as an Excel file: .*begins like text"):
         told(tmp_path / "b.xlsx")
     path.rename(tmp_path / "a.dat")

@@ -179,6 +179,10 @@ def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
         names, (warning,) = found(tmp_path / at)
         assert names == ["a.jsonl"]
         assert "not read: b.docx, c.txt, d.json, e.jsonl.bz2, f.parquet.gz and 2 more (7 in all)" in warning
+    (tmp_path / "y.xlsx").write_bytes(ROW)
+    names, (_, warning) = found(tmp_path)
+    assert (names, "beside other formats: y.xlsx; data.format=xlsx" in warning) == (["a.jsonl"], True)
+    (tmp_path / "y.xlsx").unlink()
     (tmp_path / "z.csv").write_bytes(b"prompt\nx\n")
     names, (warning,) = found(tmp_path, format="jsonl")  # the other format was chosen away
     assert names == ["a.jsonl"]
