@@ -83,12 +83,18 @@ def _frames(
             if rows is not None:
                 batch = batch.slice(0, rows) if batch.num_rows > rows else batch
                 rows -= batch.num_rows
-            frame = pl.DataFrame(pa.Table.from_batches([batch]))
+            frame = _frame(pa.Table.from_batches([batch]))
             yield frame if predicate is None else frame.filter(predicate)
             if rows == 0:
                 return
 
-    return register_io_source(frames, schema=pl.DataFrame(schema.empty_table()).schema)
+    return register_io_source(frames, schema=_frame(schema.empty_table()).schema)
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.DataFrame(table)
+    frame.columns = table.schema.names  # polars gives a column without a name one
+    return frame
 
 
 def _with_texts(dataset: ds.Dataset) -> pl.LazyFrame:

@@ -24,6 +24,7 @@ from tests.operators.sources.reading import read
 RUN = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 PIECES = st.sampled_from([*RUN, "'", '"', ",", ";", "|", "\r\n", " ", "a", "é", "😀", "\0", "\ufeff", "\u2028", "=1+1"])
 TEXTS = st.lists(PIECES, max_size=4).map("".join)
+NAMES = TEXTS.map(lambda text: text.replace("\0", "b"))
 SCHEMA = pa.schema(
     {
         "row": pa.int64(),
@@ -105,6 +106,22 @@ def test_the_source_tells_a_null_from_an_empty_text_and_takes_the_marks_off(tmp_
         assert [row[2] for row in fields] == ["=t", *(text or "" for text in texts)]
         if not any("\r" in text for text in texts if text):  # polars takes it for a line's end
             assert pl.read_csv(path.with_name("b.csv"), infer_schema=False)["=t"].to_list() == texts
+
+
+@settings(max_examples=30, deadline=None)
+@example(names=["\ufeffa", "sep=;"], separator=";", defuse=False)
+@given(names=st.lists(NAMES, min_size=1, max_size=3, unique=True), separator=st.sampled_from(SEPARATORS), defuse=...)
+def test_every_name_of_a_column_comes_back(tmp_path_factory, names, separator: str, defuse: bool) -> None:
+    table = pa.table([pa.array(["a", "=b", None])] * len(names) + [pa.array([1, 2, 3])], [*names, "row"])
+    path = tmp_path_factory.mktemp("csv") / f"a{'.defused' * defuse}.csv"
+    found = scan([write(path, table, "none", separator=separator, defuse=defuse)], names_of(table.schema))
+    assert found is not None
+    assert [list(row.values()) for row in found.collect().to_dicts()] == [
+        list(row.values()) for row in table.to_pylist()
+    ]
+    assert found.collect_schema().names() == table.schema.names
+    if separator == ",":
+        assert [list(row) for row in read(path, rename={"row": "n"}, null_texts=True).values] == [[*names, "n"]] * 3
 
 
 @given(texts=st.lists(TEXTS))
