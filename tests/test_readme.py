@@ -17,8 +17,8 @@ import pytest
 import xlsxwriter
 
 from docs.refresh_readme import BLOCK, PAGES, output_of
-from operators.formats.input_file import CODECS
 from operators.formats.registry import ENDINGS
+from operators.formats.unpack import CODECS
 from operators.rows.arrow_types import SCALARS
 from operators.settings import DataSettings
 from pipeline import PROJECT
@@ -100,6 +100,8 @@ def here(tmp_path, monkeypatch) -> Path:
         for sheet in ("January", "March"):
             questions.write_excel(book, sheet)
     prompts.write_ndjson("prompts.jsonl")
+    Path("excel.csv").write_bytes("id;question\r\n1;Was heißt grün?\r\n".encode("cp1252"))
+    Path("plain.csv").write_text("1,What is 2 plus 3?\n", encoding="utf-8")
     Path("parts").mkdir()
     prompts.write_parquet("parts/one.parquet")
     prompts.write_ndjson("more.jsonl.gz", compression="gzip")

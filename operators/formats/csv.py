@@ -1,4 +1,4 @@
-"""CSV with a header line, comma-separated, or tab-separated for .tsv.
+"""CSV: fields with commas between them, or with what the header or `data.separator` says, and tabs in .tsv.
 
 A column whose values in the first rows all come back as they are written from int64, or from double, has that type;
 any other is text. So `007`, `+49`, `3.10`, `1e5`, `TRUE` and `-0` stay what they are, and a column that has one of them
@@ -15,15 +15,18 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.formats.encodings import not_of
 from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
 from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
+from operators.formats.separator import SAMPLE_ROWS, find_separator, separator_line
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
 from operators.rows.arrow_types import INT64, parse_schema
 from operators.rows.times import times_of_texts
@@ -34,22 +37,29 @@ from pipeline.system.result_files import known_to_polars
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
 BEHIND = 'there is text behind a closing quote; write "" for a quote inside quotes'
+HEAD_CHARACTERS = 1 << 16
+"""Text of a file from which is guessed what is between its fields."""
 CONVERTIBLE = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
 class CsvReader(TextReader):
     """Reads a CSV file; see TextReader.
 
-    Bytes that are not UTF-8 are half characters in its fields (Python's `surrogateescape`).
+    Bytes that are not of its encoding are half characters in its fields (Python's `surrogateescape`).
     """
 
+    keys = ("encoding", "separator", "header", "null_texts", "defused")
     takes_types = True
     texts = True
-    keys = ("null_texts", "defused")
     _names: Sequence[str] = ()
+    _separator = ","
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        found = [values for row in self.sample(sample_rows) if not isinstance(values := self.values(row), str)]
+        rows = self.sample(sample_rows)
+        found = [values for row in rows if not isinstance(values := self.values(row), str)]
+        if rows and not found and isinstance(self.header, Sequence):
+            why = f"data.header has {len(self.header)} names, and no row of {self.file} as many fields"
+            raise ConfigError(f"{why}, with {self._separator!r} between them (data.separator); name all columns")
         given = parse_schema(self.types, self.key)
         for column in given if self._names else ():
             if column.name not in self._names:
@@ -64,29 +74,66 @@ class CsvReader(TextReader):
         return pa.schema([(name, types.get(name) or _inferred([row[name] for row in found])) for name in self._names])
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
-        """Yield the rows after the header, which is stored in `_names`."""
+        """Yield the rows, without the header; the names of the columns are stored in `_names`."""
         tabs = self.file.suffix == ".tsv"
         quote = self.quote if self.quote != AUTO else None if tabs else '"'
         quoting = {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
         # It stays in use: a wrapper that is collected closes the file.
         self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._quote = quote
-        rows = _rows(self._text, {"delimiter": "\t" if tabs else ",", **quoting}, self.max_row_bytes)
+        lines, is_all = _first_lines(self._text, self.max_row_bytes)
+        of_excel = separator_line(lines[0]) if lines else None
+        if of_excel is not None:
+            del lines[0]
+
+        def first_rows(separator: str) -> list[list[str] | str]:
+            parsed = _rows(io.StringIO("".join(lines), ""), {"delimiter": separator, **quoting}, self.max_row_bytes)
+            found = [fields for _, _, fields in islice(parsed, SAMPLE_ROWS + 1)]
+            return found if is_all and len(found) <= SAMPLE_ROWS else found[:-1] or found  # the last one may be cut
+
+        self._separator = self.separator or of_excel or ("\t" if tabs else self._found(first_rows))
+        dialect = {"delimiter": self._separator, **quoting}
+        rows = _rows(self._text, dialect, self.max_row_bytes, lines, 1 if of_excel is None else 2)
+        if self.header is not True:
+            self._names = self._given(first_rows(self._separator))
+            return rows
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
         self._names = self._plain(self._names)
         if "\0" in (names := "".join(self._names)) or not _is_utf8(names):
             looks = self.file.looks_like()
-            raise InputError(f"{self.file} cannot be read as CSV: its header is not UTF-8; it begins like {looks}")
+            why = not_of(self.encoding, f"it begins like {looks}")
+            raise InputError(f"{self.file} cannot be read as CSV: its header {why}")
         return rows
+
+    def _found(self, first_rows: Callable[[str], list[list[str] | str]]) -> str:
+        columns = len(self.header) if isinstance(self.header, Sequence) else None
+        separator, how = find_separator(first_rows, columns, has_header=self.header is True)
+        if separator is None:
+            raise ConfigError(f"{self.file} may have {how} between its fields; say which with data.separator=")
+        if how:
+            self.guesses["data.separator"] = how
+        return separator
+
+    def _given(self, rows: Sequence[Sequence[str] | str]) -> Sequence[str]:
+        """Return the names of the columns of a file without a header, whose first rows these are."""
+        if isinstance(self.header, Sequence):
+            if rows and list(rows[0]) == list(self.header):
+                raise ConfigError(f"{self.file} has a header line with the names of data.header; leave data.header out")
+            return self.header
+        width = next((len(row) for row in rows if not isinstance(row, str)), 0)
+        names = [f"column_{i + 1}" for i in range(width)]
+        self.guesses["data.header"] = f"columns are named column_1 to column_{width}"
+        return names
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, fields = row
         if isinstance(fields, str):
             return fields
         if len(fields) != len(self._names):
-            return f"has {len(fields)} fields, the header has {len(self._names)}; {QUOTE_THEM}"
+            header = "the header" if self.header is True else "data.header"
+            return f"has {len(fields)} fields, {header} has {len(self._names)}; {QUOTE_THEM}"
         if self.null_texts and "" in fields:
             fields = _with_nulls(text, fields, self._quote)
         return dict(zip(self._names, self._plain(fields), strict=True))
@@ -151,13 +198,32 @@ def _is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
-def _rows(file: IO[str], dialect: Mapping[str, Any], most: int) -> Iterator[Row]:
+def _first_lines(file: IO[str], most: int) -> tuple[list[str], bool]:
+    """Read lines from which the rest is guessed, and return whether they are all. None is longer than `most` + 1."""
+    lines: list[str] = []
+    size = 0
+    while size < HEAD_CHARACTERS and (not lines or lines[-1].endswith(("\n", "\r"))):
+        if not (line := file.readline(most + 1)):
+            return lines, True
+        lines.append(line)
+        size += len(line)
+    return lines, False
+
+
+def _rows(
+    file: IO[str], dialect: Mapping[str, Any], most: int, read: Sequence[str] = (), line: int = 1
+) -> Iterator[Row]:
     """Parse the rows of `file`, without blank lines. If a row cannot be parsed, its first line is a bad row and parsing
-    starts again at the second."""
+    starts again at the second.
+
+    Args:
+        read: lines that were read before.
+        line: the number of the first line.
+    """
     csv.field_size_limit(sys.maxsize)  # applies to the process; rows are bounded by `most`
     taken: list[str] = []  # lines of the current row
-    again: list[str] = []  # lines to parse again, in reverse order
-    size, line = 0, 1
+    again = [*reversed(read)]  # lines to parse again, in reverse order
+    size = 0
 
     def lines() -> Iterator[str]:
         nonlocal size

@@ -9,30 +9,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import gzip
 import io
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import pyarrow as pa
-
+from operators.formats.encodings import UTF_8, encoding_of
+from operators.formats.unpack import CODECS, DAMAGED, unpack
 from operators.rows.content import SAMPLED, content_id
 from pipeline.api.errors import InputError
 
 BUFFER_BYTES = 1 << 16
 HEAD_BYTES = 512
 EMPTY = "nothing: it is empty"
-UTF_16 = "UTF-16 text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
 BOM = b"\xef\xbb\xbf"
 TEXT_MAGIC = (b"{", b"[")
-CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
-"""Compression by the last extension of a file."""
 MAGIC: Mapping[bytes, str] = {
     b"PAR1": "Parquet",
     b"ARROW1": "an Arrow IPC file",
@@ -41,15 +36,13 @@ MAGIC: Mapping[bytes, str] = {
     b"\x28\xb5\x2f\xfd": "zstd, which is unpacked where the name ends in .zst",
     b"PK\x03\x04": "a zip archive; unpack it first, or, if it is an Excel file, name it .xlsx or .ods",
     b"\xd0\xcf\x11\xe0": "an older Excel file, which is read where the name ends in .xls, or one with a password",
-    b"BZh": "bzip2, which is not unpacked here; unpack it first (bunzip2)",
-    b"\xfd7zXZ\0": "xz, which is not unpacked here; unpack it first (unxz)",
+    b"BZh": "bzip2, which is unpacked where the name ends in .bz2",
+    b"\xfd7zXZ\0": "xz, which is unpacked where the name ends in .xz",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"FEA1": "Feather 1, which is not read; write it again as Feather 2, Arrow or Parquet",
     b"GGUF": "a GGUF model",
-    b"\xff\xfe": UTF_16,
-    b"\xfe\xff": UTF_16,
     b"{": "JSON",
-    b"[": "a JSON array; make lines of it with `jq -c '.[]'`",
+    b"[": "a JSON array, as data.format=json reads it",
 }
 
 FILE, DIRECTORY = "file", "directory"
@@ -147,7 +140,7 @@ def unreadable(shown: object, error: OSError) -> InputError:
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file: its path in its storage, and its format (parquet, jsonl, csv, arrow or lines)."""
+    """An input file: its path in its storage, and its format (`data.format`)."""
 
     path: str
     storage: Storage = field(default_factory=Storage, compare=False)
@@ -164,7 +157,7 @@ class InputFile:
 
     @property
     def codec(self) -> str | None:
-        """The compression, by the last extension: gzip, zstd or None."""
+        """The compression, by the last extension; None: there is none."""
         return CODECS.get(PurePosixPath(self.name).suffix.lower())
 
     @property
@@ -195,15 +188,8 @@ class InputFile:
             if not raw.peek(1):
                 raise InputError(f"{self} is empty, which no {self.codec} archive is; make or fetch it again")
             try:
-                # Of the two only Python's takes zeros behind an archive, with which tapes and blocks are filled up.
-                gzipped = self.codec == "gzip"
-                unpacked = (
-                    gzip.GzipFile(fileobj=raw)
-                    if gzipped
-                    else pa.CompressedInputStream(pa.PythonFile(raw, "r"), self.codec)
-                )
-                yield io.BufferedReader(unpacked, BUFFER_BYTES), raw
-            except (OSError, EOFError, zlib.error) as error:
+                yield io.BufferedReader(unpack(raw, self.codec), BUFFER_BYTES), raw
+            except DAMAGED as error:
                 if isinstance(error, OSError) and error.errno is not None:  # those of archives have no errno
                     raise
                 with self.open() as file:
@@ -226,11 +212,6 @@ class InputFile:
         with self.open() as file:
             return file.read(HEAD_BYTES)
 
-    def is_blank(self) -> bool:
-        """Return True if the content begins with white space and nothing else."""
-        with self.unpacked() as (content, _):
-            return not content.read(BUFFER_BYTES).removeprefix(BOM).strip()
-
     def looks_like(self) -> str:
         """Guess the kind of file by its first bytes, for error messages."""
         try:
@@ -239,8 +220,8 @@ class InputFile:
             return f"nothing that can be read ({error.strerror})"
 
     def is_text(self) -> bool:
-        """Return True unless the first bytes are of a binary file or of UTF-16."""
-        start = _start(self.head())
+        """Return True unless the first bytes are of a binary file."""
+        start = _start(self.head())[0]
         return b"\0" not in start and not start.startswith(tuple(MAGIC.keys() - set(TEXT_MAGIC)))
 
 
@@ -249,19 +230,21 @@ def is_hopeless(like: str) -> bool:
     return like in MAGIC.values() and "; " in like
 
 
-def _start(head: bytes) -> bytes:
-    return head.removeprefix(BOM).lstrip()
+def _start(head: bytes) -> tuple[bytes, str]:
+    """Return a file's first bytes, as UTF-8 if they are a text of another encoding, and that encoding."""
+    encoding, _ = encoding_of(head, None)
+    text = head if encoding == UTF_8 else head.decode(encoding, "replace").encode()
+    return text.removeprefix(BOM).lstrip(), encoding
 
 
 def _likeness(head: bytes) -> str:
     if not head:
         return EMPTY
-    start = _start(head)
-    if b"\0" in head and head.strip(b"\0") and not (head[::2].strip(b"\0") and head[1::2].strip(b"\0")):
-        return UTF_16  # without a mark, and of letters that ASCII has
+    start, encoding = _start(head)
     like = next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
-    if like is None and b"\0" in head:
+    if like is None and b"\0" in start:
         return "binary data"
     like = like or (f"text: {start[:40].decode('utf-8', 'replace')!r}" if start else "blank lines")
+    like += f", in {encoding}" if encoding != UTF_8 else ""
     one_line = b"\r" in head.rstrip() and b"\n" not in head
     return f"{like}, in lines that end in CR alone; make them end in LF (tr '\\r' '\\n')" if one_line else like

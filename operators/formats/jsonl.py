@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from operators.formats.encodings import UTF_8
 from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
 from operators.formats.input_file import BOM, BUFFER_BYTES
-from operators.formats.lines import LinesReader, not_utf8
+from operators.formats.lines import LinesReader, not_decoded
 from operators.formats.reader import NoRowFitsError, RowBlock
 from operators.formats.text_file import Row, Unread
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
@@ -45,6 +46,7 @@ _Held: TypeAlias = "tuple[frozenset[str], list[tuple[str, _Held]]]"
 class JsonlReader(LinesReader):
     """Reads a JSONL file: one row per line that is not blank."""
 
+    noun = "JSONL"
     takes_types = True
     optional_columns = True
 
@@ -58,9 +60,10 @@ class JsonlReader(LinesReader):
         schema = infer_schema(objects)
         if found and not schema.names:
             first = found[0] if isinstance(found[0], str) else f"it is nested more than {MAX_NESTING} deep"
+            none = f"none of its first {len(found)} {self.unit}s is a JSON object with values"
             raise NoRowFitsError(
-                f"{self.file} is not JSONL: none of its first {len(found)} lines is a JSON object with values"
-                f" (the first: {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
+                f"{self.file} is not {self.noun}: {none} (the first:"
+                f" {'it has no keys' if objects else first}); it begins like {self.file.looks_like()}"
             )
         types = {field.name: field.type for field in (*schema, *given)}
         return pa.schema(list(types.items()))
@@ -85,7 +88,7 @@ class JsonlReader(LinesReader):
     def _texts(self) -> Iterator[bytes]:
         """Yield lines of the file, about `block_bytes` at a time, and only the beginning of one that is too long."""
         self.bytes_read = 0
-        with self.file.unpacked() as (content, raw):
+        with self.text() as (content, raw):
             while text := content.read(self.block_bytes):
                 room = self.max_row_bytes + 1 - (len(text) - text.rfind(b"\n") - 1)
                 if not text.endswith(b"\n"):
@@ -98,7 +101,7 @@ class JsonlReader(LinesReader):
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
         _, text, too_long = row
-        found = too_long or parse_object(text)
+        found = too_long or parse_object(text, self.encoding, self.unit)
         for name in self.as_json:
             if isinstance(found, dict) and not isinstance(found.get(name), str | None):
                 found[name] = json.dumps(found[name], ensure_ascii=False)
@@ -164,8 +167,9 @@ def _is_sure(column: pa.Array | pa.ChunkedArray) -> bool:
     return pc.all(sure, min_count=0).as_py() is True
 
 
-def parse_object(line: bytes) -> dict[str, Any] | str:
-    """Return the JSON object in `line`, or the reason why there is none."""
+def parse_object(line: bytes, encoding: str = UTF_8, unit: str = "line") -> dict[str, Any] | str:
+    """Return the JSON object in `line`, or the reason why there is none. `encoding`: that of its file;
+    `unit`: what it is there."""
     try:
         text = line.decode()
         found, end = DECODER.raw_decode(text)
@@ -174,13 +178,13 @@ def parse_object(line: bytes) -> dict[str, Any] | str:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        return not_utf8(error)
+        return not_decoded(error, encoding)
     except UnicodeEncodeError:
         return f"has {HALF_A_CHARACTER}"
     except json.JSONDecodeError as error:
         if line.startswith(BOM):
             return "begins with a byte order mark (BOM), as where files were put behind one another; take it out"
-        return f"not JSON: {error.msg} at character {error.pos + 1}; each line must be one JSON object"
+        return f"not JSON: {error.msg} at character {error.pos + 1}; each {unit} must be one JSON object"
     except RecursionError:
         return "is nested too deeply to be read; write it as a text"
     except KeyError as error:

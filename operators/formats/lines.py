@@ -7,33 +7,35 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from operators.formats.encodings import UTF_8, not_of
 from operators.formats.format import Format
-from operators.formats.input_file import BOM, BUFFER_BYTES, UTF_16
+from operators.formats.input_file import BOM, BUFFER_BYTES
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader
-from pipeline.api.errors import InputError
 
-COUNT_UP_TO_BYTES = 1 << 30
 JSON_SPACE = b" \t\r\n"
 TOO_LONG = "JSON over several lines is not JSONL, and Parquet takes longer rows"
 TEXT, LINE = pa.field("text", pa.string()), pa.field("line", pa.int64())
 
 
 class LinesReader(TextReader):
-    """Reads a text file in UTF-8. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that
-    is not UTF-8 is a bad row."""
+    """Reads a text file. A row is a line that is not blank: `text`, and `line`, its number from 1. A line that is not
+    of the file's encoding is a bad row."""
+
+    unit = "line"
+    """What a row is in messages."""
+    count_up_to_bytes = 1 << 30
+    """Rows of a larger file are not counted: it would take seconds."""
 
     def schema(self, sample_rows: int) -> pa.Schema:
-        with self.file.open():
-            if (like := self.file.looks_like()) == UTF_16:  # which is text with NULs to UTF-8
-                raise InputError(f"{self.file} begins like {like}")
+        with self.text():
             return pa.schema([TEXT, LINE])
 
     def total_rows(self) -> int | None:
         """Count the lines; None for a file that is large, compressed or remote."""
         path = self.file.local
-        if path is None or self.file.codec or path.stat().st_size > COUNT_UP_TO_BYTES:
+        if path is None or self.file.codec or path.stat().st_size > self.count_up_to_bytes:
             return None
-        with self.file.open() as file:
+        with self.text() as (file, _):
             return sum(1 for _ in self.rows(file))
 
     def rows(self, file: IO[Any], before: int = 0) -> Iterator[Row]:
@@ -43,7 +45,7 @@ class LinesReader(TextReader):
         while line := file.readline(most + 1):
             number += 1
             if len(line) > most and not line.endswith(b"\n"):
-                yield number, line[:KEPT_BYTES], f"the line has more than {most:,} bytes; {TOO_LONG}"
+                yield number, line[:KEPT_BYTES], f"the {self.unit} has more than {most:,} bytes; {TOO_LONG}"
                 while line and not line.endswith(b"\n"):
                     line = file.readline(BUFFER_BYTES)
                 continue
@@ -57,14 +59,15 @@ class LinesReader(TextReader):
         try:
             return too_long or {"text": text.decode(), "line": number}
         except UnicodeDecodeError as error:
-            return not_utf8(error)
+            return not_decoded(error, self.encoding)
 
     def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
         return pa.array(values, field.type)
 
 
-def not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8: {error.reason} at byte {error.start + 1}; convert the file to UTF-8"
+def not_decoded(error: UnicodeDecodeError, encoding: str) -> str:
+    """Return the reason to reject a line that is not of the encoding of its file."""
+    return not_of(encoding, f"{error.reason} at byte {error.start + 1}" if encoding == UTF_8 else error.reason)
 
 
 LINES = Format("lines", LinesReader, packed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,6 +65,10 @@ class Reader(ABC):
         null_texts: a text field of CSV that is empty, without quotes, is null (`data.null_texts`).
         sheet: of an Excel file, by name or number from 1 (`data.sheet`).
         defused: texts have the marks of `output.defuse`, which are taken off; None: as the file's name says.
+        encoding: of a text file (`data.encoding`); None: UTF-8, or what its first bytes say.
+        separator: what is between fields of CSV (`data.separator`); None: what its first lines say.
+        header: the first line of CSV has the names of the columns (`data.header`); False: there is no such line; or the
+            names, where there is none.
 
     Raises:
         ConfigError: `data.schema` or `data.types` is given, and the format does not take it.
@@ -74,10 +78,10 @@ class Reader(ABC):
     """True if `data.schema` and `data.types` may set the types of the columns."""
     optional_columns: ClassVar[bool] = False
     """True if a column that a file lacks is null in its rows; else it is an error."""
-    texts: ClassVar[bool] = False
-    """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
     keys: ClassVar[Collection[str]] = ()
     """Those of `data` that not every format has, and this one has."""
+    texts: ClassVar[bool] = False
+    """True if all values are texts in the file, so that a column whose types differ from file to file is text."""
 
     def __init__(
         self,
@@ -90,7 +94,14 @@ class Reader(ABC):
         null_texts: bool = False,
         defused: bool | None = None,
         sheet: str | int | None = None,
+        encoding: str | None = None,
+        separator: str | None = None,
+        header: bool | Sequence[str] = True,
     ) -> None:
+        given = {"encoding": encoding is not None, "separator": separator is not None, "header": header is not True}
+        given |= {"null_texts": null_texts, "defused": defused is not None, "sheet": sheet is not None}
+        if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
+            raise ConfigError(f"data.{wrong[0]} is not for {file.format} files, as {file} is; leave it out")
         self.key = "data.schema" if only else "data.types"
         if types is not None and not self.takes_types:
             raise ConfigError(
@@ -98,9 +109,6 @@ class Reader(ABC):
             )
         if types == TEXT and not self.texts:
             raise ConfigError(f"data.types={TEXT} is for CSV; name the columns of {file}: data.types={{zip: json}}")
-        given = {"null_texts": null_texts, "defused": defused is not None, "sheet": sheet is not None}
-        if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
-            raise ConfigError(f"data.{wrong[0]} is not for {file.format} files, as {file} is; leave it out")
         self.file = file
         self.all_text = types == TEXT
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
@@ -113,6 +121,11 @@ class Reader(ABC):
         self.sheet = sheet
         self.told: list[str] = []
         """What the user must know of how the file is read; complete after `schema`."""
+        self.file_encoding = encoding
+        self.separator = separator
+        self.header = header
+        self.guesses: dict[str, str] = {}
+        """How the file is read, by the key that sets it otherwise, where it was guessed."""
         self.bytes_read = 0
         """The position in the file up to which blocks were read; may be ahead by the reader's buffer."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from operators.formats.encodings import UTF_8, Utf8Stream, encoding_of, not_of
+from operators.formats.input_file import BOM, BUFFER_BYTES, HEAD_BYTES
 from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
 from pipeline.api.records import Reject
@@ -26,12 +30,32 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 
 
 class TextReader(Reader):
-    """Reads a text file, which may be compressed."""
+    """Reads a text file, which may be compressed and in any encoding."""
+
+    keys: ClassVar[Collection[str]] = ("encoding",)
 
     block_bytes = 1 << 19
     """Text of a block."""
     max_row_bytes = 64 << 20
     """A longer row is a bad row."""
+    encoding = UTF_8
+    """That of the file, once it was opened."""
+
+    @contextlib.contextmanager
+    def text(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+        """Open the text in UTF-8, and the raw file, whose `tell` gives the progress."""
+        with self.file.unpacked() as (content, raw):
+            self.encoding, guessed = encoding_of(content.peek(HEAD_BYTES)[:HEAD_BYTES], self.file_encoding)
+            if guessed:
+                self.guesses["data.encoding"] = f"read as {self.encoding}, without a mark (BOM) that says so"
+            if self.encoding != UTF_8:
+                content = io.BufferedReader(Utf8Stream(content, self.encoding), BUFFER_BYTES)
+            yield content, raw
+
+    def is_blank(self) -> bool:
+        """Return True if the text begins with white space and nothing else."""
+        with self.text() as (content, _):
+            return not content.read(BUFFER_BYTES).removeprefix(BOM).strip()
 
     @abstractmethod
     def rows(self, file: IO[Any]) -> Iterator[Row]:
@@ -64,7 +88,7 @@ class TextReader(Reader):
     def batches(self) -> Iterator[list[Row]]:
         """Yield the rows, about `block_bytes` at a time."""
         self.bytes_read = 0
-        with self.file.unpacked() as (content, raw):
+        with self.text() as (content, raw):
             batch: list[Row] = []
             size = 0
             for row in self.rows(content):
@@ -93,7 +117,7 @@ class TextReader(Reader):
             for i, values in tuple(good.items()):
                 field = next((field for field in wrong if self._column([values], field) is None), None)
                 if field is not None:
-                    bad[i] = _why_not(values.get(field.name), field), self.record(rows[i], good.pop(i))
+                    bad[i] = _why_not(values.get(field.name), field, self.encoding), self.record(rows[i], good.pop(i))
             columns = [self._column(good.values(), field) for field in schema]
         rejects = tuple(
             Reject(first + i, why, record, file=str(self.file), line=rows[i][0])
@@ -115,9 +139,9 @@ def as_text(text: str | bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-def _why_not(value: object, field: pa.Field) -> str:
+def _why_not(value: object, field: pa.Field, encoding: str) -> str:
     shown = reprlib.repr(as_text(value) if isinstance(value, str) else value)
     if isinstance(value, str) and field.type == pa.string():
-        return f"column '{field.name}' is not UTF-8: {shown}; convert the file to UTF-8"
+        return f"column '{field.name}' {not_of(encoding, shown)}"
     given = f"data.types={{{field.name}: ...}}"
     return f"column '{field.name}' is {field.type}, the value is {shown}; {given} sets another type"

@@ -110,8 +110,8 @@ def _named(role: str, index: int, often: Counter[str]) -> str:
 
 
 def _no_prompt(schema: pa.Schema, name: str) -> str:
-    several = next((column for column in schema.names if name in re.split(r"[;|\t]", column)), None)
-    hint = f"; '{several}' looks like several columns: CSV has commas between them" if several else ""
+    several = next((column for column in schema.names if name in re.split(r"[,;|\t]", column)), None)
+    hint = f"; '{several}' looks like several columns: data.separator= says what is between them" if several else ""
     return (
         f"there is no column '{name}'; {columns_of(schema)}: name the one that holds the prompt with"
         " data.prompt_column=, or make one of several with data.prompt_template="

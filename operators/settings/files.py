@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from operators.formats.encodings import NAMES, is_encoding, near
 from operators.formats.registry import WRITTEN
+from operators.formats.separator import NAMED
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, when_given
@@ -22,6 +24,14 @@ _TOOLS = "it is a list of tools, the path of a JSON file with one, or null"
 _QUOTE: Rule = (
     "it is auto, one character or null",
     lambda v: v in (None, "auto") or (len(v) == 1 and v not in ",\t\r\n"),
+)
+_SEPARATOR: Rule = (
+    f"it is one character, a word ({', '.join(word for word in NAMED if word.isalpha())}) or null",
+    lambda v: v is None or v in NAMED or (len(v) == 1 and v not in '"\r\n'),
+)
+_HEADER: Rule = (
+    "it is true, false or a list of the names of all columns, in their order",
+    lambda v: isinstance(v, bool) or (isinstance(v, list) and bool(v) and all(v) and set(map(type, v)) == {str}),
 )
 _TYPES = "it maps names of columns to types, or is text or null"
 _TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
@@ -69,6 +79,11 @@ class DataSettings:
             false it is an empty text.
         sheet: of Excel files, by name or number from 1; null: the first.
         defused: take off the marks that `output.defuse` has put before texts; null: if a file's name has .defused.
+        separator: the character between fields of CSV; null: a comma, or what the file's first lines say (a header with
+            `;`, tabs or `|` and no comma, or a line `sep=;`), and a tab for .tsv.
+        header: whether the first line of CSV has the names of the columns; or a list of names, where it has not.
+        encoding: of text files (CSV, JSONL, lines), as Python names it: cp1252, latin-1, utf-16 ...; null: UTF-8, or
+            what the file's first bytes say (a mark, or a zero in every other byte).
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
@@ -96,6 +111,9 @@ class DataSettings:
     null_texts: bool = when_given(False)
     defused: bool | None = when_given(None)
     sheet: Any = when_given(None, "it is a name, a number from 1, or null", lambda v: v is None or _is_sheet(v))
+    separator: str | None = when_given(None, *_SEPARATOR)
+    header: Any = when_given(True, *_HEADER)
+    encoding: str | None = when_given(None)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1])
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"))
     empty: str = not_in_data("error", *one_of(("error", "ok")))
@@ -113,6 +131,11 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        self.separator = NAMED.get(self.separator or "", self.separator)
+        both = self.separator is not None and self.separator == self.quote
+        check(not both, "data.separator", self.separator, "data.quote is the same character")
+        name = self.encoding
+        check(name is None or is_encoding(name), "data.encoding", name, NAMES + ("" if name is None else near(name)))
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
         both = self.tools is not None and self.tools_column is not None

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from operators.formats.input_file import CODECS
 from operators.formats.registry import WRITTEN
+from operators.formats.unpack import CODECS
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings

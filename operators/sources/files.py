@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from operators.formats.input_file import CODECS, DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
+from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
+from operators.formats.json import JSON
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
+from operators.formats.unpack import CODECS
 from operators.formats.xlsx import XLSX
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
@@ -117,10 +119,12 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if others:
         listed = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
-    beside = [file.name for file in chosen if file.format == XLSX.name]
-    if beside and len(beside) < len(chosen):
-        chosen = [file for file in chosen if file.format != XLSX.name]
-        warn(f"{where} has what is not read beside other formats: {some(beside)}; data.format=xlsx reads these alone")
+    for form in (JSON, XLSX):  # rarely rows, and read of no directory with others before
+        beside = [file.name for file in chosen if file.format == form.name]
+        if beside and len(beside) < len(chosen):
+            chosen = [file for file in chosen if file.format != form.name]
+            alone = f"data.format={form.name} reads {form.endings[0]} alone"
+            warn(f"{where} has what is not read beside other formats: {some(beside)}; {alone}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen
@@ -226,7 +230,7 @@ def _files_of_dataset(data: DataSettings) -> tuple[list[str], DataSettings]:
     paths = [str(path) for path in files[data.split]]
     kind = data.format
     if kind == "auto" and any(InputFile(path).suffix not in ENDINGS for path in paths):
-        builder_kind = type(builder).__module__.rpartition(".")[2]  # JSONL is often named .json there
+        builder_kind = type(builder).__module__.rpartition(".")[2]
         named = {form.hub: form.name for form in FORMATS.values() if form.hub}
         if builder_kind not in named:
             readable = ", ".join(named)

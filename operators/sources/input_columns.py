@@ -55,12 +55,16 @@ def columns_of(
         is_text = isinstance(reader, TextReader)
         if schema.names or not is_text:
             schemas[reader] = schema
-        if is_text and stamps[reader.file].size_bytes < HEAD_BYTES and reader.file.is_blank():
+        if isinstance(reader, TextReader) and stamps[reader.file].size_bytes < HEAD_BYTES and reader.is_blank():
             blank.append(str(reader.file))
     if useless and not schemas:
         raise useless[0]
     for none in useless:
         warn(f"{none}. Lines of it that are no rows are rejects, and the other files are read")
+    for guess in sorted({guess for reader in readers for guess in reader.guesses.items()}):
+        key, how = guess
+        files = [str(reader.file) for reader in readers if guess in reader.guesses.items()]
+        warn(f"{some(files)}: {how}; {key} sets it")
     if blank and len(blank) < len(readers):
         warn(f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them")
     if not any(schema.names for schema in schemas.values()):

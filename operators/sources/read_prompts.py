@@ -149,12 +149,12 @@ class ReadPrompts(Source):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
-        how: dict[str, Any] = {"quote": data.quote, "null_texts": data.null_texts, "defused": data.defused}
-        how["sheet"] = data.sheet
         files = find_files(data, self._warn)
         if data.defused is None and (marked := [str(file) for file in files if has_marks(file.name)]):
             self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **how) for file in files]
+        names = ("quote", "encoding", "separator", "header", "null_texts", "defused", "sheet")
+        keys = {key: getattr(data, key) for key in names}
+        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **keys) for file in files]
 
     @cached_property
     def _stamps(self) -> dict[InputFile, Stamp]:

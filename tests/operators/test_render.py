@@ -206,7 +206,7 @@ def test_a_template_file_is_fingerprinted_by_its_content(tmp_path: Path) -> None
     ("columns", "name", "says"),
     [
         (["nr", "question"], "Question", "; did you mean data.prompt_column=question?"),
-        (["nr;question"], "question", "; 'nr;question' looks like several columns: CSV has commas"),
+        (["nr;question"], "question", "; 'nr;question' looks like several columns: data.separator= says"),
         (["nr", "question"], "prompt", ""),
     ],
 )

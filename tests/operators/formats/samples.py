@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import json
+import lzma
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +17,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from operators.formats.format import Format
-from operators.formats.input_file import CODECS
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
+from operators.formats.unpack import CODECS
 from operators.formats.xlsx_writer import write_book
 from operators.settings import OutputSettings
 from pipeline.api.records import record_json
@@ -55,13 +58,21 @@ MAKERS: dict[str, Callable[[Path, pa.Table], Any]] = {
     **{name: partial(as_results, form) for name, form in WRITTEN.items()},
     "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
     "xlsx": lambda path, table: write_book(path, {"a": (table.schema, len(table), table.to_batches())}, defuse=False),
+    "json": lambda path, table: path.write_text(json.dumps(table.to_pylist(), indent=2)),
     "tsv": lambda path, table: pl.DataFrame(table).write_csv(path, separator="\t"),
     "arrow": partial(write_ipc, stream=False),
     "arrows": partial(write_ipc, stream=True),
 }
 """What makes a file, by the ending of its name: as the format's writer does, or in several pieces."""
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda content: pa.Codec("gzip").compress(content, asbytes=True),
+    "zstd": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
+    "bzip2": bz2.compress,
+    "xz": partial(lzma.compress, preset=0),
+}
 SUFFIXES = [
-    name + ending for name in MAKERS for ending in ("", *CODECS) if not ending or FORMATS[ENDINGS[f".{name}"]].packed
+    *(name + ending for name in MAKERS for ending in ("", ".gz") if not ending or FORMATS[ENDINGS[f".{name}"]].packed),
+    *(f"jsonl{ending}" for ending in CODECS if ending != ".gz"),
 ]
 
 
@@ -78,6 +89,6 @@ def make(path: Path, table: pa.Table = TABLE) -> Path:
 
 def pack(path: Path, content: bytes) -> bytes:
     """Write `content` into the archive `path`, and return its bytes."""
-    with pa.output_stream(path, compression=CODECS[path.suffix]) as file:
-        file.write(content)
-    return path.read_bytes()
+    archive = PACKERS[CODECS[path.suffix]](content)
+    path.write_bytes(archive)
+    return archive

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from operators.formats.input_file import CODECS
 from operators.formats.registry import WRITTEN
+from operators.formats.unpack import CODECS
 from pipeline.api.errors import ConfigError
 from pipeline.system.result_csv import SEPARATORS, marked, unmarked
 from pipeline.system.result_files import names_of, scan

@@ -54,7 +54,8 @@ def test_skipped_blocks_are_counted_and_not_parsed(tmp_path: Path) -> None:
 def test_a_reject_says_where_and_why(tmp_path: Path) -> None:
     says = {
         b'{"n": "one"}': "column 'n' is int64, the value is 'one'; data.types={n: ...} sets another type",
-        b"oops \xff": "not UTF-8: invalid start byte at byte 6; convert the file to UTF-8",
+        b"oops \xff": "is not UTF-8: invalid start byte at byte 6; data.encoding=cp1252 reads texts of Windows and"
+        " Latin-1, or convert the file to UTF-8",
         b"7": 'number, not an object; write it as {"prompt": ...}',
         b'{"n": 2': "not JSON: Expecting ',' delimiter at character 8; each line must be one JSON object",
         b'{"p": "x", "n": 1e999}': "has a number beyond what a double holds (1.8e308); write it as a text",

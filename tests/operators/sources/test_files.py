@@ -163,7 +163,7 @@ def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
         "b.docx",
         "c.txt",
         "d.json",
-        "e.jsonl.bz2",
+        "e.jsonl.lz4",
         "f.parquet.gz",
         "g",
         ".h",
@@ -176,12 +176,13 @@ def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(ROW)
     (tmp_path / "more").mkdir()
     for at in (".", "*"):
-        names, (warning,) = found(tmp_path / at)
+        names, (warning, beside) = found(tmp_path / at)
         assert names == ["a.jsonl"]
-        assert "not read: b.docx, c.txt, d.json, e.jsonl.bz2, f.parquet.gz and 2 more (7 in all)" in warning
+        assert "not read: b.docx, c.txt, e.jsonl.lz4, f.parquet.gz, g and 1 more (6 in all)" in warning
+        assert "has what is not read beside other formats: d.json; data.format=json reads .json alone" in beside
     (tmp_path / "y.xlsx").write_bytes(ROW)
-    names, (_, warning) = found(tmp_path)
-    assert (names, "beside other formats: y.xlsx; data.format=xlsx" in warning) == (["a.jsonl"], True)
+    names, (_, _, warning) = found(tmp_path)
+    assert (names, "beside other formats: y.xlsx; data.format=xlsx reads .xlsx alone" in warning) == (["a.jsonl"], True)
     (tmp_path / "y.xlsx").unlink()
     (tmp_path / "z.csv").write_bytes(b"prompt\nx\n")
     names, (warning,) = found(tmp_path, format="jsonl")  # the other format was chosen away

@@ -78,7 +78,7 @@ def test_files_that_hold_no_rows_are_told_and_others_may_have_any_name(tmp_path)
         (tmp_path / folder / name).write_text('{"prompt": "x"}\n')
     with pytest.raises(InputError, match="made of files of the kind 'text'; those read are parquet, json, csv"):
         find_files(DataSettings(dataset=str(tmp_path / "texts")))
-    assert [file.format for file in find_files(DataSettings(dataset=str(tmp_path / "rows")))] == ["jsonl"]
+    assert [file.format for file in find_files(DataSettings(dataset=str(tmp_path / "rows")))] == ["json"]
 
 
 def test_a_folder_that_is_none_is_told(tmp_path) -> None:
