@@ -17,6 +17,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
 from pipeline.system.result_files import scan_folder
+from tests.operators.formats.samples import read_back
 from tests.sets import often
 
 ROWS = 24
@@ -26,13 +27,18 @@ FORMATS = {
     "jsonl.gz": ("output=jsonl", "output.compression=gzip"),
     "jsonl.zst": ("output=jsonl", "output.compression=zstd", "output.compression_level=9"),
     "arrow": ("output=arrow",),
+    "csv": ("output=csv",),
+    "defused.csv.gz": ("output=csv", "output.defuse=true", "output.compression=gzip", 'output.separator=";"'),
 }
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"prompt {i} é", "meta": {"n": i, "tags": ["a", "b"][: i % 3]}} for i in range(ROWS)]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "" if i == ROWS else f"{'=' * (i % 2)}prompt {i} é", "meta": {"n": i, "tags": ["a", "b"][: i % 3]}}
+        for i in range(ROWS + 1)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -40,7 +46,18 @@ def prompts(tmp_path_factory) -> Path:
 def run(prompts: Path, out: Path, *settings: str) -> int:
     job = () if any(word.startswith("job=") for word in settings) else ("job=generate",)
     fixed = [*job, "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
-    return main([*fixed, "chunk_rows=10", "progress=none", "runtime.threads=1", "output.card=true", *settings])
+    fixed += ["max_error_rate=0.1"]
+    return main(
+        [
+            *fixed,
+            "chunk_rows=10",
+            "progress=none",
+            "runtime.threads=1",
+            "output.card=true",
+            "max_error_rate=0.1",
+            *settings,
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +83,20 @@ def rows(frame: pl.LazyFrame) -> list[dict[str, Any]]:
 def test_every_format_has_the_same_rows_and_the_state_knows_its_columns(made, suffix):
     out = made[suffix]
     assert sorted(p.name for p in (out / "data").iterdir()) == [f"part-{k:05d}.{suffix}" for k in range(3)]
-    found = rows(scan_folder(out / "data"))
+    results, form = read_results(out), "csv" if "csv" in suffix else suffix
+    found = rows(scan_folder(out / "data", results.manifest["schema"]["data"]))
     assert len(found) == ROWS
-    read = read_results(out).rows("data")
+    read, rejects, those = results.rows("data"), results.rejects(), read_results(made["parquet"]).rejects()
     assert read is not None
-    assert found == rows(scan_folder(made["parquet"] / "data")) == rows(read)
+    assert rejects is not None
+    assert those is not None
+    assert found == read_back(rows(scan_folder(made["parquet"] / "data")), form.partition(".")[0]) == rows(read)
+    assert rows(rejects) == read_back(rows(those), form.partition(".")[0])
+    assert [p.name for p in (out / "rejects").iterdir()] == [f"part-00002.{suffix if form == 'csv' else 'parquet'}"]
     assert columns(out) == columns(made["parquet"])
 
 
-@pytest.mark.parametrize("suffix", often(["jsonl.gz", "arrow"], "jsonl.gz"))
+@pytest.mark.parametrize("suffix", often(["jsonl.gz", "arrow", "defused.csv.gz"], "jsonl.gz"))
 def test_a_damaged_file_of_another_format_is_made_again_with_the_same_bytes(prompts, tmp_path, made, suffix):
     out = tmp_path / "out"
     assert run(prompts, out, *FORMATS[suffix]) == ExitCode.DONE
@@ -102,9 +124,12 @@ def load_dataset():
         yield datasets.load_dataset
 
 
-@pytest.mark.parametrize("suffix", often(["parquet", "jsonl.gz", "arrow"], "jsonl.gz"))
+@pytest.mark.parametrize("suffix", often(["parquet", "jsonl.gz", "arrow", "csv"], "jsonl.gz"))
 def test_datasets_loads_the_folder_data_and_the_whole_by_its_card(made, suffix, load_dataset, tmp_path):
-    wanted = rows(scan_folder(made["parquet"] / "data"))
+    """Of CSV an empty text is a null, as pandas has it."""
+    wanted = read_back(rows(scan_folder(made["parquet"] / "data")), "csv" if suffix == "csv" else "parquet")
+    if suffix == "csv":
+        wanted = [{name: None if value == "" else value for name, value in row.items()} for row in wanted]
     for folder in (made[suffix], made[suffix] / "data"):
         loaded = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), split="train")
         assert loaded.to_list() == wanted

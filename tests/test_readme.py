@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import xlsxwriter
 
 from docs.refresh_readme import BLOCK, PAGES, output_of
 from operators.formats.registry import ENDINGS
@@ -31,7 +32,7 @@ README, OUTPUT, DATA, JOBS, STEPS, *MORE = (
     (PROJECT / name).read_text(encoding="utf-8")
     for name in (
         *("README.md", "docs/output.md", "docs/data.md", "docs/jobs.md", "docs/steps.md"),
-        *("docs/sampling.md", "docs/performance.md", "docs/models.md", "docs/install.md"),
+        *("docs/sampling.md", "docs/performance.md", "docs/models.md", "docs/install.md", "docs/spreadsheets.md"),
     )
 )
 RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, *MORE)
@@ -97,6 +98,9 @@ def here(tmp_path, monkeypatch) -> Path:
     )
     prompts = questions.select("id", prompt="question")
     questions.write_csv("prompts.csv")
+    with xlsxwriter.Workbook("survey.xlsx") as book:
+        for sheet in ("January", "March"):
+            questions.write_excel(book, sheet)
     prompts.write_ndjson("prompts.jsonl")
     Path("excel.csv").write_bytes("id;question\r\n1;Was heißt grün?\r\n".encode("cp1252"))
     Path("plain.csv").write_text("1,What is 2 plus 3?\n", encoding="utf-8")

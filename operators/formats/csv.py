@@ -3,8 +3,9 @@
 A column whose values in the first rows all come back as they are written from int64, or from double, has that type;
 any other is text. So `007`, `+49`, `3.10`, `1e5`, `TRUE` and `-0` stay what they are, and a column that has one of them
 is text. A later value that does not come back is a bad row. An empty field is null, but in a string column it is an
-empty string. Blank lines are no rows. Quotes are taken strictly: a quote that is not closed makes a bad row of the line
-that opens it, and of no other. In .tsv they are part of the text, unless `data.quote` says otherwise.
+empty string; with `data.null_texts` only one in quotes, as results have it. Blank lines are no rows. Quotes are taken
+strictly: a quote that is not closed makes a bad row of the line that opens it, and of no other. In .tsv they are part
+of the text, unless `data.quote` says otherwise.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.formats.encodings import not_of
-from operators.formats.format import Format
+from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
 from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
 from operators.formats.separator import SAMPLE_ROWS, find_separator, separator_line
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
 from operators.rows.arrow_types import is_whole, parse_schema
+from operators.rows.times import times_of_texts
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.system.result_csv import MARK, write_csv
+from pipeline.system.result_files import known_to_polars
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
@@ -44,7 +48,7 @@ class CsvReader(TextReader):
     Bytes that are not of its encoding are half characters in its fields (Python's `surrogateescape`).
     """
 
-    keys = ("encoding", "separator", "header")
+    keys = ("encoding", "separator", "header", "null_texts", "defused")
     takes_types = True
     texts = True
     _names: Sequence[str] = ()
@@ -78,6 +82,7 @@ class CsvReader(TextReader):
         quoting = {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
         # It stays in use: a wrapper that is collected closes the file.
         self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        self._quote = quote
         lines, is_all = _first_lines(self._text, self.max_row_bytes)
         of_excel = separator_line(lines[0]) if lines else None
         if of_excel is not None:
@@ -97,6 +102,7 @@ class CsvReader(TextReader):
         line, _, self._names = next(rows, (1, "", []))
         if isinstance(self._names, str):
             raise InputError(f"{self.file} cannot be read as CSV: its header, line {line}: {self._names}")
+        self._names = self._plain(self._names)
         if "\0" in (names := "".join(self._names)) or not _is_utf8(names):
             looks = self.file.looks_like()
             why = not_of(self.encoding, f"it begins like {looks}")
@@ -124,16 +130,22 @@ class CsvReader(TextReader):
         return names
 
     def values(self, row: Row) -> Mapping[str, Any] | str:
-        _, _, fields = row
+        _, text, fields = row
         if isinstance(fields, str):
             return fields
         if len(fields) != len(self._names):
             header = "the header" if self.header is True else "data.header"
             return f"has {len(fields)} fields, {header} has {len(self._names)}; {QUOTE_THEM}"
-        return dict(zip(self._names, fields, strict=True))
+        if self.null_texts and "" in fields:
+            fields = _with_nulls(text, fields, self._quote)
+        return dict(zip(self._names, self._plain(fields), strict=True))
+
+    def _plain(self, fields: Sequence[str]) -> Sequence[str]:
+        """Take the marks off, where the file has them."""
+        return [field and field.removeprefix(MARK) for field in fields] if self.defused else fields
 
     def record(self, row: Row, values: Mapping[str, Any]) -> str:
-        return json.dumps({name: as_text(value) for name, value in values.items()}, ensure_ascii=False)
+        return json.dumps({name: value and as_text(value) for name, value in values.items()}, ensure_ascii=False)
 
     def column(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
         kind, texts = field.type, pa.array(values, pa.string())
@@ -153,10 +165,21 @@ class CsvReader(TextReader):
 
 def _inferred(values: Sequence[str]) -> pa.DataType:
     """Return the type from which all `values` come back; null if all are empty, string if there is none."""
-    texts = [value for value in values if _is_utf8(value)]
+    texts = [value for value in values if not value or _is_utf8(value)]
     if not any(texts):
         return pa.string() if any(values) else pa.null()
     return next((kind for kind in (pa.int64(), pa.float64()) if _come_back(texts, kind)), pa.string())
+
+
+def _with_nulls(text: str, fields: Sequence[str], quote: str | None) -> list[str | None]:
+    """Return the `fields` of a row that were read of `text`, with None for each that is empty and has no quotes."""
+    found: list[str | None] = []
+    at = 0
+    for field in fields:
+        quoted = quote is not None and text.startswith(quote, at)
+        found.append(field if field or quoted else None)
+        at += len(field) + 1 + (2 + field.count(str(quote)) if quoted else 0)
+    return found
 
 
 def _come_back(texts: Sequence[str], kind: pa.DataType) -> bool:
@@ -236,4 +259,32 @@ def _rows(
         size = 0
 
 
-CSV = Format("csv", CsvReader, (".csv", ".tsv"), packed=True, hub="csv")
+def write(
+    table: pa.Table, file: BinaryIO, compression: str, level: int | None, separator: str, bom: bool, defuse: bool
+) -> None:
+    """Write `table` as CSV (`pipeline/system/result_csv.py`); see Format."""
+    text = io.BytesIO()
+    write_csv(table, text, separator, bom=bom, defuse=defuse)
+    packed(text.getbuffer(), file, compression, level)
+
+
+def check(field: pa.Field) -> None:
+    """Raise SchemaError for a column whose values are no texts from which they can be read again."""
+    if not known_to_polars(field.type):
+        raise unknown_type(field, "CSV")
+    refuse_bytes(field, "CSV")
+
+
+CSV = Format(
+    "csv",
+    CsvReader,
+    (".csv", ".tsv"),
+    packed=True,
+    hub="csv",
+    compressions=(NO_COMPRESSION, "gzip", "zstd"),
+    write=write,
+    keys=("separator", "bom", "defuse"),
+    rejects=True,
+    check=check,
+    times=times_of_texts,
+)

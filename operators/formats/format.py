@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from operators.formats.reader import Reader
-from operators.rows.times import Most
+from operators.rows.times import Times
 from pipeline.api.errors import SchemaError
 
 NO_COMPRESSION = "none"
 
 
-def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
+def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | None, **keys: Any) -> None:
     raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FinalFile:
+    """The one file that results of a format are in the end.
+
+    Args:
+        parts: the ending of the files in data/, which it is made of.
+        write: takes the path to write, the files of data/ and those of rejects/, `newest` (leave out rows that others
+            supersede), and the keys of the format.
+        require: raises ConfigError if a package is missing.
+        most_columns: that it can hold.
+    """
+
+    parts: str
+    write: Callable[..., None]
+    require: Callable[[], None]
+    most_columns: int
 
 
 @dataclass(frozen=True)
@@ -30,9 +48,12 @@ class Format:
         packed: a file is compressed as a whole, if at all.
         hub: its name in `datasets`; empty: none.
         compressions: values of `output.compression`, the default first; none: results are not written in it.
-        write: takes a table, an open file, a compression and its level. Equal tables give equal bytes.
+        write: takes a table, an open file, a compression and its level, and `keys`. Equal tables give equal bytes.
+        keys: of `output`, those that only this format has; `write` takes them by name.
+        rejects: files in rejects/ are of this format too; else they are Parquet, as they were of runs before.
         check: raises SchemaError for a column that such a file cannot hold.
-        most: the times that such a file can hold; None: all.
+        final: the one file that results are in the end; None: they are files in data/.
+        times: those that such a file can hold; None: all.
     """
 
     name: str
@@ -41,9 +62,12 @@ class Format:
     packed: bool = False
     hub: str = ""
     compressions: tuple[str, ...] = ()
-    write: Callable[[pa.Table, BinaryIO, str, int | None], None] = _only_read
+    write: Callable[..., None] = _only_read
+    keys: tuple[str, ...] = ()
+    rejects: bool = False
     check: Callable[[pa.Field], None] = lambda field: None
-    most: Most | None = None
+    final: FinalFile | None = None
+    times: Times | None = None
 
 
 def unknown_type(field: pa.Field, files: str) -> SchemaError:
@@ -60,3 +84,25 @@ def too_deep(field: pa.Field, files: str) -> SchemaError:
         f"column '{field.name}' is nested deeper than {files} files can be; read it as a text with"
         f" data.types={{{field.name}: json}}, write output=jsonl, or take the column out"
     )
+
+
+def packed(content: bytes | memoryview, file: BinaryIO, compression: str, level: int | None) -> None:
+    """Write `content`, compressed as a whole. Equal contents give equal bytes."""
+    if compression == NO_COMPRESSION:
+        file.write(content)
+    else:  # Arrow's gzip header has neither a time nor a name
+        file.write(pa.Codec(compression, compression_level=level).compress(content))
+
+
+def refuse_bytes(field: pa.Field, files: str) -> None:
+    """Raise SchemaError for a column of bytes, also inside of lists and structs, which `files` cannot hold."""
+    if _holds_bytes(field.type):
+        raise SchemaError(
+            f"column '{field.name}' has type {field.type}, and {files} cannot hold bytes; write output=parquet or"
+            " output=arrow, or take the column out"
+        )
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(own) or any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))

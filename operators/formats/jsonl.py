@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from operators.formats.encodings import UTF_8
-from operators.formats.format import NO_COMPRESSION, Format, unknown_type
+from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
 from operators.formats.input_file import BOM, BUFFER_BYTES
 from operators.formats.lines import LinesReader, not_decoded
 from operators.formats.reader import NoRowFitsError, RowBlock
 from operators.formats.text_file import Row, Unread
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
-from operators.rows.times import most_of_polars
-from pipeline.api.errors import HALF_A_CHARACTER, SchemaError
+from operators.rows.times import times_of_polars
+from pipeline.api.errors import HALF_A_CHARACTER
 from pipeline.system.result_files import known_to_polars
 
 SCALARS = {
@@ -256,26 +256,14 @@ def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) 
     """Write `table` as JSON lines; see Format."""
     text = io.BytesIO()
     pl.DataFrame(table).write_ndjson(text)
-    if compression == NO_COMPRESSION:
-        file.write(text.getbuffer())
-    else:  # Arrow's gzip header has neither a time nor a name
-        file.write(pa.Codec(compression, compression_level=level).compress(text.getbuffer()))
+    packed(text.getbuffer(), file, compression, level)
 
 
 def check(field: pa.Field) -> None:
     """Raise SchemaError for a column that JSON cannot hold, as bytes, or that polars cannot write."""
     if not known_to_polars(field.type):
         raise unknown_type(field, "JSON lines")
-    if _holds_bytes(field.type):
-        raise SchemaError(
-            f"column '{field.name}' has type {field.type}, and JSON cannot hold bytes; write output=parquet or"
-            " output=arrow, or take the column out"
-        )
-
-
-def _holds_bytes(kind: pa.DataType) -> bool:
-    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return bool(own) or any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    refuse_bytes(field, "JSON")
 
 
 JSONL = Format(
@@ -287,5 +275,5 @@ JSONL = Format(
     compressions=(NO_COMPRESSION, "gzip", "zstd"),
     write=write,
     check=check,
-    most=most_of_polars,
+    times=times_of_polars,
 )

@@ -13,7 +13,7 @@ from operators.formats.arrow import checked_block
 from operators.formats.format import NO_COMPRESSION, Format, too_deep, unknown_type
 from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import plain_schema
-from operators.rows.times import most_of_parquet
+from operators.rows.times import times_of_parquet
 from pipeline.system.atomic_files import write_parquet
 
 READ_ROWS = 8192
@@ -72,5 +72,5 @@ PARQUET = Format(
     compressions=("zstd", "snappy", "gzip", "lz4", NO_COMPRESSION),
     write=write_parquet,
     check=check,
-    most=most_of_parquet,
+    times=times_of_parquet,
 )

@@ -15,6 +15,7 @@ import pyarrow as pa
 from operators.formats.input_file import InputFile
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.records import Reject
+from pipeline.system.result_csv import has_marks
 
 AUTO = "auto"
 """The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""
@@ -61,6 +62,9 @@ class Reader(ABC):
         only: read only the columns that `types` names (`data.schema`).
         as_json: columns that are read as JSON text, unless `types` has them.
         quote: what is around fields of CSV (`data.quote`); None: nothing is.
+        null_texts: a text field of CSV that is empty, without quotes, is null (`data.null_texts`).
+        sheet: of an Excel file, by name or number from 1 (`data.sheet`).
+        defused: texts have the marks of `output.defuse`, which are taken off; None: as the file's name says.
         encoding: of a text file (`data.encoding`); None: UTF-8, or what its first bytes say.
         separator: what is between fields of CSV (`data.separator`); None: what its first lines say.
         header: the first line of CSV has the names of the columns (`data.header`); False: there is no such line; or the
@@ -88,12 +92,16 @@ class Reader(ABC):
         only: bool = True,
         as_json: Collection[str] = (),
         quote: str | None = AUTO,
+        null_texts: bool = False,
+        defused: bool | None = None,
+        sheet: str | int | None = None,
         encoding: str | None = None,
         separator: str | None = None,
         header: bool | Sequence[str] = True,
         union: bool = False,
     ) -> None:
         given = {"encoding": encoding is not None, "separator": separator is not None, "header": header is not True}
+        given |= {"null_texts": null_texts, "defused": defused is not None, "sheet": sheet is not None}
         if wrong := [key for key, is_given in given.items() if is_given and key not in self.keys]:
             raise ConfigError(f"data.{wrong[0]} is not for {file.format} files, as {file} is; leave it out")
         self.key = "data.schema" if only else "data.types"
@@ -108,12 +116,17 @@ class Reader(ABC):
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}
         self.only = isinstance(types, Mapping) and only
         self.quote = quote
+        self.null_texts = null_texts
+        self.defused = has_marks(file.name) if defused is None else defused
+        self.as_json = [name for name in as_json if name not in self.types]
+        self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
+        self.sheet = sheet
+        self.told: list[str] = []
+        """What the user must know of how the file is read; complete after `schema`."""
         self.file_encoding = encoding
         self.separator = separator
         self.header = header
         self.union = union
-        self.as_json = [name for name in as_json if name not in self.types]
-        self.as_json += [name for name, kind in self.types.items() if kind.strip() == "json"]
         self.guesses: dict[str, str] = {}
         """How the file is read, by the key that sets it otherwise, where it was guessed."""
         self.bytes_read = 0

@@ -11,8 +11,9 @@ from operators.formats.json import JSON
 from operators.formats.jsonl import JSONL
 from operators.formats.lines import LINES
 from operators.formats.parquet import PARQUET
+from operators.formats.xlsx import XLSX
 
-FORMATS = {form.name: form for form in (PARQUET, JSONL, JSON, CSV, ARROW, LINES)}
+FORMATS = {form.name: form for form in (PARQUET, JSONL, JSON, CSV, ARROW, XLSX, LINES)}
 """By `data.format`."""
 ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
 """The format of a file, by the ending of its name."""

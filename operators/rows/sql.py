@@ -12,7 +12,7 @@ import pyarrow as pa
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, SQLInterfaceError, SQLSyntaxError
 
 from operators.rows.batches import set_apart
-from operators.rows.times import most_of_polars, rows_beyond
+from operators.rows.times import rows_beyond, times_of_polars
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.records import Batch, Rejects, python_values
@@ -91,7 +91,7 @@ class RowExpression:
         """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
         reasons: dict[int, str] = {}
         for name in self._columns:
-            for row in rows_beyond(data.column(name), most_of_polars):
+            for row in rows_beyond(data.column(name), times_of_polars):
                 value = python_values(data.column(name).slice(row, 1))[0]
                 reasons[row] = f"{self._name}: column '{name}' has {value}, which is too far for SQL"
         return reasons

@@ -12,6 +12,7 @@ from operators.formats.separator import NAMED
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, when_given
+from pipeline.system.result_csv import SEPARATORS
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 LEVELS = {"zstd": 22, "gzip": 9}
@@ -36,6 +37,10 @@ _HEADER: Rule = (
 _TYPES = "it maps names of columns to types, or is text or null"
 _TO_NAMES = maps("names in the files to others", lambda pair: all(isinstance(text, str) for text in pair))
 _TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
+
+
+def _is_sheet(value: Any) -> bool:
+    return value >= 1 if type(value) is int else isinstance(value, str)
 
 
 def _are_paths(value: Any) -> bool:
@@ -75,6 +80,10 @@ class DataSettings:
             file are text.
         quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
             text; auto: `"`, but null for .tsv.
+        null_texts: an empty field of a text column of CSV is null unless it has quotes, as `output=csv` writes it; with
+            false it is an empty text.
+        sheet: of Excel files, by name or number from 1; null: the first.
+        defused: take off the marks that `output.defuse` has put before texts; null: if a file's name has .defused.
         separator: the character between fields of CSV; null: a comma, or what the file's first lines say (a header with
             `;`, tabs or `|` and no comma, or a line `sep=;`), and a tab for .tsv.
         header: whether the first line of CSV has the names of the columns; or a list of names, where it has not.
@@ -109,6 +118,11 @@ class DataSettings:
     schema: Any = in_data(None, *_TO_TYPES, reads=True)
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v), reads=True)
     quote: str | None = in_data("auto", *_QUOTE, reads=True)
+    null_texts: bool = when_given(False, reads=True)
+    defused: bool | None = when_given(None, reads=True)
+    sheet: Any = when_given(
+        None, "it is a name, a number from 1, or null", lambda v: v is None or _is_sheet(v), reads=True
+    )
     separator: str | None = when_given(None, *_SEPARATOR, reads=True)
     header: Any = when_given(True, *_HEADER, reads=True)
     encoding: str | None = when_given(None, reads=True)
@@ -165,9 +179,13 @@ class OutputSettings:
     """The contents of the result files, and their copies (`output`).
 
     Args:
-        format: parquet, jsonl or arrow (Arrow IPC files).
+        format: parquet, jsonl, arrow (Arrow IPC files), csv, or xlsx (Parquet, and of it results.xlsx at the end).
         compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
+        separator: what stands between the fields of CSV: , ; | or a tab.
+        bom: begin a CSV file with the mark by which Excel knows UTF-8.
+        defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
+            begin with it; files whose names have .defused are read without these marks.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
         completion_text: answer, or raw: `completion` has the reasoning and its tags too.
@@ -183,6 +201,9 @@ class OutputSettings:
     format: str = "parquet"
     compression: str = "auto"
     compression_level: int | None = None
+    separator: str = when_given(",", *one_of(SEPARATORS))
+    bom: bool = when_given(False)
+    defuse: bool = when_given(False)
     prompt_text: bool = False
     completion_ids: bool = False
     completion_text: str = in_data("answer", *one_of(("answer", "raw")))
@@ -205,6 +226,10 @@ class OutputSettings:
         allowed = f"{self.compression} has levels 1 to {most}" if most else f"{self.compression} has no levels"
         level = self.compression_level
         check(level is None or 1 <= level <= most, "output.compression_level", level, allowed)
+        for each in fields(self):
+            given, owners = getattr(self, each.name), [n for n, form in WRITTEN.items() if each.name in form.keys]
+            usual = self.format in owners or not owners or given == each.default
+            check(usual, f"output.{each.name}", given, f"it is for output={' and '.join(owners)}")
         self.card = _card(self.card)
         self.storage_options = self.storage_options or {}
         if not isinstance(self.storage_options, dict):

@@ -16,16 +16,18 @@ from operators.formats.unpack import CODECS
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
-from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, Sink, require_column
+from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
+from pipeline.api.records import SUPERSEDES
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
-from pipeline.system.result_files import scan_folder, shown_rows
+from pipeline.system.result_csv import DEFUSED
+from pipeline.system.result_files import names_of, scan_folder, shown_rows
 
 PREVIEW_WIDTH = 300
 """Characters of a value to show in a preview."""
 
 
 class WriteRows(Sink, Concludes):
-    """Writes data/part-NNNNN.parquet (or .jsonl, .arrow ...), an empty chunk too. Equal rows give equal bytes, in
+    """Writes data/part-NNNNN.parquet (or .jsonl, .csv ...), an empty chunk too. Equal rows give equal bytes, in
     whatever order and batches they come.
 
     Columns that only serve other nodes are left out: `prompt_ids`, `prompt_literals`, and, unless `output` asks for
@@ -50,7 +52,14 @@ class WriteRows(Sink, Concludes):
         self._output = output
         self._format = WRITTEN[output.format]
         packed = {codec: ending for ending, codec in CODECS.items()} if self._format.packed else {}
-        self._suffix = output.format + packed.get(output.compression, "")
+        self._keys = {key: getattr(output, key) for key in self._format.keys}
+        marks = DEFUSED[1:] + "." if self._keys.get("defuse") else ""
+        self._suffix = marks + output.format + packed.get(output.compression, "")
+        self.reject_files = (self._suffix, self._write) if self._format.rejects else None
+        if (final := self._format.final) is not None:
+            final.require()
+            name = "-".join(("results", *path.parts))
+            self.concluded, self._suffix = (f"{name}.{self._suffix}",), final.parts
         self._directory = directory
         self._chunks: dict[int, list[pa.RecordBatch]] = {}
 
@@ -68,8 +77,16 @@ class WriteRows(Sink, Concludes):
             if helpers.get(f.name, not f.name.endswith(PROMPT_LITERALS.name))
         ]
         self._schema = pa.schema(fields)
+        at = schema.get_field_index(SUPERSEDES.name)
+        self._has_older = at >= 0 and schema.field(at).equals(SUPERSEDES, check_metadata=True)
         for field in self._schema:
             self._format.check(field)
+        most = None if self._format.final is None else self._format.final.most_columns
+        if most is not None and len(self._schema) > most:
+            raise SchemaError(
+                f"the results have {len(self._schema):,} columns, and output={self._output.format} holds {most:,};"
+                " write output=csv, or take some out"
+            )
         for name in self._output.preview_columns:
             require_column(self._schema, name)
 
@@ -112,23 +129,33 @@ class WriteRows(Sink, Concludes):
         return pa.record_batch([data.column(n) for n in self._schema.names], schema=self._schema)
 
     def _write(self, table: pa.Table, file: BinaryIO) -> None:
-        self._format.write(table, file, self._output.compression, self._output.compression_level)
+        self._format.write(table, file, self._output.compression, self._output.compression_level, **self._keys)
 
     def _not_held(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return why a row cannot be written, by its index."""
-        if (most := self._format.most) is None:
+        if (times := self._format.times) is None:
             return {}
         why = f"has a time that is too far for output={self._output.format}; write output=arrow, or take the column out"
         names = self._schema.names
-        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), most)}
+        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), times)}
+
+    def conclude(self, directory: Path) -> None:
+        """Write the final file, of a format that has one."""
+        if (final := self._format.final) is not None:
+            folders = (directory / "data" / self._directory, directory / "rejects")
+            data, rejects = (sorted(each.glob("part-*"), key=lambda p: (len(p.name), p.name)) for each in folders)
+            final.write(directory / self.concluded[0], data, rejects, newest=self._has_older, **self._keys)
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
-        """Return the first rows, if `output.preview` asks for them."""
+        """Name the final file, and return the first rows, if `output.preview` asks for them."""
+        if self._format.final is not None and (path := directory / self.concluded[0]).exists():
+            yield f"spreadsheet {path}"
         if not self._output.preview:
             return
         names = list(dict.fromkeys(self._output.preview_columns)) or self._schema.names
         width = max(map(len, names))
-        found = scan_folder(directory / "data" / self._directory).head(self._output.preview).collect()
+        rows = scan_folder(directory / "data" / self._directory, names_of(self._schema))
+        found = rows.head(self._output.preview).collect()
         for row in shown_rows(found):
             for name in names:
                 yield f"{name:{width}}  {textwrap.shorten(_shown(row[name]), PREVIEW_WIDTH)}"

@@ -18,6 +18,7 @@ from operators.formats.json import JSON
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
 from operators.formats.unpack import CODECS
+from operators.formats.xlsx import XLSX
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.folders import REMEDY, is_partition, partitions_of, with_partitions
@@ -130,10 +131,12 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if others := [name for name in others if name not in met]:
         listed = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
-    beside = [file.name for file in chosen if file.format == JSON.name]  # rarely rows
-    if beside and len(beside) < len(chosen):
-        chosen = [file for file in chosen if file.format != JSON.name]
-        warn(f"{where} has what is not read beside other formats: {some(beside)}; data.format=json reads .json alone")
+    for form in (JSON, XLSX):  # rarely rows, and read of no directory with others before
+        beside = [file.name for file in chosen if file.format == form.name]
+        if beside and len(beside) < len(chosen):
+            chosen = [file for file in chosen if file.format != form.name]
+            alone = f"data.format={form.name} reads {form.endings[0]} alone"
+            warn(f"{where} has what is not read beside other formats: {some(beside)}; {alone}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
     return chosen if data.partitions else [replace(file, folders=()) for file in chosen]
@@ -167,7 +170,7 @@ def _sorted_out(
     parents = {str(parent) for path, kind in paths.items() if kind == FILE for parent in PurePosixPath(path).parents}
     for path in _in_order(paths):
         file, kind = InputFile(path, storage), paths[path]
-        if not file.name or file.name.startswith((".", "_")) or file.name.endswith(".tmp"):
+        if not file.name or file.name.startswith((".", "_", "~$")) or file.name.endswith(".tmp"):
             continue
         form = wanted if trusted and (kind != DIRECTORY or file.suffix in suffixes) else _format(file, wanted)
         if kind == FILE and form is not None:

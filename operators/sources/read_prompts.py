@@ -21,6 +21,7 @@ from operators.sources.input_columns import UNREADABLE, InputColumns, asked, ass
 from operators.sources.message_keys import MessageKeys
 from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
+from pipeline.system.result_csv import has_marks
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
@@ -152,8 +153,11 @@ class ReadPrompts(Source):
         types, only = (data.types, False) if data.schema is None else (data.schema, True)
         read_as = {new: old for old, new in (data.rename or {}).items()}
         free = [read_as.get(name, name) for name in (*data.free_form, *self._json_columns)]
-        types, keys = self._folders.others(types), ("quote", "encoding", "separator", "header", "union")
-        more = {key: getattr(data, key) for key in keys}
+        marked = [str(file) for file in self._files if has_marks(file.name)]
+        if data.defused is None and marked:
+            self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
+        keys = ("quote", "encoding", "separator", "header", "null_texts", "defused", "sheet", "union")
+        types, more = self._folders.others(types), {key: getattr(data, key) for key in keys}
         return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **more) for file in self._files]
 
     @cached_property
@@ -181,7 +185,9 @@ class ReadPrompts(Source):
     @cached_property
     def _columns(self) -> InputColumns:
         """The columns, under their names in the files; none where no file has any."""
-        return columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
+        columns = columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
+        self._warnings += [sentence for reader in self._readers for sentence in reader.told]
+        return columns
 
     @cached_property
     def _message_keys(self) -> MessageKeys | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
 from pipeline.api.identity import Identity
-from pipeline.api.records import Batch, Item, Output, Shard
+from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
 
@@ -191,9 +191,11 @@ class Source(Operator, ABC):
 class Sink(Operator):
     """A sink whose files a dry run can forecast: `plan` returns None, and `process` or `finish` yields shards."""
 
+    reject_files: RejectFiles | None = None
+    """How the rejects of the job are written, if this is its first sink; None: as Parquet."""
+
     def encoded_bytes(self, batches: Sequence[Batch]) -> int | None:
-        """Return the bytes that these rows take in files; None if it is unknown. Called without `open`; writes
-        nothing."""
+        """Return the bytes that these rows take in files; None: unknown. Called without `open`; writes nothing."""
         return None
 
 

@@ -7,11 +7,11 @@ has one number for each expansion it went through and is absent before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -19,7 +19,12 @@ from pipeline.api.errors import SchemaError
 
 ROW = pa.field("row", pa.int64(), nullable=False)
 LINEAGE = pa.field("lineage", pa.list_(pa.int32()))
+SUPERSEDES = pa.field("supersedes", pa.int64(), metadata={"added by": "append_changed=again"})
+"""The number of the row whose content has changed; null in a row that is no newer one of another. Its metadata tell it
+from a column of the input that has the same name."""
 
+RejectFiles = tuple[str, Callable[[pa.Table, BinaryIO], object]]
+"""The ending of the names of files in rejects/, without the dot, and what writes a table of rejects into one."""
 REJECT_SCHEMA = pa.schema(
     [
         ROW,
@@ -246,8 +251,8 @@ def _as_text(value: pa.Scalar) -> str:
     return text[2:-2] if text.startswith("[ ") else text
 
 
-def record_json(record: dict[str, Any]) -> str:
-    """Return a row as JSON for the rejects file; values without a JSON type become strings."""
+def record_json(record: object) -> str:
+    """Return a row, or a value of it, as JSON; values without a JSON type become strings."""
     return _to_json(record)
 
 

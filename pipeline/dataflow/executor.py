@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
-from pipeline.api.protocols import Operator, Source, Stateful
+from pipeline.api.protocols import Operator, Sink, Source, Stateful
 from pipeline.api.records import Rejects
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
@@ -98,7 +98,9 @@ class Executor:
         """The failure of a node that left the process in `close`, when all was done."""
         self.tally = RejectTally()
         self._committer = Committer(graph.sinks, keep, self._window, self._stopper, self.tally)
-        self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally)
+        sink = graph.nodes[graph.sinks[0]].op if graph.sinks else None
+        files = sink.reject_files if isinstance(sink, Sink) else None
+        self._reject_sink = rejects or RejectWriter(context.output_dir / REJECTS, self.tally, files)
         self._stages = self._build()
         context.stop_after_chunk = self._committer.stop_after
         if (target := graph.target) is not None:

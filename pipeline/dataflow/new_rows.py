@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError, InputError, SchemaError
 from pipeline.api.protocols import Inbox, ListInbox, Runtime, Source
-from pipeline.api.records import LINEAGE, ROW, Batch, ChunkEnd, Item, Rejects
+from pipeline.api.records import LINEAGE, ROW, SUPERSEDES, Batch, ChunkEnd, Item, Rejects
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.dataflow.seen_rows import CONTENT, ChunkKeys, RowKey, SeenRows, Taken, key_of_bad, keys_of
 from pipeline.dataflow.wrapped_source import WrappedSource, part, renumbered
@@ -19,8 +19,6 @@ from pipeline.system.seen_hashes import HASH
 
 ROW_ID = pa.field("row_id", pa.string())
 """The key of each row, where the input has no ids."""
-SUPERSEDES = pa.field("supersedes", pa.int64())
-"""The number of the row whose content has changed; null in a row that is no newer one of another."""
 CHANGED = (
     "{} rows of the input have the id of one that was taken and other content, and are left out; append_changed=again"
     " takes them again, and whoever reads the results gets the newest"

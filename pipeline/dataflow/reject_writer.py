@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.api.protocols import Inbox, Operator
-from pipeline.api.records import KEPT, REJECT_SCHEMA, ChunkEnd, Item, RejectKind, Rejects, Shard
-from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet_shard
+from pipeline.api.records import KEPT, REJECT_SCHEMA, ChunkEnd, Item, RejectFiles, RejectKind, Rejects, Shard
+from pipeline.system.atomic_files import part_name, sorted_by_identity, write_parquet, write_table_shard
 from pipeline.system.known_secrets import hidden
 
 MAX_REASONS = 100
@@ -99,10 +99,11 @@ def _replaced(text: str, patterns: Sequence[tuple[str, str]]) -> str:
 
 
 class RejectWriter(Operator):
-    """Writes rejects/part-NNNNN.parquet under REJECT_SCHEMA, sorted by (row, lineage)."""
+    """Writes rejects/part-NNNNN.parquet under REJECT_SCHEMA, sorted by (row, lineage). `files`: in place of Parquet."""
 
-    def __init__(self, directory: Path, tally: RejectTally) -> None:
+    def __init__(self, directory: Path, tally: RejectTally, files: RejectFiles | None = None) -> None:
         self._directory = directory
+        self._ending, self._write = files or ("parquet", write_parquet)
         self._tally = tally
         self._batches: dict[int, list[pa.RecordBatch]] = {}
         self._counts: dict[int, Counter[tuple[str, str, str]]] = {}
@@ -120,6 +121,7 @@ class RejectWriter(Operator):
             elif isinstance(item, ChunkEnd):
                 if batches := self._batches.pop(item.chunk, None):
                     table = sorted_by_identity(pa.Table.from_batches(batches, REJECT_SCHEMA))
-                    shard = write_parquet_shard(table, self._directory / part_name(item.chunk), item.chunk)
+                    path = self._directory / part_name(item.chunk, self._ending)
+                    shard = write_table_shard(table, path, item.chunk, self._write)
                     yield replace(shard, rejects=self._counts.pop(item.chunk))
                 yield item

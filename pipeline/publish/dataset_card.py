@@ -44,6 +44,8 @@ _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | 
     for same in ("bool", "string", "large_string", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 }
 """dtype in the Hub's metadata by Arrow type."""
+_UNTYPED = re.compile(r"csv(\.|$)")
+"""Endings of files on which readers cannot use types of the card: pandas has no null in a column of whole numbers."""
 _PATH = re.compile(r"(/[^\s{}/]+){2,}")
 _SEAL = "<!-- Replaced by the next run as long as it is as it was written: {} -->\n"
 log = logging.getLogger(__name__)
@@ -75,11 +77,12 @@ def remove_card(directory: Path) -> None:
 
 def _superseded(settings: JobSettings, directory: Path, state: RunState) -> int:
     """Return how many rows of data/ have a newer one there (`append_changed=again`)."""
-    files = [directory / shard.path for shard in state.shards() if Path(shard.path).parts[0] == DATA and shard.rows]
-    rows = scan(files) if settings.append_changed == AGAIN else None
-    return (
-        0 if rows is None else int((rows.select(pl.len()).collect() - newest(rows).select(pl.len()).collect()).item())
-    )
+    files = [directory / shard.path for shard in state.shards() if Path(shard.path).parent == Path(DATA) and shard.rows]
+    rows = scan(files, state.schemas().get(DATA, {})) if settings.append_changed == AGAIN else None
+    if rows is None:
+        return 0
+    every, latest = pl.collect_all([rows.select(pl.len()), newest(rows).select(pl.len())])
+    return int(every.item() - latest.item())
 
 
 def card(settings: JobSettings, state: RunState, license: str | None, text: str | None, superseded: int = 0) -> str:
@@ -164,7 +167,7 @@ def _front(job: str, license: str | None, generated: bool, rows: int, folders: S
     info = [
         {"config_name": f.config, "features": [{"name": n, "dtype": _FEATURES[kind]} for n, kind in f.columns.items()]}
         for f in listed
-        if f.columns and all(kind in _FEATURES for kind in f.columns.values())
+        if f.columns and all(kind in _FEATURES for kind in f.columns.values()) and not _UNTYPED.search(f.suffix)
     ]
     return front | ({"dataset_info": info} if info else {})
 

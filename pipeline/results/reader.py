@@ -63,8 +63,12 @@ class Results:
     def rows(self, folder: str) -> pl.LazyFrame | None:
         """Return all rows of a folder of data/, without those of which `append` has newer ones; None if there are none
         or their format is unknown."""
-        rows = scan([path for path, rows in self.shards(folder) if rows])
+        rows = self.scanned(folder, [path for path, rows in self.shards(folder) if rows])
         return newest(rows) if rows is not None and self.config.get("append_changed") == AGAIN else rows
+
+    def scanned(self, folder: str, files: list[Path]) -> pl.LazyFrame | None:
+        """Return the rows of some files of a folder; None if there are none or their format is unknown."""
+        return scan(files, self.manifest.get("schema", {}).get(folder, {}))
 
     def tables(self) -> Iterator[tuple[pl.LazyFrame, str]]:
         """Yield the rows of each folder, with the text ` in FOLDER` if there are several folders."""
@@ -74,7 +78,7 @@ class Results:
                 yield rows, f" in {folder}" if len(self.folders) > 1 else ""
 
     def rejects(self) -> pl.LazyFrame | None:
-        return scan([path for path, _ in self.shards(REJECTS)])
+        return self.scanned(REJECTS, [path for path, _ in self.shards(REJECTS)])
 
     def metrics(self, name: str) -> pl.LazyFrame | None:
         """Return the metrics table `name` of all attempts, of one that works too; None if it is empty."""

@@ -37,10 +37,13 @@ COMPLETIONS = "completions.sqlite"
 GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 """Folders of results that are being replaced; pipeline.run_dir.replacing says what they tell."""
 
-_PART = re.compile(r"part-\d+\.\w+(\.(gz|zst))?(\.tmp)?")
+SPREADSHEETS = ("results.xlsx", "results.defused.xlsx")
+"""Final files of `output=xlsx`."""
+
+_PART = re.compile(r"part-\d+(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
-_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
+_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES, *SPREADSHEETS)
 """Files that are written under a temporary name, which a killed process leaves."""
 # In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
 _OURS = (

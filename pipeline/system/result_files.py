@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ import pyarrow.dataset as ds
 from polars.io.plugins import register_io_source
 
 from pipeline.api.records import python_rows, python_values, record_json
+from pipeline.system.result_csv import CsvResults
 
-SCANS: Mapping[str, Callable[[list[Path]], pl.LazyFrame]] = {
-    ".parquet": pl.scan_parquet,
-    ".jsonl": partial(pl.scan_ndjson, infer_schema_length=None),
-    ".arrow": pl.scan_ipc,
-}
-"""Reader by file suffix, which .gz or .zst may follow."""
+Schema = Mapping[str, str]
+"""Arrow's names of the types of columns, as manifest.json has them."""
+NO_TYPES: Schema = {}
 _OTHERS = (
     pa.types.is_decimal256,
     pa.types.is_interval,
@@ -32,9 +30,9 @@ _OTHERS = (
 """Types that polars does not support."""
 
 
-def scan(files: list[Path]) -> pl.LazyFrame | None:
+def scan(files: list[Path], schema: Schema = NO_TYPES) -> pl.LazyFrame | None:
     """Scan `files`, all of one format; None if there are none or the format is unknown. A column of a type that polars
-    does not know is one of texts."""
+    does not know is one of texts. `schema`: of the files; only formats without types need it."""
     formats = {Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix for path in files}
     suffix = formats.pop() if len(formats) == 1 else ""
     if suffix in (".parquet", ".arrow"):
@@ -43,7 +41,7 @@ def scan(files: list[Path]) -> pl.LazyFrame | None:
             if not all(known_to_polars(field.type) for field in dataset.schema):
                 return _with_texts(dataset)
     reader = SCANS.get(suffix)
-    return None if reader is None else reader(files)
+    return None if reader is None else reader(files, schema)
 
 
 def newest(rows: pl.LazyFrame) -> pl.LazyFrame:
@@ -52,13 +50,13 @@ def newest(rows: pl.LazyFrame) -> pl.LazyFrame:
     return rows.join(superseded, on="row", how="anti", maintain_order="left")
 
 
-def scan_folder(folder: Path) -> pl.LazyFrame:
+def scan_folder(folder: Path, schema: Schema = NO_TYPES) -> pl.LazyFrame:
     """Return the rows of all files of one sink, in the order of the files, without empty files (JSON lines of no rows).
-    Raises FileNotFoundError if there is no file in `folder`."""
+    `schema`: as for `scan`. Raises FileNotFoundError if there is no file in `folder`."""
     files = sorted(folder.glob("part-*"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no part-* file")
-    rows = scan([file for file in files if not _is_empty(file)])
+    rows = scan([file for file in files if not _is_empty(file)], schema)
     return pl.LazyFrame() if rows is None else rows
 
 
@@ -73,25 +71,67 @@ def shown_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
     return [row for batch in frame.with_columns(wide).to_arrow().to_batches() for row in python_rows(batch)]
 
 
-def _with_texts(dataset: ds.Dataset) -> pl.LazyFrame:
+def names_of(schema: pa.Schema) -> Schema:
+    """Return Arrow's names of the types of columns."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def _frames(
+    schema: pa.Schema, batches: Callable[[list[str] | None, int | None], Iterator[pa.RecordBatch]]
+) -> pl.LazyFrame:
+    """Return the rows that `batches` yields: of some columns, and at least as many as a number, where they are
+    given."""
+
     def frames(
         columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
     ) -> Iterator[pl.DataFrame]:
-        data = dataset.to_batches(columns=columns) if rows is None else dataset.head(rows, columns=columns).to_batches()
-        for batch in data:
-            frame = _frame(batch)
+        for batch in batches(columns, rows):
+            if rows is not None:
+                batch = batch.slice(0, rows) if batch.num_rows > rows else batch
+                rows -= batch.num_rows
+            frame = _frame(pa.Table.from_batches([batch]))
             yield frame if predicate is None else frame.filter(predicate)
+            if rows == 0:
+                return
+
+    return register_io_source(frames, schema=_frame(schema.empty_table()).schema)
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.DataFrame(table)
+    frame.columns = table.schema.names  # polars gives a column without a name one
+    return frame
+
+
+def _with_texts(dataset: ds.Dataset) -> pl.LazyFrame:
+    def batches(columns: list[str] | None, rows: int | None) -> Iterator[pa.RecordBatch]:
+        data = dataset.to_batches(columns=columns) if rows is None else dataset.head(rows, columns=columns).to_batches()
+        return map(_known, data)
 
     schema = pa.schema(f if known_to_polars(f.type) else pa.field(f.name, pa.string()) for f in dataset.schema)
-    return register_io_source(frames, schema=pl.DataFrame(schema.empty_table()).schema)
+    return _frames(schema, batches)
 
 
-def _frame(data: pa.RecordBatch) -> pl.DataFrame:
+def _known(data: pa.RecordBatch) -> pa.RecordBatch:
     columns = {
         name: column if known_to_polars(column.type) else pa.array(map(_text, python_values(column)), pa.string())
         for name, column in zip(data.schema.names, data.columns, strict=True)
     }
-    return pl.DataFrame(pa.table(columns))
+    return pa.record_batch(columns)
+
+
+def _csv(files: list[Path], schema: Schema) -> pl.LazyFrame:
+    results = CsvResults(files, schema)
+    return _frames(results.schema, lambda columns, rows: results.batches(columns))
+
+
+SCANS: Mapping[str, Callable[[list[Path], Schema], pl.LazyFrame]] = {
+    ".parquet": lambda files, schema: pl.scan_parquet(files),
+    ".jsonl": lambda files, schema: pl.scan_ndjson(files, infer_schema_length=None),
+    ".arrow": lambda files, schema: pl.scan_ipc(files),
+    ".csv": _csv,
+}
+"""Reader by file suffix, which .gz or .zst may follow."""
 
 
 def _text(value: Any) -> str | None:

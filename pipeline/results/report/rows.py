@@ -16,7 +16,7 @@ from pipeline.results.figures import columns_named, counted, quantile, token_col
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
 from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
-from pipeline.system.result_files import scan, shown_rows
+from pipeline.system.result_files import shown_rows
 
 SAMPLES = 5
 MOST_FIELDS = 60
@@ -48,7 +48,7 @@ def _samples_of(results: Results, folder: str) -> list[Card]:
     for place in (i * (total - 1) // max(1, count - 1) for i in range(count)):
         shard = next(i for i, end in enumerate(ends) if place < end)
         path, rows = shards[shard]
-        table = scan([path])
+        table = results.scanned(folder, [path])
         if table is not None:
             row = table.slice(place - (ends[shard] - rows), 1).collect()
             cards += [_sample(values, place) for values in shown_rows(row)]

@@ -19,14 +19,22 @@ import pyarrow.parquet as pq
 from operators.formats.format import Format
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
 from operators.formats.unpack import CODECS
+from operators.formats.xlsx_writer import write_book
+from operators.settings import OutputSettings
+from pipeline.api.records import record_json
 
 ROWS = [{"prompt": f"p{i}", "n": i, "x": i + 0.5} for i in range(25)]
 TABLE = pa.Table.from_pylist(ROWS)
 
 
+def usual(form: Format) -> dict[str, Any]:
+    """Return the values of the keys of `output` that only this format has."""
+    return {key: getattr(OutputSettings(form.name), key) for key in form.keys}
+
+
 def as_results(form: Format, path: Path, table: pa.Table) -> None:
     with path.open("wb") as file:
-        form.write(table, file, "none", None)
+        form.write(table, file, "none", None, **usual(form))
 
 
 def write_ipc(path: Path, table: pa.Table, *, stream: bool) -> None:
@@ -35,11 +43,22 @@ def write_ipc(path: Path, table: pa.Table, *, stream: bool) -> None:
         writer.write_table(table, max_chunksize=7)
 
 
+NESTED = {"parquet", "jsonl", "arrow"}
+"""Formats that have lists and objects; others have the text of their JSON."""
+
+
+def read_back(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return rows as results of a format give them back: of CSV lists are lists again, since the run knows its
+    columns."""
+    texts = () if name in NESTED else dict if name == "csv" else (dict, list)
+    return [{key: record_json(v) if isinstance(v, texts) else v for key, v in row.items()} for row in rows]
+
+
 MAKERS: dict[str, Callable[[Path, pa.Table], Any]] = {
     **{name: partial(as_results, form) for name, form in WRITTEN.items()},
     "parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
+    "xlsx": lambda path, table: write_book(path, {"a": (table.schema, len(table), table.to_batches())}, defuse=False),
     "json": lambda path, table: path.write_text(json.dumps(table.to_pylist(), indent=2)),
-    "csv": lambda path, table: pa.csv.write_csv(table, path),
     "tsv": lambda path, table: pl.DataFrame(table).write_csv(path, separator="\t"),
     "arrow": partial(write_ipc, stream=False),
     "arrows": partial(write_ipc, stream=True),

@@ -158,7 +158,19 @@ def test_what_may_not_be_read_is_not_taken_for_absent(place: Path, locked: str, 
 
 
 def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.xlsx", "c.txt", "d.json", "e.jsonl.lz4", "f.parquet.gz", "g", ".h", "_i.txt", "j.tmp"):
+    for name in (
+        "a.jsonl",
+        "b.docx",
+        "c.txt",
+        "d.json",
+        "e.jsonl.lz4",
+        "f.parquet.gz",
+        "g",
+        ".h",
+        "_i.txt",
+        "j.tmp",
+        "~$k.xlsx",
+    ):
         (tmp_path / name).write_bytes(ROW)
     for name in ("README.txt", "readme", "LICENSE", "notes.MD"):
         (tmp_path / name).write_bytes(ROW)
@@ -166,8 +178,12 @@ def test_what_is_passed_over_is_named_once(tmp_path: Path) -> None:
     for at in (".", "*"):
         names, (warning, beside) = found(tmp_path / at)
         assert names == ["a.jsonl"]
-        assert "not read: b.xlsx, c.txt, e.jsonl.lz4, f.parquet.gz, g and 1 more (6 in all)" in warning
+        assert "not read: b.docx, c.txt, e.jsonl.lz4, f.parquet.gz, g and 1 more (6 in all)" in warning
         assert "has what is not read beside other formats: d.json; data.format=json reads .json alone" in beside
+    (tmp_path / "y.xlsx").write_bytes(ROW)
+    names, (_, _, warning) = found(tmp_path)
+    assert (names, "beside other formats: y.xlsx; data.format=xlsx reads .xlsx alone" in warning) == (["a.jsonl"], True)
+    (tmp_path / "y.xlsx").unlink()
     (tmp_path / "z.csv").write_bytes(b"prompt\nx\n")
     names, (warning,) = found(tmp_path, format="jsonl")  # the other format was chosen away
     assert names == ["a.jsonl"]

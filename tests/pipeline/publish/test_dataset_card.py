@@ -11,7 +11,7 @@ import yaml
 from operators.settings import OutputSettings
 from pipeline.api.errors import ExitCode
 from pipeline.config.config_yaml import settings_from
-from pipeline.publish.dataset_card import _facts
+from pipeline.publish.dataset_card import _facts, _Folder, _front
 from pipeline.python.compose import settings_from as composed_settings
 from pipeline.python.job import Job
 from pipeline.run_dir.names import CARD
@@ -27,6 +27,12 @@ def front(directory: Path) -> dict[str, Any]:
 
 def with_card(directory: Path, **card: Any):
     return job(directory, output=OutputSettings(card=card or True))
+
+
+def test_of_csv_it_states_no_types_since_pandas_has_no_null_among_whole_numbers():
+    columns = {"row": "int64", "x": "int64"}
+    folders = [_Folder("data", suffix, columns) for suffix in ("jsonl.gz", "csv", "csv.gz", "defused.csv")]
+    assert ["dataset_info" in _front("squares", None, False, 1, [folder]) for folder in folders] == [True, *[False] * 3]
 
 
 def test_it_has_what_the_hub_reads_and_what_people_ask(tmp_path):

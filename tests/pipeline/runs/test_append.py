@@ -88,18 +88,21 @@ def test_rows_are_numbered_in_the_order_of_the_input_with_those_that_cannot_be_r
     assert (result.rows().collect()["row"].to_list(), result.rejects().collect()["row"].to_list()) == ([0, 2], [1])
 
 
-def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog):
+@pytest.mark.parametrize("form", ["parquet", "csv", "xlsx"])
+def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, form):
     first, changed = [{"id": "a", "x": 1}, {"id": "b", "x": 2}], [{"id": "a", "x": 5}, {"id": "c", "x": 3}]
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
         here = tmp_path / name
         here.mkdir()
-        settings = job(here, append_changed=name, output=OutputSettings(card=True))
+        settings = job(here, append_changed=name, format=form, output=OutputSettings(card=True))
         for parts in ((first,), (first, changed), (first, changed), (changed, first), (changed,)):
             put(here, *parts)
             assert run(settings) is ExitCode.DONE
         assert sorted(row["x"] for row in rows(here / "out")) == expected
         text = (here / "out/README.md").read_text(encoding="utf-8")
         assert ("\n3 rows, made by" in text, "hold 1 older versions" in text) == (True, name == AGAIN)
+        if form == "xlsx":
+            assert sorted(pl.read_excel(here / "out/results.xlsx")["x"]) == expected
         assert attempts(here) == 2
         back = "1 rows of the input have gone back to what they were"
         assert back not in caplog.text
