@@ -15,6 +15,11 @@ from tests.composing import keep
 from tests.reports import write_again, write_none
 
 
+# Read when llama.cpp is loaded: threads that wait for the next operation sleep, where they would spin as long as it
+# takes on a machine whose cores others use, too.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("no deadline", deadline=None)
     settings.load_profile("no deadline")

@@ -12,7 +12,10 @@ from pipeline.config.keys import CONF
 
 pytestmark = pytest.mark.slow("Hydra composes each job and each option anew")
 
-NEEDS = {"endpoint": {"model.url": "http://127.0.0.1:8000/v1"}, "openai_batch": {"output.format": "parquet"}}
+NEEDS = {
+    "endpoint": {"model.url": "http://127.0.0.1:8000/v1"},
+    **{flow: {"output.format": "parquet"} for flow in ("openai_batch", "openai_rerank")},
+}
 """What an option does not work without."""
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()

@@ -3,7 +3,7 @@
 | function | decides | applied by |
 |---|---|---|
 | `by_depth` | which node's sequences are admitted first | waiting_queue.py |
-| `order`, `may_pass`, `LEAST_PREFIX` | which sequence of a node; when a cached prefix goes first | waiting_queue.py |
+| `order`, `next_waiting` | which sequence of a node; when a cached prefix goes first, and which | waiting_queue.py |
 | `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
 | `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
 | `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
@@ -11,6 +11,8 @@
 | `closes_holes` | whether sequences move to consecutive slots before a decode step | scheduler.py |
 | `victim`, `resumed` | which sequence gives up its slot where the KV cache is full, or gets one back | scheduler.py |
 | `engine_rank` | which engine makes the next step | operators/engine/loop/thread.py |
+
+How long a piece of a prompt is, is no choice: `Chunking` (step_batch.py) keeps to what llama.cpp computes alike.
 
 Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
 share a call with decoding sequences in the per-sequence layout; what changes is how long a run takes.
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from operators.engine.backend.interface import DecoderShape
+from operators.engine.scheduler.radix_tree import BLOCK, RadixTree
 from operators.engine.scheduler.step_batch import Chunking, PrefillChunk
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue, Order, Slot, SlotSnapshot
@@ -56,10 +59,23 @@ def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
     return (seq.chunk // CHUNKS_OF_ONE_AGE, -seq.priority, -expected, number)
 
 
-def may_pass(cached: Order, first: Order) -> bool:
-    """Return True if a sequence with a `cached` prefix may be admitted before the `first` one, which has none: at equal
-    age and priority."""
-    return cached[:2] <= first[:2]
+def next_waiting(node: NodeQueue, tree: RadixTree) -> Sequence | None:
+    """Return the sequence of `node` to admit next: the first one or, if no slot has the beginning of its prompt, the
+    first of those at equal age and priority that share the longest beginning with a slot; of equally long ones that
+    which a slot has had longest."""
+    first = node.heap.first()
+    if first is None:
+        return None
+    order, row = first
+    end, least = row.placement.node, LEAST_PREFIX / BLOCK
+    if end is None or not tree.cached or any(prefix.owners and prefix.depth >= least for prefix in end.path()):
+        return row
+    for prefix in sorted(tree.cached, key=lambda prefix: (-prefix.depth, prefix.noted)):
+        heap = prefix.waiting.get(node) if prefix.depth >= least else None
+        entry = None if heap is None else heap.first()
+        if entry is not None and entry[0][:2] <= order[:2]:
+            return entry[1]
+    return row
 
 
 @dataclass(slots=True)

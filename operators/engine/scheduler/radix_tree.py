@@ -37,10 +37,6 @@ class RadixTree:
         self.cached: dict[PrefixNode, None] = {}
         self._roots = {long: PrefixNode(None, b"", 0, np.empty(0, np.int32)) for long in (False, True)}
 
-    def longest_first(self) -> list[PrefixNode]:
-        """Return `cached`, the longest prefix first, of equally long ones the one that has been there longest."""
-        return sorted(self.cached, key=lambda node: (-node.depth, node.noted))
-
     def add_waiting(self, row: Sequence, order: Order) -> None:
         """Add the prefixes of `row`, which waits in its node queue."""
         number, entry = next(self._numbers), (order, row)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from operators.engine.scheduler import policy
-from operators.engine.scheduler.radix_tree import BLOCK, RadixTree
+from operators.engine.scheduler.radix_tree import RadixTree
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue, PromptGroup, Slot, SlotSnapshot
@@ -82,7 +82,7 @@ class WaitingQueue:
         with self.lock:
             for node in self.nodes:
                 if node.admissible:
-                    row = self._next(node)
+                    row = policy.next_waiting(node, self.tree)
                     if row is None or not fits(row):
                         return None
                     node.admitted += 1
@@ -115,23 +115,6 @@ class WaitingQueue:
                     group.logits = None
                     if self._groups.get(group.key) is group:
                         del self._groups[group.key]
-
-    def _next(self, node: NodeQueue) -> Sequence | None:
-        """Return the sequence of `node` to admit next: the first one or, if no slot has the beginning of its prompt,
-        another that shares more with a slot."""
-        first = node.heap.first()
-        if first is None:
-            return None
-        order, row = first
-        end, least = row.placement.node, policy.LEAST_PREFIX / BLOCK
-        if end is None or not self.tree.cached or any(prefix.owners and prefix.depth >= least for prefix in end.path()):
-            return row
-        for prefix in self.tree.longest_first():
-            heap = prefix.waiting.get(node) if prefix.depth >= least else None
-            entry = None if heap is None else heap.first()
-            if entry is not None and policy.may_pass(entry[0], order):
-                return entry[1]
-        return row
 
     def _join_group(self, row: Sequence) -> None:
         key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()

@@ -39,6 +39,17 @@ def path(request, tmp_path: Path) -> Path:
     return make(tmp_path / f"rows.{request.param}")
 
 
+def test_every_ending_has_one_owner_a_sample_and_a_line_on_the_page() -> None:
+    endings = [ending for form in FORMATS.values() for ending in form.endings]
+    assert len(endings) == len(set(endings)), "a second format with this ending would win in silence"
+    assert set(WRITTEN) <= {ending[1:] for ending in endings}, "results are read back by an ending of their name"
+    made = {suffix.partition(".")[0] for suffix in SUFFIXES}
+    missing = {form.name for form in FORMATS.values() if not made & {ending[1:] for ending in form.endings}} - {"lines"}
+    assert not missing, "tests/operators/formats/samples.py makes no file of them"
+    page = (PROJECT / "docs/data.md").read_text(encoding="utf-8")
+    assert not [ending for ending in endings if f"`{ending}`" not in page]
+
+
 def test_every_format_gives_the_same_rows_in_a_flow(path: Path, tmp_path: Path) -> None:
     flow = Flow(tmp_path / "out", chain(ReadPrompts(DataSettings(path=str(path)), 10)))
     assert flow.run() == [{**row, "row": i} for i, row in enumerate(ROWS)]

@@ -41,9 +41,6 @@ class EveryBlock:
         self._nodes: dict[tuple[bool, bytes], PrefixNode] = {}
         self.cached: list[PrefixNode] = []
 
-    def longest_first(self) -> list[PrefixNode]:
-        return sorted(self.cached, key=lambda node: -node.depth)
-
     def end_of(self, prompt: np.ndarray, blocks: int | None = None) -> PrefixNode | None:
         if len(prompt) <= BLOCK:
             return None

@@ -19,16 +19,17 @@ from operators.engine.scheduler.policy import (
     engine_rank,
     match_rank,
     may_admit,
-    may_pass,
     next_batch,
     order,
     resumed,
     victim,
 )
 from operators.engine.scheduler.slots import SlotPool
-from operators.engine.scheduler.step_batch import IdleReason, StepBatch
+from operators.engine.scheduler.step_batch import Chunking, IdleReason, StepBatch
+from operators.engine.scheduler.waiting_queue import WaitingQueue
 from operators.engine.sequence import Sequence, State
 from operators.engine.sequence.placement import NodeQueue, Slot
+from operators.settings.runtime import OptimiseSettings
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, check_pool, prompts, sequences, shape
 
@@ -189,14 +190,24 @@ def test_a_rule_is_changed_in_the_policy_alone(monkeypatch, rule):
     assert bench.column("rows") != expected.column("rows")
 
 
-def test_a_cached_prefix_passes_rows_of_its_age_and_priority_alone():
-    first, shorter, less, younger = (
-        order(one, n, longest_first=True)
-        for n, one in enumerate((seq(), seq(max_tokens=1), seq(priority=-1.0), seq(chunk=2)))
-    )
-    assert may_pass(shorter, first)
-    assert not may_pass(less, first)
-    assert not may_pass(younger, first)
+@pytest.mark.parametrize(
+    ("cached", "chosen"),
+    [
+        ({"max_tokens": 1}, 1),
+        ({"priority": -1.0}, 0),  # it has less priority
+        ({"chunk": 2}, 0),  # it is younger
+    ],
+)
+def test_a_cached_prefix_passes_rows_of_its_age_and_priority_alone(cached, chosen):
+    queue, node = WaitingQueue(OptimiseSettings(), Chunking(0)), NodeQueue(StageMeter("n"), 1, 9, lambda: None)
+    rows = [seq(100), seq(100, **cached)]
+    rows[0].prompt = np.full(100, 7, np.int32)
+    queue.add(node)
+    queue.submit(node, rows)
+    slot = Slot(DECODER, 0)
+    slot.node = rows[1].placement.node
+    queue.own(slot)
+    assert policy.next_waiting(node, queue.tree) is rows[chosen]
 
 
 def test_the_longest_prefix_is_taken_over_then_what_is_there_then_the_lowest_slot():
