@@ -318,5 +318,5 @@ def test_what_is_plain_draws_what_the_steps_would_and_each_field_is_tried():
                 if plain is not None:
                     vars(params)["plain"] = plain
                 one = row(1, params, tokens=(3, 4, 5, 3, 4))
-                drawn.append((sampler.draw(logits, [one]), repr(one.scored)))
+                drawn.append((sampler.draw(logits, [one]), repr(one.sampling.scored)))
             assert drawn[0] == drawn[1], name
