@@ -14,7 +14,6 @@ from tests import seconds, template_processes
 from tests.composing import keep
 from tests.reports import write_again, write_none
 
-
 # Read when llama.cpp is loaded: threads that wait for the next operation sleep, where they would spin as long as it
 # takes on a machine whose cores others use, too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -152,7 +152,11 @@ def _load(
     mixed: list[tuple[str, str]] = []
     while True:
         try:
-            return book.load_sheet(title, schema_sample_rows=None, dtype_coercion="strict", dtypes=texts), mixed
+            sheet = book.load_sheet(title, schema_sample_rows=None, dtype_coercion="strict", dtypes=texts)
+            if not (lost := _lost_texts(sheet, book, title)):
+                return sheet, mixed
+            texts |= dict.fromkeys(lost, "string")
+            mixed += [(names[i] or f"column_{i + 1}", "other cells and texts like N/A") for i in lost]
         except fastexcel.UnsupportedColumnTypeCombinationError as error:
             said, columns = str(error), book.load_sheet(title, n_rows=0, dtypes="string").available_columns()
             i = next((each.index for each in columns if f"for column {each.name}\n" in said), None)
@@ -161,6 +165,21 @@ def _load(
             texts[i] = "string"
             kinds = sorted(_KINDS.get(kind, kind) for kind in said.partition("{")[2].partition("}")[0].split(", "))
             mixed.append((names[i] or f"column_{i + 1}", " and ".join(kinds)))
+
+
+def _lost_texts(sheet: Any, book: Any, title: str) -> list[int]:
+    """Return the columns of a sheet in which fastexcel has taken a text (N/A, null, NaN ...) for no value, or for a
+    number."""
+    read = pa.record_batch(sheet.to_arrow_with_errors()[0])
+    if all(kind == pa.string() for kind in read.schema.types):
+        return []
+    cells = pa.record_batch(book.load_sheet(title, dtypes="string").to_arrow_with_errors()[0])
+    lost = []
+    for i, (column, texts) in enumerate(zip(read.columns, cells.columns, strict=True)):
+        is_none = pc.is_null(column, nan_is_null=True)
+        if column.type != pa.string() and pc.any(pc.and_(is_none, pc.is_valid(texts))).as_py():
+            lost.append(i)
+    return lost
 
 
 def _typed(column: pa.Array) -> pa.Array:

@@ -113,7 +113,8 @@ def _message(value: object, where: str) -> dict[str, Any]:
     message = {k: v for k, v in (value or {}).items() if v is not None}
     lacks = [key for key in ("role", "content") if key not in message]
     if lacks and not (lacks == ["content"] and "tool_calls" in message):
-        raise NoPrompt(f"{where} has no {lacks[0]}")
+        has = f"; it has {', '.join(sorted(message))}, which data.message_keys can rename" if message else ""
+        raise NoPrompt(f"{where} has no {lacks[0]}{has}")
     if not isinstance(message["role"], str):
         raise NoPrompt(f"{where} has a role that is {noun(message['role'])}; roles are texts")
     if calls := message.get("tool_calls"):

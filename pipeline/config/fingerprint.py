@@ -44,7 +44,7 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     top: dict[str, Any] = {"seed": settings.seed, "chunk_rows": settings.chunk_rows}
     fingerprint = {**top, "rules": RULES}
     if settings.append:
-        fingerprint["append"] = settings.append_changed
+        fingerprint |= {"append": True, "append_changed": settings.append_changed}
     if (target := settings.target).accepted_rows is not None:
         fingerprint |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]

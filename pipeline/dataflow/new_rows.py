@@ -20,10 +20,12 @@ from pipeline.system.seen_hashes import HASH
 ROW_ID = pa.field("row_id", pa.string())
 """The key of each row, where the input has no ids."""
 CHANGED = (
-    "{} rows of the input have the id of one that was taken and other content, and are left out; append_changed=again"
-    " takes them again, and whoever reads the results gets the newest"
+    "{} of the input: the id of one that was taken, and other content; left out. append_changed=again takes such rows"
+    " again, and whoever reads the results gets the newest"
 )
-GONE_BACK = "{} rows of the input have gone back to what they were before they were taken again, and are left out"
+SAME_ID = "{} of the input: the id of one before it, and other content; taken as newer ones, which readers get"
+GONE = "not in the input any more as they were taken: {} of chunk {}"
+GONE_BACK = "{} of the input: what it was before it was taken again, and is left out"
 
 
 class NewRows(WrappedSource):
@@ -119,6 +121,13 @@ class NewRows(WrappedSource):
         """Return True if the input has a row that is to be taken. What was taken has to be restored."""
         return not self.enough() and any(True for _ in self._new_items(ListInbox()))
 
+    def notes(self) -> Iterator[str]:
+        """Yield sentences on rows of the input, once it is read, that are not what one expects."""
+        counts = ((CHANGED, self._seen.counts.rows_changed), (SAME_ID, self._seen.same_ids))
+        for sentence, rows in (*counts, (GONE_BACK, self._seen.gone_back)):
+            if rows:
+                yield sentence.format(f"{rows:,} row{'s' * (rows != 1)}")
+
     def run(self, inbox: Inbox) -> Iterator[Item]:
         if self._committed:
             yield from self._as_they_were(inbox)
@@ -133,6 +142,8 @@ class NewRows(WrappedSource):
                     yield self._end()
                     if self.enough():
                         return
+        for note in self.notes():
+            self._log.warning("%s", note)
         if self._sent or (self._chunk == 0 and self._seen.count == 0):
             yield self._end()
 
@@ -146,9 +157,6 @@ class NewRows(WrappedSource):
                 self._check_schema()
                 self._taken += [keys[row]._replace(key=one.key) for row, one in new.items()]
                 yield [self._renumbered(item, new) for item in items], self._seen.count
-        for sentence, rows in ((CHANGED, self._seen.counts.rows_changed), (GONE_BACK, self._seen.gone_back)):
-            if rows:
-                self._log.warning(sentence.format(f"{rows:,}"))
 
     def _as_they_were(self, inbox: Inbox) -> Iterator[Item]:
         """Send committed chunks again."""
@@ -156,22 +164,22 @@ class NewRows(WrappedSource):
         for chunk in self._committed:
             contents = dict(zip(chunk.keys.tolist(), chunk.contents.tolist(), strict=True))
             places = {key: self._first_row + i for i, key in enumerate(contents)}
-            stop, self._readings_begun = self._first_row + len(places), 0
+            stop, self._readings_begun, found = self._first_row + len(places), 0, list[RowKey]()
             while places:
                 items, named = next(readings)
                 if self._readings_begun > 1:
-                    raise InputError(
-                        f"{len(places):,} rows of chunk {self._chunk} are not in the input any more as they were taken;"
-                        " put them back to have it made again"
-                    )
+                    # Without those that were rejected the others may still be the bytes that were written.
+                    self._log.warning(GONE.format(f"{len(places):,} row{'s' * (len(places) != 1)}", self._chunk))
+                    break
                 new: dict[int, Taken] = {}
                 for row, key in named.items():
                     listed = key.key.rstrip(b"\0")  # as NumPy gives it
                     if listed in places and contents[listed] == key.content:
                         new[row] = self._seen.taken_as(places.pop(listed), key.key)
+                        found.append(key)
                 yield from (item for item in (self._renumbered(i, new) for i in items) if item.num_rows)
-            self._taken += map(RowKey, contents, contents.values())
-            self._sent, self._first_row = len(contents), stop
+            self._taken += found
+            self._sent, self._first_row = len(found), stop
             yield self._end()
 
     def _readings(self, inbox: Inbox) -> Iterator[tuple[list[Batch | Rejects], dict[int, RowKey]]]:

@@ -116,7 +116,7 @@ class SeenRows:
         self._hashes = SeenHashes()
         self._contents = np.zeros(0, CONTENT)
         self._times = np.zeros(0, np.uint32)
-        """By the number of the first row with a content: how often it came in this reading of the input."""
+        """By the number of the first row of a key: how often it came in this reading of the input."""
         self._newest: dict[int, int] = {}
         """By the number of the first row of an id: that of its newest one, where there are several."""
         self._superseded: dict[int, int] = {}
@@ -124,6 +124,8 @@ class SeenRows:
         self._current: set[int] = set()
         self._older: set[int] = set()
         """The first rows of ids with several versions, whose newest and whose others this reading has met."""
+        self.same_ids = 0
+        """Rows that were taken again although this reading has another version of them, too."""
         self.count = 0
         self.counts = AppendCounts()
 
@@ -183,12 +185,14 @@ class SeenRows:
         while version is not None and self._contents[version] != row.content:
             version = self._superseded.get(version)
         if version is not None:
+            self._times[first] += 1
             self.counts.rows_known += 1
             if first in self._newest:
                 (self._current if version == newest else self._older).add(first)
         elif not self._again:
             self.counts.rows_changed += 1
         else:
+            self.same_ids += bool(self._times[first])
             self._newest[first] = self.count
             self._superseded[self.count] = newest
             self._current.add(first)

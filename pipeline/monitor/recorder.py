@@ -211,9 +211,9 @@ def check_prometheus_file(path: str | None) -> None:
         )
 
 
-def write_refusal(path: Path, outcome: Outcome) -> None:
-    """Write into the Prometheus file at `path` that a run was refused: its exit code, now, beside what the run in the
-    directory has counted before. A failure is logged."""
+def write_without_attempt(path: Path, outcome: Outcome) -> None:
+    """Write into the Prometheus file at `path` how a run ended that was refused, or found nothing to do: its exit code,
+    now, beside what the run in the directory has counted before. A failure is logged."""
     values: dict[str, Any] = {"counters": {}, "caches": {}, "histograms": {}, "nodes": [], "rows_total": None}
     values |= dict.fromkeys(("errors", "filtered", "rows", "committed_rows", "attempt"), 0)
     status = read_status(outcome.directory) or {}

@@ -65,6 +65,7 @@ class Outcome:
     uncommitted: int = 0
     data_rows: int = 0
     rejects: RejectCounts = field(default_factory=RejectCounts)
+    failures: tuple[int, int] = (0, 0)
     new_rejects: RejectCounts = field(default_factory=RejectCounts)
     tokens_in: int = 0
     tokens_out: int = 0
@@ -91,6 +92,11 @@ class Outcome:
     def stores(self) -> bool:
         """True if completions are stored: an operator with a store looks its rows up there."""
         return any(key.endswith("/store_queries") for key in self.totals)
+
+    @property
+    def known(self) -> float | None:
+        """Rows of the input that an attempt of a run with `append` has met and that were there; None in other runs."""
+        return next((n for name, n in self.totals.items() if name.endswith("/rows_known")), None)
 
     @property
     def spent(self) -> str:
@@ -152,8 +158,7 @@ def _rows_line(o: Outcome) -> str:
         return f"input       {o.rows:,} rows committed{more}; output {out} rows{all_sinks}"
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
-    known = next((n for name, n in o.totals.items() if name.endswith("/rows_known")), None)
-    new = "" if known is None else f", {o.new_rows:,} of them new in this attempt ({known:,.0f} known)"
+    new = "" if o.known is None else f", {o.new_rows:,} of them new in this attempt ({o.known:,.0f} known)"
     return f"input       {o.rows:,} rows done{rounds}{new}; output {out} rows{all_sinks}"
 
 
@@ -207,11 +212,10 @@ def closing_lines(o: Outcome) -> list[str]:
         case ExitCode.DONE:
             return []
         case ExitCode.REJECTS:
-            why = too_many_errors(o.rejects.failures, o.rows, o.max_error_rate)
-            return [
-                f"exit code 3: {why}. Fix the cause and rerun with overwrite=true, or raise max_error_rate to accept"
-                " them"
-            ]
+            why, mend = too_many_errors(*o.failures, o.max_error_rate), "Fix the cause and rerun with overwrite=true"
+            if o.known is not None:
+                mend = "Mend these rows in the input, which are new then (of known ids with append_changed=again)"
+            return [f"exit code 3: {why}. {mend}, or raise max_error_rate to accept them"]
         case ExitCode.CONFIG:
             return ["exit code 2: the configuration or the input cannot work; nothing that is committed is lost"]
         case ExitCode.BUDGET:

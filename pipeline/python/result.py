@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api.errors import ConfigError, ExitCode, install
+from pipeline.api.records import REJECT_SCHEMA
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report import write_report
 from pipeline.run_dir.names import DATA
@@ -103,7 +104,7 @@ class Result:
         import polars as pl
 
         rejects = self._read().rejects()
-        return pl.LazyFrame(schema={"row": pl.Int64, "node": pl.String}) if rejects is None else rejects
+        return pl.DataFrame(REJECT_SCHEMA.empty_table()).lazy() if rejects is None else rejects
 
     def metrics(self, name: str) -> pl.LazyFrame:
         """Return a table of metrics, lazily. `name`: steps, stages, rows, run ... (docs/metrics.md)."""

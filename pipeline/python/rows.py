@@ -120,6 +120,8 @@ def _of_pandas(rows: Any) -> pa.Table:
     names = [str(name) for name in rows.columns]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"rows has two columns '{twice}'; rename one")
+    if index := [str(name) for name in rows.index.names if name is not None]:
+        raise ConfigError(f"rows has the index {', '.join(index)}, which is no column; give rows.reset_index()")
     columns = {}
     for at, name in enumerate(names):
         column = rows.iloc[:, at]

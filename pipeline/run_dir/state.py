@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.meter import RowCounts
-from pipeline.api.records import Shard
+from pipeline.api.records import KEPT, RejectKind, Shard
 from pipeline.run_dir.chunk_record import ChunkRecord, RejectCounts
 from pipeline.run_dir.state_file import StateFile, is_sealed
 from pipeline.system.failpoints import Failpoint, reached
@@ -21,6 +21,10 @@ from pipeline.system.redaction import comparable
 
 STATE_FILE = "state.sqlite"
 _NEXT_CHUNK = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM chunks"
+_SINCE_DONE = """
+attempt > (SELECT COALESCE(MAX(attempt), 0) FROM attempts
+WHERE status = 'done' AND attempt < (SELECT MAX(attempt) FROM attempts))
+"""
 _UNPUBLISHED = """
 SELECT s.path, s.chunk, s.rows, s.bytes, s.sha256 FROM shards s
 LEFT JOIN published p ON p.url = ? AND p.path = s.path
@@ -214,6 +218,17 @@ class RunState(StateFile):
         """Return the committed rejects."""
         sums = self._all("SELECT node, kind, reason, SUM(rows) FROM rejects GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3")
         return RejectCounts({(node, kind, reason): n for node, kind, reason, n in sums})
+
+    def failures(self) -> tuple[int, int]:
+        """Return what `max_error_rate` compares: errors of rows, and source rows; of a run that appends those since it
+        was done the time before."""
+        rows = self._one(f"SELECT COALESCE(SUM(rows), 0) FROM chunks WHERE {_SINCE_DONE}")[0]
+        errors = self._one(
+            f"SELECT COALESCE(SUM(r.rows), 0) FROM rejects r JOIN chunks USING (chunk) WHERE {_SINCE_DONE}"
+            " AND r.kind IN (?, ?)",
+            *(RejectKind.ERROR, KEPT),
+        )[0]
+        return int(errors), int(rows)
 
     def warnings(self) -> list[dict[str, object]]:
         """Return what was told about rows of committed chunks, as JSON values, as in manifest.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -26,8 +27,10 @@ from pipeline.run_dir.names import parts, refuse_foreign
 from pipeline.run_dir.replacing import Replacing
 from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus
 from pipeline.run_dir.state_reading import reading
+from pipeline.system.terminal import say
 
 MAX_NAMED = 8
+_silent = logging.Logger("silent", logging.CRITICAL)
 
 
 class Admission(StrEnum):
@@ -71,8 +74,13 @@ def has_new_rows(job: CheckedJob, state: RunState) -> bool:
         op.restore(states[name])
     with TemporaryDirectory(prefix="new-rows-") as folder, closing(Resources()) as process, closing(source):
         context = RunContext(Path(folder), process, MetricsTables(Path(folder)).get)
-        source.open(Runtime(context, graph.source, 0, StageMeter(graph.source)))
-        return source.has_new()
+        runtime = Runtime(context, graph.source, 0, StageMeter(graph.source))
+        runtime.log = _silent  # the run says it, if there is one
+        source.open(runtime)
+        has_new = source.has_new()
+    if not has_new:
+        say(f"warning: {note}" for note in source.notes())
+    return has_new
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from pipeline.run_dir.metrics_table import MetricsTable
 from pipeline.run_dir.names import DATA
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.attempt import Attempt
+from pipeline.runs.on_finish import tell_finished
 from pipeline.system.deadlines import Overran, within
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
@@ -124,11 +125,15 @@ def say_finished(job: CheckedJob, state: RunState) -> ExitCode:
         say([f"{' and '.join(lost)} had gone, and {'is' if len(lost) == 1 else 'are'} made again"])
     rows = manifest(state, RunStatus.DONE)["counts"]["data_rows"]
     new = ", and the input has no new ones" if job.settings.append else ""
+    if new and job.graph.target is not None and job.settings.target.accepted_rows is not None:
+        new += ", or they are more than its target wants"
     say([f"{job.settings.name} is finished already: {rows:,} rows in {job.directory / DATA}{new}"])
     if why := _too_many_errors(state, job.settings.max_error_rate):
         say([f"exit code 3: {why}. Raise max_error_rate to accept them"])
     say(["To make them again add overwrite=true"])
-    return ExitCode.REJECTS if why else ExitCode.DONE
+    code = ExitCode.REJECTS if why else ExitCode.DONE
+    tell_finished(job.settings, code)
+    return code
 
 
 def _outcome(
@@ -152,6 +157,7 @@ def _outcome(
         data_rows=sum(s.rows for s in state.shards() if s.path.startswith(f"{DATA}/")),
         rejects=RejectCounts({whole.get(key, key): n for key, n in rejects.items()}),
         warnings=state.warnings(),
+        failures=state.failures(),
         new_rejects=RejectCounts(rejects - attempt.rejects_before),
         tokens_in=snapshot.tokens_in,
         tokens_out=snapshot.tokens_out,
@@ -164,7 +170,7 @@ def _outcome(
 
 
 def _too_many_errors(state: RunState, max_error_rate: float) -> str:
-    return too_many_errors(state.rejects().failures, state.committed_rows, max_error_rate)
+    return too_many_errors(*state.failures(), max_error_rate)
 
 
 def _whole_reasons(job: CheckedJob, rejects: RejectCounts) -> dict[Key, Key]:

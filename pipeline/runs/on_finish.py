@@ -9,14 +9,17 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.api.errors import ExitCode
 from pipeline.api.user_code import or_else
-from pipeline.monitor.recorder import write_refusal
+from pipeline.monitor.recorder import write_without_attempt
 from pipeline.monitor.summary import Outcome
 from pipeline.run_dir.lock import OccupiedError
+from pipeline.run_dir.state import RunStatus
 from pipeline.settings import HookSettings, JobSettings
 from pipeline.system.deadlines import GRACE_S, within
 from pipeline.system.known_secrets import hidden
@@ -75,8 +78,23 @@ def tell_refusal(settings: JobSettings, error: BaseException) -> None:
     another run works in the directory the file is that one's."""
     outcome = Outcome.refused(settings, error)
     if settings.prometheus_file is not None and not isinstance(error, OccupiedError):
-        write_refusal(Path(settings.prometheus_file), outcome)
+        write_without_attempt(Path(settings.prometheus_file), outcome)
     tell(settings, outcome)
+
+
+def tell_finished(settings: JobSettings, code: ExitCode) -> None:
+    """Tell the Prometheus file that there was nothing to do: who watches it is to see that the run was started."""
+    if settings.prometheus_file is not None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        outcome = Outcome(
+            job=settings.name,
+            status=RunStatus.DONE,
+            exit_code=code,
+            started_at=now,
+            directory=settings.directory.absolute(),
+            max_error_rate=settings.max_error_rate,
+        )
+        write_without_attempt(Path(settings.prometheus_file), outcome)
 
 
 def _run(command: Sequence[str], body: bytes, environment: Mapping[str, str], timeout_s: float) -> str:

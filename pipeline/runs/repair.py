@@ -58,10 +58,11 @@ def repair(directory: Path, found: Findings) -> ExitCode:
     with closing(RunState(directory / STATE_FILE)) as state:
         if found.of(DamageKind.CONFIG) and state.config is not None:
             write_atomically(directory / CONFIG, state.config)
-        chunks = sorted({damage.chunk for damage in found.of(DamageKind.SHARD) if damage.chunk is not None})
+        damaged = {d.path: d.chunk for d in found.of(DamageKind.SHARD) if d.chunk is not None}
+        chunks = sorted(set(damaged.values()))
         if chunks:
             with _original_job(directory, state) as (job, process):
-                _remake(job, state, chunks, process)
+                _remake(job, state, damaged, process)
                 ended = _publish_again(job, state, chunks)
         if found.of(DamageKind.MANIFEST):
             write_manifest(directory, state, state.status)
@@ -134,21 +135,19 @@ def _publish_again(job: CheckedJob, state: RunState, chunks: Sequence[int]) -> E
         return ExitCode.DONE if publisher is None else publisher.finish(job.settings.ending_s)
 
 
-def _remake(job: CheckedJob, state: RunState, chunks: Sequence[int], process: Resources) -> None:
-    """Compute the files of `chunks` (ascending) again.
+def _remake(job: CheckedJob, state: RunState, damaged: Mapping[str, int], process: Resources) -> None:
+    """Compute the `damaged` files, each with its chunk, again.
 
     If an operator keeps state, of which only the last one is stored, or if the source cannot seek, all chunks from 0 on
-    are computed, and only the files of `chunks` are kept. The source of a job with `append` finds the rows of each
+    are computed, and only the damaged files are kept. The source of a job with `append` finds the rows of each
     chunk by its states.
     """
     source = job.graph.nodes[job.graph.source].op
     grows = {job.graph.source} if isinstance(source, NewRows) else set[str]()
     whole = any(isinstance(node.op, Stateful) for name, node in job.graph.nodes.items() if name not in grows)
     whole = whole or not isinstance(source, Source)
-    wanted: dict[int, dict[str, ShardRecord]] = {chunk: {} for chunk in chunks}
-    for shard in state.shards():
-        if shard.chunk in wanted:
-            wanted[shard.chunk][shard.path] = shard
+    chunks = sorted(set(damaged.values()))
+    wanted = {shard.path: shard for shard in state.shards() if shard.path in damaged}
     # Budgets of tokens and minutes would end the run early.
     target = replace(job.settings.target, max_tokens=None, max_minutes=None, max_cost=None)
     settings, sink = replace(job.settings, target=target), _SameFiles(job.directory, wanted)
@@ -177,22 +176,21 @@ def _spans(chunks: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class _SameFiles:
-    """Keeps the files of those chunks in `wanted` that have the same bytes as before, and no others."""
+    """Keeps those files in `wanted`, by path, that have the same bytes as before, and no others."""
 
     directory: Path
-    wanted: Mapping[int, Mapping[str, ShardRecord]]
+    wanted: Mapping[str, ShardRecord]
     differing: list[str] = field(default_factory=list)
 
     def commit(self, record: ChunkRecord) -> None:
-        known = self.wanted.get(record.chunk, {})
-        made = {s.path: s for s in (ShardRecord.of(shard, self.directory) for shard in record.shards)}
-        if known and known == made:
-            rename_shards(record.shards)
-            return
-        if known:
-            self.differing += sorted(p for p in known.keys() | made.keys() if known.get(p) != made.get(p))
+        known = {path: shard for path, shard in self.wanted.items() if shard.chunk == record.chunk}
+        made = {ShardRecord.of(shard, self.directory): shard for shard in record.shards}
+        same = [shard for each, shard in made.items() if known.get(each.path) == each]
+        rename_shards(same)
+        self.differing += sorted(known.keys() - {each.path for each in made if known.get(each.path) == each})
         for shard in record.shards:
-            shard.temporary.unlink()
+            if shard not in same:
+                shard.temporary.unlink()
 
     def check(self) -> None:
         """Raise PipelineError if files have other bytes than before."""

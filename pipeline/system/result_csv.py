@@ -115,7 +115,7 @@ class CsvResults:
     def __init__(self, files: Sequence[Path], schema: Mapping[str, str]) -> None:
         self._files = files
         self._marks = has_marks(files[0].name)
-        self.schema = pa.schema([(name, _type(kind)) for name, kind in schema.items()])
+        self.schema = pa.schema([(name, type_of(kind)) for name, kind in schema.items()])
         """The columns as they are read; objects, and lists with objects or times, are JSON texts."""
         names = _defused_if(pa.array(self.schema.names, pa.string()), self._marks).to_pylist()
         self._inside = dict(zip(self.schema.names, names, strict=True))
@@ -160,23 +160,23 @@ def _separator(file: Path, names: Sequence[str]) -> str:
     raise ConfigError(f"{file} has not the columns that were written: {', '.join(names)}; verify says what is damaged")
 
 
-def _type(name: str) -> pa.DataType:
+def type_of(name: str) -> pa.DataType:
     """Return the type of a column as it is read, from Arrow's name of its type; text for what is JSON."""
     if zoned := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", name):
         return pa.timestamp(*zoned.groups())
     if decimal := re.fullmatch(r"decimal(?:32|64|128)\((\d+), (\d+)\)", name):
         return pa.decimal128(*map(int, decimal.groups()))
     if dictionary := re.fullmatch(r"dictionary<values=(.+), indices=.*>", name):
-        return _type(dictionary[1])
+        return type_of(dictionary[1])
     if listed := re.fullmatch(r"(?:large_|fixed_size_)?list<\w+: (.+)>(?:\[(\d+)\])?", name):
-        inner = _type(listed[1])
-        return pa.list_(inner, int(listed[2] or -1)) if _is_of_json(inner, listed[1]) else pa.string()
+        inner = type_of(listed[1])
+        return pa.list_(inner, int(listed[2] or -1)) if is_of_json(inner, listed[1]) else pa.string()
     with suppress(ValueError):
         return pa.type_for_alias(_READ_AS.get(name, name))
     return pa.string()
 
 
-def _is_of_json(kind: pa.DataType, name: str) -> bool:
+def is_of_json(kind: pa.DataType, name: str) -> bool:
     """Return True if JSON has the values of the type `name`, read as `kind`, as they are."""
     if is_nested(kind) or name in ("string", "large_string", "bool"):
         return True

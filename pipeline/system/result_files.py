@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from polars.io.plugins import register_io_source
 
 from pipeline.api.records import python_rows, python_values, record_json
-from pipeline.system.result_csv import CsvResults
+from pipeline.system.result_csv import CsvResults, is_of_json, type_of
 
 Schema = Mapping[str, str]
 """Arrow's names of the types of columns, as manifest.json has them."""
@@ -125,9 +125,17 @@ def _csv(files: list[Path], schema: Schema) -> pl.LazyFrame:
     return _frames(results.schema, lambda columns, rows: results.batches(columns))
 
 
+def _jsonl(files: list[Path], schema: Schema) -> pl.LazyFrame:
+    """Scan JSON lines. What is known of types is said, since polars infers them from the first file alone, in which a
+    column may be null throughout."""
+    types = {name: type_of(kind) for name, kind in schema.items() if is_of_json(type_of(kind), kind)}
+    known = pl.DataFrame(pa.schema(types.items()).empty_table()).schema
+    return pl.scan_ndjson(files, infer_schema_length=None, schema_overrides=known)
+
+
 SCANS: Mapping[str, Callable[[list[Path], Schema], pl.LazyFrame]] = {
     ".parquet": lambda files, schema: pl.scan_parquet(files),
-    ".jsonl": lambda files, schema: pl.scan_ndjson(files, infer_schema_length=None),
+    ".jsonl": _jsonl,
     ".arrow": lambda files, schema: pl.scan_ipc(files),
     ".csv": _csv,
 }

@@ -36,6 +36,9 @@ def status(results: Results) -> list[str]:
 
 def why(results: Results) -> list[str]:
     """Return the reason for exit code 3 of a finished run; empty if it has none."""
+    if results.config.get("append"):  # the rows that were added last count, and the terminal names them
+        last = attempts(results)[-1:]
+        return ["Exit code 3: too many errors in the rows that were added last."] * any(a.exit_code == 3 for a in last)
     limit = results.config.get("max_error_rate")
     ended = results.manifest.get("status") in (RunStatus.DONE, RunStatus.BUDGET)
     counts = results.counts

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
 from pipeline.system.result_files import SCANS, names_of
 from tests.operators.flow import Flow, chain
-from tests.operators.formats.samples import ROWS, SUFFIXES, TABLE, make, pack, usual
+from tests.operators.formats.samples import ROWS, SUFFIXES, TABLE, as_results, make, pack, usual
 from tests.operators.sources.reading import drain, read
 
 
@@ -110,6 +111,17 @@ def test_what_is_written_is_read_and_scanned(tmp_path: Path, name: str, compress
     assert read(path, 10, seek=1).values == ROWS[10:]
     assert SCANS[f".{name}"]([path], names_of(TABLE.schema)).collect().to_dicts() == ROWS
     assert name == "parquet" or f"format: {name}" in (PROJECT / f"conf/output/{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_a_column_that_is_null_in_all_of_the_first_file_is_read_of_the_others(name: str, tmp_path: Path) -> None:
+    kinds = {"t": pa.string(), "n": pa.int64(), "x": pa.float64(), "b": pa.bool_(), "l": pa.list_(pa.string())}
+    values = {"t": "a", "n": 3, "x": 0.5, "b": True, "l": ["a"]}
+    files = [tmp_path / f"part-{i}{name}" for i in range(2)]
+    for file, row in zip(files, (dict.fromkeys(kinds), values), strict=True):
+        as_results(WRITTEN[name[1:]], file, pa.Table.from_pylist([row, {**row, "t": None}], pa.schema(kinds.items())))
+    frame = SCANS[name](files, names_of(pa.schema(kinds.items()))).collect()
+    assert frame.to_dicts() == [dict.fromkeys(kinds)] * 2 + [values, {**values, "t": None}]
 
 
 @dataclass(frozen=True)

@@ -216,3 +216,18 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, monkeypatch) -> 
     monkeypatch.setattr("operators.formats.xlsx.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"output=xlsx needs xlsxwriter: .*\[excel\]"):
         WriteRows(OutputSettings("xlsx"))
+
+
+@pytest.mark.parametrize(
+    "others", [[1, 2, None], [1.5, 2, None], [True, False, None], [datetime(2024, 1, 2), None, None]]
+)
+def test_texts_that_libraries_take_for_nulls_or_numbers_are_texts(tmp_path, others):
+    for word in ("NA", "N/A", "null", "None", "NaN", "inf", "007", "-", " 5"):
+        book = openpyxl.Workbook()
+        sheet = book.create_sheet("a", 0)
+        for values in (["prompt", "note"], *(["p", value] for value in [*others, word])):
+            sheet.append(values)
+        sheet.cell(5, 2).data_type = "s"
+        book.save(tmp_path / "a.xlsx")
+        notes = [values["note"] for values in read(tmp_path / "a.xlsx").values]
+        assert (notes[-1], notes[-2], type(notes[0])) == (word, None, str)

@@ -89,7 +89,7 @@ def test_rows_are_numbered_in_the_order_of_the_input_with_those_that_cannot_be_r
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "xlsx"])
-def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, form):
+def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, capsys, form):
     first, changed = [{"id": "a", "x": 1}, {"id": "b", "x": 2}], [{"id": "a", "x": 5}, {"id": "c", "x": 3}]
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
         here = tmp_path / name
@@ -104,11 +104,12 @@ def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, form):
         if form == "xlsx":
             assert sorted(pl.read_excel(here / "out/results.xlsx")["x"]) == expected
         assert attempts(here) == 2
-        back = "1 rows of the input have gone back to what they were"
-        assert back not in caplog.text
+        said = capsys.readouterr()
+        assert ("1 row of the input: the id of one before it" in caplog.text) == (name == AGAIN)
+        assert (back := "1 row of the input: what it was before") not in said.out + caplog.text
         put(here, first)
         assert run(settings) is ExitCode.DONE
-        assert (back in caplog.text) == (name == AGAIN)
+        assert (back in capsys.readouterr().out) == (name == AGAIN)
         caplog.clear()
 
 
@@ -168,13 +169,23 @@ def test_what_is_damaged_is_made_again_from_an_input_in_another_order(tmp_path, 
         put(tmp_path, [BAD, *given[:9], BAD], given[9:])
 
 
-def test_rows_that_are_not_in_the_input_any_more_are_named_where_they_are_to_be_made_again(tmp_path, capsys):
+def test_a_line_that_was_rejected_and_is_mended_now_is_not_needed_to_make_the_others_again(tmp_path):
+    put(tmp_path, [{"id": "a", "x": 1}, BAD, {"id": "b", "x": 2}])
+    assert run(job(tmp_path)) is ExitCode.DONE
+    before = files(tmp_path / "out")
+    put(tmp_path, [{"id": "b", "x": 2}], [{"id": "c", "x": 1}, {"id": "a", "x": 1}])
+    (tmp_path / "out/data/part-00000.parquet").unlink()
+    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
+    assert files(tmp_path / "out") == before
+
+
+def test_rows_that_are_not_in_the_input_any_more_are_named_where_they_are_to_be_made_again(tmp_path, caplog):
     put(tmp_path, [{"id": "a", "x": 1}, {"id": "b", "x": 2}])
     assert run(job(tmp_path)) is ExitCode.DONE
     put(tmp_path, [{"id": "a", "x": 1}, {"id": "b", "x": 3}])
     (tmp_path / "out/data/part-00000.parquet").unlink()
     assert main(["verify", str(tmp_path / "out"), "repair=true"]) != ExitCode.DONE
-    assert "1 rows of chunk 0 are not in the input any more as they were taken" in capsys.readouterr().err
+    assert "not in the input any more as they were taken: 1 row of chunk 0" in caplog.text
 
 
 def test_random_numbers_and_texts_are_those_of_one_run_over_all(tmp_path):

@@ -15,7 +15,7 @@ from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.python.result import load
 from pipeline.settings import AGAIN, JobSettings, TargetSettings
-from tests.pipeline.nights import job, put
+from tests.pipeline.nights import BAD, job, put
 from tests.pipeline.nights import job as appending
 from tests.pipeline.squares import files, run
 
@@ -90,3 +90,15 @@ def test_a_finished_run_is_not_appended_to_unless_it_was_begun_so(tmp_path):
     assert run(job(tmp_path, append=False)) is ExitCode.DONE
     with pytest.raises(ConfigError, match="append: \\(absent\\) -> "):
         run(job(tmp_path))
+
+
+def test_max_error_rate_is_of_the_rows_that_a_night_has_added(tmp_path, capsys):
+    good = [{"id": f"r{i}", "x": i} for i in range(40)]
+    for rows, code in ((good[:20], ExitCode.DONE), (good[20:30], ExitCode.REJECTS), (good[30:], ExitCode.DONE)):
+        broken = [BAD] * (code is ExitCode.REJECTS)
+        put(tmp_path, rows, broken)
+        for _ in range(2):  # a night that has nothing to do says what the last one said
+            assert run(job(tmp_path, max_error_rate=0.05, prometheus_file=str(tmp_path / "a.prom"))) is code
+        said = capsys.readouterr().out
+        assert ("1 errors in 11 rows" in said) == ("Mend these rows in the input" in said) == bool(broken)
+        assert f'llama_batch_exit_code{{job="job"}} {int(code)}' in (tmp_path / "a.prom").read_text()
