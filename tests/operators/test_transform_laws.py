@@ -85,12 +85,13 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "rename": lambda: Rename({"n": "text", "text": "n"}),
     "sample-share": lambda: Sample(fraction=0.4, seed=3),
     "sample-chunk": lambda: Sample(per_chunk=2),
+    "sample-per": lambda: Sample(per="n", rows=2),
     "say": lambda: Say("user", "{{ text }}"),
     "say-answer": lambda: Say("assistant", answer="other"),
     "say-tool": lambda: Say("tool", function=call_tool),
     "select": lambda: Select(["n"]),
 }
-REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond"]
+REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond", "sample-per"]
 OF_ONE_ROW = [name for name, make in TRANSFORMS.items() if make().scope is Scope.ROW]
 NEED_A_MODEL = {"Render", "Tokenize", "BatchByLength", "Split"}
 """tests/pipeline/cluster compares the bytes of whole jobs with these."""
