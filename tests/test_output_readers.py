@@ -160,6 +160,34 @@ def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset
     assert [config["config_name"] for config in front["configs"]] == ["default", "second"]  # of one format
 
 
+SPLITS = """
+defaults: [override /flow: generate]
+nodes:
+  divide:
+    inputs: generate
+    op: {_target_: operators.assign.Assign, split: {train: 0.5, my_test: 0.3, test: 0.2}, group: prompt}
+  write: {inputs: divide}
+output: {split_by: split}
+"""
+
+
+@pytest.mark.parametrize("suffix", often(["parquet", "jsonl.gz", "arrow", "csv"], "jsonl.gz"))
+def test_datasets_loads_splits_by_name(prompts, made, load_dataset, suffix, tmp_path):
+    """They have the rows that one file a chunk has."""
+    job = tmp_path / "splits.yaml"
+    job.write_text(SPLITS)
+    assert run(prompts, tmp_path / "out", f"job={job}", *FORMATS[suffix]) == ExitCode.DONE
+    loaded = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded) == {"train", "my_test", "test"}
+    found = [row for name, each in loaded.items() for row in each if row["split"] == name]
+    frame = rows(scan_folder(made[suffix] / "data", read_results(made[suffix]).manifest["schema"]["data"]))
+    assert sorted(row["row"] for row in found) == [row["row"] for row in frame]
+    assert sum(len(each) for each in loaded.values()) == len(found)
+    assert {row["row"]: row["completion"] or "" for row in found} == {row["row"]: row["completion"] for row in frame}
+    card = (tmp_path / "out/README.md").read_text()
+    assert all(f"| of these in the split `{name}` | {len(each)} |" in card for name, each in loaded.items())
+
+
 def test_an_arrow_file_can_be_memory_mapped(made):
     before = pa.total_allocated_bytes()
     with pa.memory_map(str(made["arrow"] / "data/part-00000.arrow")) as file:
