@@ -14,6 +14,7 @@ import pyarrow as pa
 from operators.rows.groups import group_texts
 from operators.rows.lineage import refuse_identity
 from operators.rows.splits import NAMES, alike, is_split_name
+from operators.settings import DataSettings
 from operators.settings.checks import check
 from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Scope, add_columns, require_column
 
@@ -27,11 +28,11 @@ class Assign(Operator):
     """Adds a column with the split of each row: train, test ... All rows with the same value of `group` are in the same
     split, so no prompt, document or author is on both sides.
 
-    The split follows from `seed`, the values of `group` and the shares in their order, and from nothing else: not from
-    the order of rows, other rows, chunks, workers or versions. A group has the number
-    `int.from_bytes(hashlib.blake2b(f"{seed}|{json.dumps([value])}".encode(), digest_size=8).digest(), "big") / 2**64`,
-    from 0 to 1 (for times, decimals and bytes see `operators.rows.groups.group_texts`); with {train: 0.9, test: 0.1}
-    it is in `train` if that is below 0.9. So:
+    The split follows from the values of `group`, the shares in their order and `split_seed`, and from nothing else: not
+    from the order of rows, other rows, chunks, workers, versions or the seed of the job. A group has the number
+    `int.from_bytes(hashlib.blake2b(f"{split_seed}|{json.dumps([value])}".encode(), digest_size=8).digest(), "big") /
+    2**64`, from 0 to 1 (for times, decimals and bytes see `operators.rows.groups.group_texts`); with {train: 0.9, test:
+    0.1} it is in `train` if that is below 0.9. So:
 
     - Rows that are added, in this run or another one, move none that are there.
     - A split that is added at the end takes its share from the last one before it: {train: 0.9, test: 0.05, validation:
@@ -44,11 +45,13 @@ class Assign(Operator):
 
     Args:
         split: the name of each split to its share; they sum to 1.
-        group: the column whose values stay together, or a list of columns. Null is `row`, the number of the source row,
-            whose samples stay together; it changes where rows are put in front of others, so name a column with ids or
-            texts where there is one (`${data.id_column}`).
+        group: the column whose values stay together, or a list of columns. Null is `data.id_column`, or without one
+            `row`, the number of the source row, which changes where rows are put in front of others. With both the
+            samples of a row stay together.
         column: the column to add.
-        seed: other numbers make another division. It is not the seed of the job, so that one stays as it is.
+        split_seed: another number makes another division. The seed of the job makes none, so that texts which are drawn
+            anew stay in their splits.
+        data: what says which column has the ids; left out, it is the job's.
 
     Raises:
         ConfigError: a name cannot be one of a file, a share is not above 0, or they do not sum to 1.
@@ -69,7 +72,8 @@ class Assign(Operator):
         split: dict[str, float],
         group: str | list[str] | None = None,
         column: str = "split",
-        seed: int = 0,
+        split_seed: int = 0,
+        data: DataSettings | None = None,
     ) -> None:
         check(bool(split), "split", split, "it maps names to shares: {train: 0.9, test: 0.1}")
         for name, share in split.items():
@@ -84,9 +88,10 @@ class Assign(Operator):
         refuse_identity([column], "assigned; use another name")
         self._names = [*split]
         self._bounds = [int(bound * 2**BITS) for bound in accumulate(shares[:-1])]
-        self._group = [group] if isinstance(group, str) else group or [ROW.name]
+        of_job = ROW.name if data is None or data.id_column is None else data.id_column
+        self._group = [group] if isinstance(group, str) else group or [of_job]
         self._column = column
-        self._seed = seed
+        self._seed = split_seed
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_column(schema, ROW.name, [ROW.type])

@@ -33,7 +33,7 @@ class Sample(Operator, Stateful):
         fraction: the share that is kept, above 0 and up to 1; of 1,000 rows about 100 for 0.1.
         per_chunk: instead, how many rows of each chunk (`chunk_rows` source rows) are kept: exactly that many where
             there are enough. They are held back until the chunk ends.
-        seed: of the choice of `fraction` or `per_chunk`; null is 0. `${seed}` takes that of the job.
+        seed: of the choice of `fraction` or `per_chunk`; quotas draw nothing. `${seed}` takes that of the job.
         per: instead, the column with a quota for each value, or a list of columns, for each combination of theirs. Null
             is a value, too.
         rows: the quota: rows that are kept of each value of `per`.
@@ -56,7 +56,7 @@ class Sample(Operator, Stateful):
         self,
         fraction: float | None = None,
         per_chunk: int | None = None,
-        seed: int | None = None,
+        seed: int = 0,
         per: str | list[str] | None = None,
         rows: int | None = None,
     ) -> None:
@@ -71,7 +71,6 @@ class Sample(Operator, Stateful):
             check(per_chunk >= 1, "per_chunk", per_chunk, "it is 1 or more")
         if per:
             check(rows is not None and rows >= 1, "rows", rows, "it is 1 or more: how many of each value of `per`")
-            check(seed is None, "seed", seed, "with `per` the first rows are kept, and none is drawn; take it out")
         elif rows is not None:
             raise ConfigError(
                 f"rows={rows} is for each value of a column: name it, per: topic. The first {rows} of all rows is"
@@ -83,7 +82,7 @@ class Sample(Operator, Stateful):
         self._rows = rows or 0
         self._quotas = Quotas(self._rows)
         self.keeps_state = bool(per)
-        self._base = hash_of(f"sample|{seed or 0}")
+        self._base = hash_of(f"sample|{seed}")
         self._held = HeldRows()
         self._added: dict[int, bytes] = {}
 

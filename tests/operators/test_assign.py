@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from operators.assign import Assign
 from operators.rows import groups
+from operators.settings import DataSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch
 from tests.operators.arrivals import batch, in_order
@@ -47,7 +48,7 @@ def number(values: list[Any], seed: int = 0) -> float:
 @given(ids=st.lists(st.none() | st.text(max_size=5), max_size=30), seed=st.integers(0, 3))
 @hypothesis_settings(deadline=None, max_examples=25)
 def test_the_split_is_that_of_the_documented_number(ids, seed):
-    found = assigned(Assign({"train": 0.5, "dev": 0.2, "test": 0.3}, "id", seed=seed), ids)
+    found = assigned(Assign({"train": 0.5, "dev": 0.2, "test": 0.3}, "id", split_seed=seed), ids)
     for each, split in found.items():
         at = number([each], seed)
         assert split == ("train" if at < 0.5 else "dev" if at < 0.7 else "test")
@@ -71,7 +72,7 @@ def test_a_split_that_is_added_at_the_end_takes_from_the_last_one_alone():
     moved = {each for each in ids if before[each] != after[each]}
     assert {(before[each], after[each]) for each in moved} == {("test", "validation")}
     assert 0.3 < len(moved) / sum(split == "test" for split in before.values()) < 0.7
-    assert assigned(Assign({"train": 0.9, "test": 0.1}, "id", seed=1), ids) != before
+    assert assigned(Assign({"train": 0.9, "test": 0.1}, "id", split_seed=1), ids) != before
 
 
 def test_the_texts_of_groups_are_the_same_in_every_version():
@@ -85,6 +86,12 @@ def test_the_texts_of_groups_are_the_same_in_every_version():
         ' {"x": [true, null]}]',
         "[null, null, null, null, null, null, null, null]",
     ]
+
+
+def test_the_ids_of_the_job_are_the_groups_where_no_column_is_given():
+    ids = [f"id-{i % 50}" for i in range(200)]
+    shares = {"a": 0.5, "b": 0.5}
+    assert assigned(Assign(shares, data=DataSettings(id_column="id")), ids) == assigned(Assign(shares, "id"), ids)
 
 
 def test_samples_of_a_row_stay_together_where_no_column_is_given():

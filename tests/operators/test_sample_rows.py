@@ -67,7 +67,6 @@ def test_samples_of_one_row_are_chosen_one_by_one():
         ({"per": "n"}, "rows=None cannot work: it is 1 or more: how many of each value"),
         ({"per": "n", "rows": 0}, "rows=0 cannot work"),
         ({"fraction": 0.1, "rows": 5}, "rows=5 is for each value of a column: .* operators.limit.Limit, rows: 5"),
-        ({"per": "n", "rows": 1, "seed": 7}, "seed=7 cannot work: with `per` the first rows are kept"),
         ({"fraction": 0.0}, "fraction=0.0 cannot work: it is a share"),
         ({"fraction": 1.5}, "it is a share"),
         ({"per_chunk": 0}, "per_chunk=0 cannot work"),

@@ -63,7 +63,7 @@ def call_tool(name: str, arguments: Row, row: Row) -> str:
 
 TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "assign": lambda: Assign({"train": 0.6, "test": 0.4}),
-    "assign-group": lambda: Assign({"a": 0.3, "b": 0.3, "c": 0.4}, ["text", "many"], "part", seed=4),
+    "assign-group": lambda: Assign({"a": 0.3, "b": 0.3, "c": 0.4}, ["text", "many"], "part", split_seed=4),
     "best": lambda: BestOf("n"),
     "best-drop": lambda: BestOf("n", losers="drop"),
     "call": lambda: Call(call_once, arguments={"least": 2}),
