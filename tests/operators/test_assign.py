@@ -21,7 +21,7 @@ from operators.rows import groups
 from operators.settings import DataSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch
-from tests.operators.arrivals import batch, in_order
+from tests.operators.arrivals import Row, batch, in_order
 
 SCHEMA = pa.schema([ROW, ("id", pa.string())])
 
@@ -110,7 +110,7 @@ def test_rows_without_a_group_are_told():
     op = Assign({"train": 1}, ["id", "other"], "part")
     schema = SCHEMA.append(pa.field("other", pa.int64()))
     op.plan(schema)
-    rows = [{"row": 5}, {"row": 6, "id": "x"}, {"row": 7, "other": 1}, {"row": 8}]
+    rows: list[Row] = [{"row": 5}, {"row": 6, "id": "x"}, {"row": 7, "other": 1}, {"row": 8}]
     (out,) = op.process(batch(0, rows, schema))
     assert isinstance(out, Batch)
     assert out.told == tuple((row, "id, other is null: such rows are one group, part=train") for row in (5, 8))

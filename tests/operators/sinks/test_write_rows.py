@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from operators.filter import Filter
 from operators.formats import registry
+from operators.openai.write_batch import WriteBatch
 from operators.settings import OutputSettings
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
@@ -264,6 +265,8 @@ def test_what_cannot_work_is_refused() -> None:
     for directory in ("/tmp", "../x"):
         with pytest.raises(ConfigError, match="a folder in data/"):
             WriteRows(OutputSettings(), directory)
+    with pytest.raises(ConfigError, match=r"output\.split_by='split' cannot work: output\.jsonl has all lines"):
+        WriteBatch(OutputSettings(split_by="split"))
     with pytest.raises(SchemaError, match="needs a column 'row'"):
         WriteRows(OutputSettings()).plan(pa.schema([("a", pa.string())]))
 

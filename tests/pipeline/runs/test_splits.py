@@ -28,11 +28,12 @@ def divided(directory: Path, square: dict[str, Any] | None = None, **output: Any
     write = {"_target_": "operators.sinks.write_rows.WriteRows", "output": settings}
     made = job(directory, square=square, write=write, output=settings, max_error_rate=1.0)
     nodes, last = {name: made.nodes[name] for name in ("numbers", "square")}, "square"
-    for name, op in {
+    middle: dict[str, dict[str, Any]] = {
         "kinds": {"_target_": "operators.map.Map", "columns": {"kind": "x % 7"}},
         "quota": {"_target_": "operators.sample_rows.Sample", "per": "kind", "rows": QUOTA},
         "divide": {"_target_": "operators.assign.Assign", "split": SHARES, "group": "kind"},
-    }.items():
+    }
+    for name, op in middle.items():
         nodes[name], last = NodeSettings(op, last), name
     made.nodes = {**nodes, "write": NodeSettings(write, last)}
     return made
