@@ -29,7 +29,7 @@ def job(here: Path, data: Mapping[str, Any] | None = None, **more: Any) -> JobSe
     }
     for name, op in middle.items():
         nodes[name] = NodeSettings(op, next(reversed(nodes)))
-    output = {"format": more.pop("format", "parquet"), **more.pop("output", {})}
+    output = {"format": more.pop("format", "parquet"), **more.pop("write", {})}
     nodes["write"] = NodeSettings(
         {"_target_": "operators.sinks.write_rows.WriteRows", "output": output}, next(reversed(nodes))
     )

@@ -123,7 +123,7 @@ SPLIT = {"_target_": "operators.assign.Assign", "split": {"train": 0.7, "test": 
     [
         {"middle": {"distinct": DEDUP}},
         {"middle": {"first": LIMIT}},
-        {"middle": {"quota": QUOTA, "divide": SPLIT}, "output": {"split_by": "split"}},
+        {"middle": {"quota": QUOTA, "divide": SPLIT}, "write": {"split_by": "split"}},
         {"target": TargetSettings(accepted_rows=30, chunk_rows=4)},
     ],
     ids=["Dedup", "Limit", "quota", "target"],
