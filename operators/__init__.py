@@ -16,7 +16,15 @@ CATALOG = {
         "rerank.Rerank",
         "classify.Classify",
     ),
-    "Columns": ("map.Map", "columns.Select", "columns.Rename", "parse_json.ParseJson", "tokens.Split", "say.Say"),
+    "Columns": (
+        "map.Map",
+        "columns.Select",
+        "columns.Rename",
+        "assign.Assign",
+        "parse_json.ParseJson",
+        "tokens.Split",
+        "say.Say",
+    ),
     "Rows": (
         "filter.Filter",
         "dedup.Dedup",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,10 @@ import yaml
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
+from pipeline.system.failpoints import VARIABLE, Failpoint
 from pipeline.system.result_files import scan_folder
 from tests.operators.formats.samples import read_back
+from tests.pipeline.squares import files
 from tests.sets import often
 
 ROWS = 24
@@ -44,20 +50,14 @@ def prompts(tmp_path_factory) -> Path:
 
 
 def run(prompts: Path, out: Path, *settings: str) -> int:
+    return main(arguments(prompts, out, *settings))
+
+
+def arguments(prompts: Path, out: Path, *settings: str) -> list[str]:
     job = () if any(word.startswith("job=") for word in settings) else ("job=generate",)
     fixed = [*job, "model=fake", f"data.path={prompts}", f"output_dir={out}", "sampling.max_tokens=4"]
-    fixed += ["max_error_rate=0.1"]
-    return main(
-        [
-            *fixed,
-            "chunk_rows=10",
-            "progress=none",
-            "runtime.threads=1",
-            "output.card=true",
-            "max_error_rate=0.1",
-            *settings,
-        ]
-    )
+    fixed += ["chunk_rows=10", "progress=none", "runtime.threads=1", "output.card=true", "max_error_rate=0.1"]
+    return [*fixed, *settings]
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,49 @@ def test_a_second_sink_is_a_part_of_the_dataset_of_its_own(prompts, load_dataset
         assert len(loaded) == ROWS
     front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
     assert [config["config_name"] for config in front["configs"]] == ["default", "second"]  # of one format
+
+
+SPLITS = """
+defaults: [override /flow: generate]
+nodes:
+  divide:
+    inputs: generate
+    op: {_target_: operators.assign.Assign, split: {train: 0.5, my_test: 0.3, test: 0.2}, group: prompt}
+  write: {inputs: divide}
+output: {split_by: split}
+"""
+
+
+@pytest.mark.parametrize("suffix", often(["parquet", "jsonl.gz", "arrow", "csv"], "jsonl.gz"))
+def test_datasets_loads_splits_by_name(prompts, made, load_dataset, suffix, tmp_path):
+    """They have the rows that one file a chunk has."""
+    job = tmp_path / "splits.yaml"
+    job.write_text(SPLITS)
+    assert run(prompts, tmp_path / "out", f"job={job}", *FORMATS[suffix]) == ExitCode.DONE
+    loaded = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded) == {"train", "my_test", "test"}
+    found = [row for name, each in loaded.items() for row in each if row["split"] == name]
+    frame = rows(scan_folder(made[suffix] / "data", read_results(made[suffix]).manifest["schema"]["data"]))
+    assert sorted(row["row"] for row in found) == [row["row"] for row in frame]
+    assert sum(len(each) for each in loaded.values()) == len(found)
+    assert {row["row"]: row["completion"] or "" for row in found} == {row["row"]: row["completion"] for row in frame}
+    card = (tmp_path / "out/README.md").read_text()
+    assert all(f"| of these in the split `{name}` | {len(each)} |" in card for name, each in loaded.items())
+
+
+@pytest.mark.laws
+def test_a_run_that_is_killed_between_the_files_of_two_splits_goes_on_to_the_same_bytes(prompts, tmp_path):
+    job = tmp_path / "splits.yaml"
+    job.write_text(SPLITS)
+    assert run(prompts, tmp_path / "whole", f"job={job}") == ExitCode.DONE
+    command = [sys.executable, "-c", "import sys; from pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    command += arguments(prompts, tmp_path / "out", f"job={job}")
+    at = [f"{Failpoint.SHARD_FSYNCED}:2", *(f"{Failpoint.SHARD_RENAMED}:{nth}" for nth in (1, 2, 4))]
+    ended = [subprocess.run(command, env=os.environ | {VARIABLE: each}, check=False).returncode for each in at]
+    assert ended == [-signal.SIGKILL] * 4
+    assert run(prompts, tmp_path / "out", f"job={job}") == ExitCode.DONE
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert (tmp_path / "out/README.md").read_bytes() == (tmp_path / "whole/README.md").read_bytes()
 
 
 def test_an_arrow_file_can_be_memory_mapped(made):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import datasets
+import huggingface_hub.constants
 import polars as pl
 import pytest
 import xlsxwriter
@@ -28,14 +30,14 @@ from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs the commands of the README")
 
-README, OUTPUT, DATA, JOBS, STEPS, *MORE = (
+README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, *MORE = (
     (PROJECT / name).read_text(encoding="utf-8")
     for name in (
-        *("README.md", "docs/output.md", "docs/data.md", "docs/jobs.md", "docs/steps.md"),
+        *("README.md", "docs/output.md", "docs/data.md", "docs/jobs.md", "docs/steps.md", "docs/synthesis.md"),
         *("docs/sampling.md", "docs/performance.md", "docs/models.md", "docs/install.md", "docs/spreadsheets.md"),
     )
 )
-RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, *MORE)
+RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, *MORE)
 """Pages whose commands are run."""
 NEEDS = {"outputs/quickstart": "job=quickstart"}
 """What a command reads that another one makes."""
@@ -122,7 +124,7 @@ def here(tmp_path, monkeypatch) -> Path:
     Path("topics.csv").write_text("topic\nrivers\nbread\n", encoding="utf-8")
     Path("answers.csv").write_text("answer\nI liked it.\nNever again!\n", encoding="utf-8")
     pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
-    for block in (block for page in (README, STEPS, JOBS) for block in FENCE.finditer(page)):
+    for block in (block for page in (README, STEPS, SYNTHESIS, JOBS) for block in FENCE.finditer(page)):
         if block["mark"] and block["mark"].startswith("file: "):
             path = Path(block["mark"].removeprefix("file: "))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,6 +193,18 @@ def test_the_code_that_is_shown_reads_the_results(here, capsys):
     assert run(f"{PIPELINE} job=quickstart") == ExitCode.DONE
     exec(compile(next(blocks("python", OUTPUT))["text"], "output.md", "exec"), {})
     assert "shape: (8, 3)" in capsys.readouterr().out
+
+
+def test_the_splits_of_the_example_are_loaded_by_name(here, capsys, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
+    assert run(f"{PIPELINE} job=balanced.yaml") == ExitCode.DONE
+    assert 'beyond the first 3 rows of topic="rivers"' in capsys.readouterr().out
+    exec(compile(next(blocks("python", SYNTHESIS))["text"], "synthesis.md", "exec"), {})
+    assert "{'train': 3, 'test': 3}" in capsys.readouterr().out.replace(
+        "{'test': 3, 'train': 3}", "{'train': 3, 'test': 3}"
+    )
 
 
 def test_the_page_of_results_names_every_file_and_column_of_a_run(here):

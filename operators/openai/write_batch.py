@@ -33,13 +33,14 @@ class WriteBatch(WriteRows):
         output: what the Parquet files hold, and what is shown of them.
 
     Raises:
-        ConfigError: the files have another format.
+        ConfigError: the files have another format, or are divided into splits.
     """
 
     concluded = (OUTPUT, ERRORS)
 
     def __init__(self, output: OutputSettings) -> None:
         check(output.format == "parquet", "output.format", output.format, "output.jsonl is made of Parquet files")
+        check(output.split_by is None, "output.split_by", output.split_by, "output.jsonl has all lines")
         super().__init__(output)
 
     def plan(self, schema: pa.Schema) -> None:

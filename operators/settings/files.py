@@ -186,6 +186,8 @@ class OutputSettings:
         bom: begin a CSV file with the mark by which Excel knows UTF-8.
         defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
             begin with it; files whose names have .defused are read without these marks.
+        split_by: a column of texts (train, test ...): the rows of each of its values have files of their own, which
+            `datasets` loads as a split of that name; null: all rows of a chunk are one file.
         prompt_text: keep the exact text that the model was given.
         completion_ids: keep the token ids of the completion.
         completion_text: answer, or raw: `completion` has the reasoning and its tags too.
@@ -195,7 +197,7 @@ class OutputSettings:
         storage_options: what its file system is opened with. Kept out of everything that is written.
         retries: how often an upload that failed is tried again, after 1, 2, 4 ... seconds.
         card: of the dataset, README.md beside data/: true writes it, false does not; keys of CardSettings write it with
-            what they say. Without any of these it is written if `publish` is given.
+            what they say. Without any of these it is written if `publish` or `split_by` is given.
     """
 
     format: str = "parquet"
@@ -204,6 +206,7 @@ class OutputSettings:
     separator: str = when_given(",", *one_of(SEPARATORS))
     bom: bool = when_given(False)
     defuse: bool = when_given(False)
+    split_by: str | None = when_given(None)
     prompt_text: bool = False
     completion_ids: bool = False
     completion_text: str = in_data("answer", *one_of(("answer", "raw")))
@@ -230,6 +233,8 @@ class OutputSettings:
             given, owners = getattr(self, each.name), [n for n, form in WRITTEN.items() if each.name in form.keys]
             usual = self.format in owners or not owners or given == each.default
             check(usual, f"output.{each.name}", given, f"it is for output={' and '.join(owners)}")
+        several = self.split_by is None or WRITTEN[self.format].final is None
+        check(several, "output.split_by", self.split_by, f"output={self.format} is one file; write output=csv")
         self.card = _card(self.card)
         self.storage_options = self.storage_options or {}
         if not isinstance(self.storage_options, dict):
@@ -247,7 +252,7 @@ class OutputSettings:
         """Return the settings of the card to write; None if there is to be none."""
         card: CardSettings | None = CardSettings() if self.card is True else self.card
         is_asked_for = self.card is True or card != CardSettings()
-        return card if is_asked_for or self.publish is not None else None
+        return card if is_asked_for or self.publish is not None or self.split_by is not None else None
 
 
 def _card(card: object) -> CardSettings | bool | None:

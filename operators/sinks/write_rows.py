@@ -10,9 +10,11 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from operators.formats.registry import WRITTEN
 from operators.formats.unpack import CODECS
+from operators.rows.splits import NAMES, alike, is_split_name
 from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
 from operators.settings import OutputSettings
@@ -22,13 +24,16 @@ from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_iden
 from pipeline.system.result_csv import DEFUSED
 from pipeline.system.result_files import names_of, scan_folder, shown_rows
 
+MOST_SPLITS = 100
+"""Splits in a chunk."""
 PREVIEW_WIDTH = 300
 """Characters of a value to show in a preview."""
 
 
 class WriteRows(Sink, Concludes):
     """Writes data/part-NNNNN.parquet (or .jsonl, .csv ...), an empty chunk too. Equal rows give equal bytes, in
-    whatever order and batches they come.
+    whatever order and batches they come. With `output.split_by` the rows of a chunk are a file for each value of that
+    column, data/part-NNNNN-train.parquet; a row whose value is no name of a split is a reject.
 
     Columns that only serve other nodes are left out: `prompt_ids`, `prompt_literals`, and, unless `output` asks for
     them, `prompt_text` and `completion_ids`.
@@ -89,6 +94,8 @@ class WriteRows(Sink, Concludes):
             )
         for name in self._output.preview_columns:
             require_column(self._schema, name)
+        if self._output.split_by is not None:
+            require_column(self._schema, self._output.split_by, [pa.string()])
 
     def open(self, runtime: Runtime) -> None:
         """Set the output folder, under `runtime.output_dir`."""
@@ -112,8 +119,27 @@ class WriteRows(Sink, Concludes):
                 f"two rows are row {twice}, with the same lineage; these identify a row everywhere: an operator before"
                 " this one must keep `row` as it is, and say `expanded` where it makes more rows of one"
             )
-        path = self._path / part_name(chunk, self._suffix)
-        yield write_table_shard(ordered, path, chunk, self._write)
+        for split, rows in self._splits(ordered):
+            path = self._path / part_name(chunk, self._suffix, split)
+            yield write_table_shard(rows, path, chunk, self._write)
+
+    def _splits(self, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
+        """Yield the rows of each file with the name of its split; an empty name where there are no splits."""
+        by = self._output.split_by
+        if by is None or not rows.num_rows:
+            yield "", rows
+            return
+        column = rows.column(by)
+        names = sorted(column.unique().to_pylist())
+        if len(names) > MOST_SPLITS:
+            raise ValueError(
+                f"output.split_by={by}: the column has {len(names):,} values in one chunk, and each is a file of its"
+                f" own; {MOST_SPLITS} at most"
+            )
+        if (pair := alike(names)) is not None:
+            raise ValueError(f"output.split_by={by}: '{pair[0]}' and '{pair[1]}' would be one file on some disks")
+        for name in names:
+            yield name, rows.filter(pc.equal(column, name)).combine_chunks()
 
     def encoded_bytes(self, batches: Sequence[Batch]) -> int:
         """Return the size in bytes of a file with these rows."""
@@ -133,11 +159,23 @@ class WriteRows(Sink, Concludes):
 
     def _not_held(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return why a row cannot be written, by its index."""
+        bad = self._without_split(data)
         if (times := self._format.times) is None:
-            return {}
+            return bad
         why = f"has a time that is too far for output={self._output.format}; write output=arrow, or take the column out"
         names = self._schema.names
-        return {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), times)}
+        return bad | {i: f"column '{n}' {why}" for n in names for i in rows_beyond(data.column(n), times)}
+
+    def _without_split(self, data: pa.RecordBatch) -> dict[int, str]:
+        if (by := self._output.split_by) is None:
+            return {}
+        values = data.column(by)
+        why = {
+            value: f"output.split_by={by}: {'null' if value is None else repr(value)} is no name of a split: {NAMES}"
+            for value in values.unique().to_pylist()
+            if value is None or not is_split_name(value)
+        }
+        return {i: why[value] for i, value in enumerate(values.to_pylist()) if value in why} if why else {}
 
     def conclude(self, directory: Path) -> None:
         """Write the final file, of a format that has one."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import pyarrow as pa
 
@@ -206,6 +206,9 @@ class Stateful(ABC):
     append = False
     """True if `state` returns only what a chunk adds; the additions of all chunks are kept."""
 
+    keeps_state = True
+    """False in an object that, as its arguments are, remembers nothing: it counts as one without this role."""
+
     @abstractmethod
     def state(self, chunk: int) -> bytes:
         """Return the state after `chunk`; with `append`, only what `chunk` adds to it.
@@ -219,6 +222,11 @@ class Stateful(ABC):
     def restore(self, states: Iterable[bytes]) -> None:
         """Continue from the state of the last committed chunk; with `append`, from those of all chunks in order. Called
         before `open`, and only on a resume."""
+
+
+def remembers(operator: Operator) -> TypeGuard[Stateful]:
+    """Return True if the state of `operator` is to be kept."""
+    return isinstance(operator, Stateful) and operator.keeps_state
 
 
 class UsesModel:

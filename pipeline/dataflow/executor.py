@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.api.errors import Cancelled, ExitCode, Interrupted, NodeFailed, PipelineError, Released
 from pipeline.api.meter import RowCounts, StageMeter, StageState
-from pipeline.api.protocols import Operator, Sink, Source, Stateful
+from pipeline.api.protocols import Operator, Sink, Source, remembers
 from pipeline.api.records import Rejects
 from pipeline.api.runtime import RunContext, Runtime
 from pipeline.dataflow.commit import ChunkSink, ChunkWindow, Committer
@@ -214,7 +214,7 @@ class Executor:
             if stage.name == self._graph.source and self._first_chunk:
                 assert isinstance(op, Source)  # or the run is not resumed
                 op.seek(self._first_chunk)
-            if isinstance(op, Stateful) and stage.name in self._states:
+            if remembers(op) and stage.name in self._states:
                 op.restore(self._states[stage.name])
             op.open(Runtime(self._context, stage.name, depth, stage.meter))
         if self._stopper.failure is not None:

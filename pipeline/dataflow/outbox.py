@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.api.errors import PipelineError, Released
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import Stateful
+from pipeline.api.protocols import remembers
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects, Shard
 from pipeline.dataflow.commit import ChunkWindow, Committer
 from pipeline.dataflow.graph import Node
@@ -94,7 +94,7 @@ class Outbox:
 
     def _state(self, chunk: int) -> OperatorState | None:
         op = self.node.op
-        if not isinstance(op, Stateful):
+        if not remembers(op):
             return None
         state = op.state(chunk)
         if not isinstance(state, bytes):

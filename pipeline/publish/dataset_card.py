@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -22,7 +22,7 @@ import yaml
 from pipeline.api.groups import DataFields, DecodeFields, ModelFields
 from pipeline.config.fingerprint import flat
 from pipeline.run_dir.manifest import manifest
-from pipeline.run_dir.names import CARD, DATA
+from pipeline.run_dir.names import CARD, DATA, split_of
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.settings import AGAIN, JobSettings
 from pipeline.system.atomic_files import write_atomically
@@ -127,12 +127,20 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
 
 @dataclass
 class _Folder:
-    """A folder of shards. `suffix`: of the file names, without the dot."""
+    """A folder of shards. `suffix`: of the file names, without the dot. `splits`: the rows of each, if it has some."""
 
     path: str
     suffix: str
     columns: Mapping[str, str]
     rows: int = 0
+    splits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def data_files(self) -> list[dict[str, str]]:
+        """The files of each split, the one with most rows first: `train`, if the folder has none."""
+        names = sorted(self.splits, key=lambda name: (-self.splits[name], name))
+        of = [(name, f"*-{name}") for name in names] or [("train", "*")]
+        return [{"split": name, "path": f"{self.path}/{files}.{self.suffix}"} for name, files in of]
 
     @property
     def config(self) -> str:
@@ -147,7 +155,10 @@ def _folders(found: Mapping[str, Any]) -> list[_Folder]:
         path, name = PurePath(shard["path"]).parent.as_posix(), PurePath(shard["path"]).name
         if path.split("/")[0] == DATA:
             columns = found["schema"].get(path, {})
-            folders.setdefault(path, _Folder(path, name.partition(".")[2], columns)).rows += shard["rows"]
+            folder = folders.setdefault(path, _Folder(path, name.partition(".")[2], columns))
+            folder.rows += shard["rows"]
+            if (split := split_of(name)) is not None:
+                folder.splits[split] = folder.splits.get(split, 0) + shard["rows"]
     return list(folders.values())
 
 
@@ -159,10 +170,7 @@ def _front(job: str, license: str | None, generated: bool, rows: int, folders: S
     front |= {"tags": ["synthetic"]} if generated else {}
     # The Hub reads all files of a dataset in one format: folders of another one are described, but not listed.
     listed = [folder for folder in folders if folder.suffix == folders[0].suffix]
-    front["configs"] = [
-        {"config_name": folder.config, "data_files": [{"split": "train", "path": f"{folder.path}/*.{folder.suffix}"}]}
-        for folder in listed
-    ]
+    front["configs"] = [{"config_name": folder.config, "data_files": folder.data_files} for folder in listed]
     # If a type is not in _FEATURES, readers take all types from the files.
     info = [
         {"config_name": f.config, "features": [{"name": n, "dtype": _FEATURES[kind]} for n, kind in f.columns.items()]}
@@ -219,11 +227,11 @@ def _chosen(sampling: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if not is_dataclass(sampling) or isinstance(sampling, type):
         return
     plain = type(sampling)()
-    for field in fields(sampling):
-        value = getattr(sampling, field.name)
-        if field.name in SHOWN or value != getattr(plain, field.name):
-            inside = list(_chosen(value, f"{prefix}{field.name}."))
-            yield from inside or [(f"{prefix}{field.name}", value)]
+    for each in fields(sampling):
+        value = getattr(sampling, each.name)
+        if each.name in SHOWN or value != getattr(plain, each.name):
+            inside = list(_chosen(value, f"{prefix}{each.name}."))
+            yield from inside or [(f"{prefix}{each.name}", value)]
 
 
 def _private(value: Any) -> Any:

@@ -40,7 +40,7 @@ GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 SPREADSHEETS = ("results.xlsx", "results.defused.xlsx")
 """Final files of `output=xlsx`."""
 
-_PART = re.compile(r"part-\d+(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
+_PART = re.compile(r"part-\d+(?:-(?P<split>\w+))?(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
 _REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES, *SPREADSHEETS)
@@ -160,6 +160,12 @@ def parts(directory: Path) -> list[Path]:
 def is_part(path: str) -> bool:
     """Return True if `path`, relative to the output directory, is the name of a shard."""
     return path.startswith((f"{DATA}/", f"{REJECTS}/")) and _PART.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def split_of(path: str) -> str | None:
+    """Return the split whose rows the shard at `path` has; None if it is of no split."""
+    found = _PART.fullmatch(path.rpartition("/")[2])
+    return None if found is None else found["split"]
 
 
 def near_run(directory: Path) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.api.errors import GraphError
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import Source, Stateful
+from pipeline.api.protocols import Source, remembers
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.cluster.start import driver_graph
 from pipeline.config.build import CheckedJob
@@ -114,7 +114,7 @@ def _check_resumable(job: CheckedJob, kept: Set[str]) -> None:
     """Check that all operators can resume. `kept`: names of the nodes with a committed state."""
     nodes, source, there = job.graph.nodes, job.graph.source, job.directory
     reads = nodes[source].op
-    stateful = {name for name, node in nodes.items() if isinstance(node.op, Stateful)}
+    stateful = {name for name, node in nodes.items() if remembers(node.op)}
     wrong = {} if isinstance(reads, Source) else {source: f"{type(reads).__name__} has no seek(chunk)"}
     wrong |= dict.fromkeys(sorted(stateful - kept), f"keeps state between chunks, but none is in {there}")
     wrong |= dict.fromkeys(sorted(kept - stateful), f"keeps no state, but some is in {there}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError, DamagedError, ExitCode, PipelineError
-from pipeline.api.protocols import Source, Stateful
+from pipeline.api.protocols import Source, remembers
 from pipeline.api.runtime import Resources, RunContext
 from pipeline.config.build import CheckedJob, build_graph
 from pipeline.config.config_yaml import in_original_environment, settings_from
@@ -144,7 +144,7 @@ def _remake(job: CheckedJob, state: RunState, damaged: Mapping[str, int], proces
     """
     source = job.graph.nodes[job.graph.source].op
     grows = {job.graph.source} if isinstance(source, NewRows) else set[str]()
-    whole = any(isinstance(node.op, Stateful) for name, node in job.graph.nodes.items() if name not in grows)
+    whole = any(remembers(node.op) for name, node in job.graph.nodes.items() if name not in grows)
     whole = whole or not isinstance(source, Source)
     chunks = sorted(set(damaged.values()))
     wanted = {shard.path: shard for shard in state.shards() if shard.path in damaged}

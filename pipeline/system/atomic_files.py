@@ -21,9 +21,10 @@ from pipeline.system.failpoints import Failpoint, reached
 TEMPORARY_SUFFIX = ".tmp"
 
 
-def part_name(chunk: int, suffix: str = "parquet") -> str:
-    """Return the file name of a chunk, for example part-00000.parquet."""
-    return f"part-{chunk:05d}.{suffix}"
+def part_name(chunk: int, suffix: str = "parquet", split: str = "") -> str:
+    """Return the file name of a chunk, for example part-00000.parquet, or of its rows in a split:
+    part-00000-train.parquet."""
+    return f"part-{chunk:05d}{split and '-'}{split}.{suffix}"
 
 
 def sorted_by_identity(table: pa.Table) -> pa.Table:

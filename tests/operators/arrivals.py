@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pipeline.api.protocols import ListInbox, Stateful
+from pipeline.api.protocols import ListInbox, remembers
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 
 Row = dict[str, Any]
@@ -94,12 +94,12 @@ class Outcome:
 
     def _end(self, op: Any, chunk: int) -> None:
         self.ended.append(chunk)
-        if isinstance(op, Stateful):
+        if remembers(op):
             self.states[chunk] = op.state(chunk)
 
 
 def resumed(op: Any, before: Outcome) -> Any:
     """`op`, which is new, with what was committed with the chunks of `before`."""
-    if isinstance(op, Stateful):
+    if remembers(op):
         op.restore([before.states[chunk] for chunk in (before.ended if op.append else before.ended[-1:])])
     return op

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators import targets
+from operators.assign import Assign
 from operators.best_of import BestOf, Majority
 from operators.call import Call
 from operators.columns import Rename, Select
@@ -61,6 +62,8 @@ def call_tool(name: str, arguments: Row, row: Row) -> str:
 
 
 TRANSFORMS: Mapping[str, Callable[[], Any]] = {
+    "assign": lambda: Assign({"train": 0.6, "test": 0.4}),
+    "assign-group": lambda: Assign({"a": 0.3, "b": 0.3, "c": 0.4}, ["text", "many"], "part", split_seed=4),
     "best": lambda: BestOf("n"),
     "best-drop": lambda: BestOf("n", losers="drop"),
     "call": lambda: Call(call_once, arguments={"least": 2}),
@@ -85,12 +88,13 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "rename": lambda: Rename({"n": "text", "text": "n"}),
     "sample-share": lambda: Sample(fraction=0.4, seed=3),
     "sample-chunk": lambda: Sample(per_chunk=2),
+    "sample-per": lambda: Sample(per="n", rows=2),
     "say": lambda: Say("user", "{{ text }}"),
     "say-answer": lambda: Say("assistant", answer="other"),
     "say-tool": lambda: Say("tool", function=call_tool),
     "select": lambda: Select(["n"]),
 }
-REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond"]
+REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond", "sample-per"]
 OF_ONE_ROW = [name for name, make in TRANSFORMS.items() if make().scope is Scope.ROW]
 NEED_A_MODEL = {"Render", "Tokenize", "BatchByLength", "Split"}
 """tests/pipeline/cluster compares the bytes of whole jobs with these."""

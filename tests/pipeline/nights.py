@@ -29,9 +29,9 @@ def job(here: Path, data: Mapping[str, Any] | None = None, **more: Any) -> JobSe
     }
     for name, op in middle.items():
         nodes[name] = NodeSettings(op, next(reversed(nodes)))
-    form = more.pop("format", "parquet")
+    output = {"format": more.pop("format", "parquet"), **more.pop("write", {})}
     nodes["write"] = NodeSettings(
-        {"_target_": "operators.sinks.write_rows.WriteRows", "output": {"format": form}}, next(reversed(nodes))
+        {"_target_": "operators.sinks.write_rows.WriteRows", "output": output}, next(reversed(nodes))
     )
     settings: dict[str, Any] = {"nodes": nodes, "data": given, "chunk_rows": 5, "append": True}
     return JobSettings(**settings | {"output_dir": str(here / "out"), "progress": "none", "max_error_rate": 1.0} | more)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from operators.filter import Filter
 from operators.formats import registry
+from operators.openai.write_batch import WriteBatch
 from operators.settings import OutputSettings
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
@@ -178,6 +179,7 @@ def test_a_type_that_no_file_of_the_format_can_have_is_refused_with_one_that_can
         ({"format": "csv", "separator": "x"}, "output.separator='x' cannot work: it is one of ,, ;, \t, |"),
         ({"separator": ";"}, "output.separator=';' cannot work: it is for output=csv"),
         ({"format": "jsonl", "compression": "snappy"}, "with output.format=jsonl it is one of none, gzip, zstd"),
+        ({"format": "xlsx", "split_by": "split"}, "output.split_by='split' cannot work: output=xlsx is one file"),
         ({"compression_level": 23}, "zstd has levels 1 to 22"),
         ({"compression": "snappy", "compression_level": 1}, "snappy has no levels"),
         ({"publish": "bucket/prefix"}, "it is a URL: s3://bucket/prefix"),
@@ -187,6 +189,37 @@ def test_a_type_that_no_file_of_the_format_can_have_is_refused_with_one_that_can
 def test_settings_that_cannot_work_are_refused(values, says) -> None:
     with pytest.raises(ConfigError, match=says):
         OutputSettings(**values)
+
+
+def test_each_split_of_a_chunk_is_a_file_and_a_row_of_none_is_a_reject(tmp_path: Path) -> None:
+    schema = pa.schema([ROW, ("part", pa.string())])
+    op = opened(tmp_path, OutputSettings("jsonl", split_by="part"), schema)
+    values = ["b", "a", None, "x/y", "b", "all", ""]
+    (rejects,) = op.process(
+        Batch(2, pa.RecordBatch.from_pylist([{"row": i, "part": v} for i, v in enumerate(values)], schema))
+    )
+    assert isinstance(rejects, Rejects)
+    assert [(reject.row, reject.kind) for reject in rejects.rows] == [(i, "error") for i in (2, 3, 5, 6)]
+    assert rejects.rows[1].reason.startswith("output.split_by=part: 'x/y' is no name of a split: letters, digits")
+    shards = [shard for shard in op.finish(2) if isinstance(shard, Shard)]
+    rename_shards(shards)
+    assert [(shard.path.name, shard.path.read_text()) for shard in shards] == [
+        ("part-00002-a.jsonl", '{"row":1,"part":"a"}\n'),
+        ("part-00002-b.jsonl", '{"row":0,"part":"b"}\n{"row":4,"part":"b"}\n'),
+    ]
+    assert finished(op, 3).path.name == "part-00003.jsonl"  # a chunk without rows
+
+
+def test_splits_that_would_overwrite_each_other_or_are_too_many_are_refused(tmp_path: Path) -> None:
+    schema = pa.schema([ROW, ("part", pa.string())])
+    for values, says in ((["Test", "test"], "'Test' and 'test' would be one file"), (range(101), "101 values")):
+        op = opened(tmp_path, OutputSettings(split_by="part"), schema)
+        rows = [{"row": i, "part": str(value)} for i, value in enumerate(values)]
+        list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, schema))))
+        with pytest.raises(ValueError, match=says):
+            list(op.finish(0))
+    with pytest.raises(SchemaError, match=r"column 'ids' has type .*; it must be string"):
+        opened(tmp_path, OutputSettings(split_by="ids"))
 
 
 def test_metadata_of_the_schema_is_left_out(tmp_path: Path) -> None:
@@ -232,6 +265,8 @@ def test_what_cannot_work_is_refused() -> None:
     for directory in ("/tmp", "../x"):
         with pytest.raises(ConfigError, match="a folder in data/"):
             WriteRows(OutputSettings(), directory)
+    with pytest.raises(ConfigError, match=r"output\.split_by='split' cannot work: output\.jsonl has all lines"):
+        WriteBatch(OutputSettings(split_by="split"))
     with pytest.raises(SchemaError, match="needs a column 'row'"):
         WriteRows(OutputSettings()).plan(pa.schema([("a", pa.string())]))
 

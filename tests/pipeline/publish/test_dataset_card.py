@@ -111,6 +111,7 @@ def test_the_same_command_with_another_license_writes_it_anew_unless_it_was_edit
             ({"card": {"license": "mit"}}, True),
             ({"card": {"text": "Mine."}}, True),
             ({"publish": "file://"}, True),
+            ({"split_by": "split"}, True),
             ({"publish": "file://", "card": False}, False),
             ({"publish": "file://", "card": None}, False),
         ],

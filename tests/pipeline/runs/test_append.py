@@ -115,6 +115,8 @@ def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, capsys, 
 
 DEDUP = {"_target_": "operators.dedup.Dedup", "columns": ["x"]}
 LIMIT = {"_target_": "operators.limit.Limit", "rows": 7}
+QUOTA = {"_target_": "operators.sample_rows.Sample", "per": "x", "rows": 3}
+SPLIT = {"_target_": "operators.assign.Assign", "split": {"train": 0.7, "test": 0.3}, "group": "x"}
 
 
 @pytest.mark.parametrize(
@@ -122,9 +124,10 @@ LIMIT = {"_target_": "operators.limit.Limit", "rows": 7}
     [
         {"middle": {"distinct": DEDUP}},
         {"middle": {"first": LIMIT}},
+        {"middle": {"quota": QUOTA, "divide": SPLIT}, "write": {"split_by": "split"}},
         {"target": TargetSettings(accepted_rows=30, chunk_rows=4)},
     ],
-    ids=["Dedup", "Limit", "target"],
+    ids=["Dedup", "Limit", "quota", "target"],
 )
 def test_operators_that_remember_go_on_with_what_they_have(tmp_path, more):
     """What they pass on over nights is what they do of all rows at once."""
