@@ -19,6 +19,8 @@ from pipeline.system.result_csv import CsvResults, is_of_json, type_of
 Schema = Mapping[str, str]
 """Arrow's names of the types of columns, as manifest.json has them."""
 NO_TYPES: Schema = {}
+_OF_JSON = (pl.String, pl.Boolean, pl.Int32, pl.Int64, pl.UInt32, pl.UInt64, pl.Float32, pl.Float64)
+"""Types that polars can be told to read in JSON lines; others make it abort."""
 _OTHERS = (
     pa.types.is_decimal256,
     pa.types.is_interval,
@@ -125,11 +127,17 @@ def _csv(files: list[Path], schema: Schema) -> pl.LazyFrame:
     return _frames(results.schema, lambda columns, rows: results.batches(columns))
 
 
+def _inner(kind: pl.DataType) -> pl.DataType:
+    return _inner(kind.inner) if isinstance(kind, pl.List) else kind  # type: ignore[arg-type]
+
+
 def _jsonl(files: list[Path], schema: Schema) -> pl.LazyFrame:
     """Scan JSON lines. What is known of types is said, since polars infers them from the first file alone, in which a
     column may be null throughout."""
     types = {name: type_of(kind) for name, kind in schema.items() if is_of_json(type_of(kind), kind)}
-    known = pl.DataFrame(pa.schema(types.items()).empty_table()).schema
+    frame = pl.DataFrame(pa.schema(types.items()).empty_table())
+    small = {name: pl.Int64 for name, kind in frame.schema.items() if kind.is_integer() and kind not in _OF_JSON}
+    known = {name: kind for name, kind in frame.schema.items() if _inner(kind) in _OF_JSON} | small
     return pl.scan_ndjson(files, infer_schema_length=None, schema_overrides=known)
 
 

@@ -116,7 +116,8 @@ def test_what_is_written_is_read_and_scanned(tmp_path: Path, name: str, compress
 @pytest.mark.parametrize("name", SCANS)
 def test_a_column_that_is_null_in_all_of_the_first_file_is_read_of_the_others(name: str, tmp_path: Path) -> None:
     kinds = {"t": pa.string(), "n": pa.int64(), "x": pa.float64(), "b": pa.bool_(), "l": pa.list_(pa.string())}
-    values = {"t": "a", "n": 3, "x": 0.5, "b": True, "l": ["a"]}
+    kinds |= {"i": pa.int8(), "u": pa.uint16()}
+    values = {"t": "a", "n": 3, "i": -5, "u": 9, "x": 0.5, "b": True, "l": ["a"]}
     files = [tmp_path / f"part-{i}{name}" for i in range(2)]
     for file, row in zip(files, (dict.fromkeys(kinds), values), strict=True):
         as_results(WRITTEN[name[1:]], file, pa.Table.from_pylist([row, {**row, "t": None}], pa.schema(kinds.items())))
