@@ -27,6 +27,7 @@ CATALOG = {
         "gather.Gather",
         "gather.Pairs",
         "explode.Explode",
+        "lookup.Lookup",
         "union.Union",
     ),
     "Your own": ("call.Call",),

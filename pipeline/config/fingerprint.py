@@ -53,7 +53,8 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
             if key in top and value == top[key]:
                 continue  # already in `top`
             group = next((g for g, options in groups if dataclasses.is_dataclass(value) and options == value), None)
-            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value, grows=settings.append))
+            grows = settings.append and (group is not None or not node.inputs)  # a second table does not
+            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value, grows=grows))
         fingerprint[f"nodes.{name}.inputs"] = list(node.inputs)
         fingerprint[f"nodes.{name}.on_error"] = node.on_error
         fingerprint.update(content_of(name, graph.nodes[name]))
