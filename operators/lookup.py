@@ -98,6 +98,7 @@ class Lookup(Operator, UsesModel):
         check(columns != [] or not self._adds, "columns", columns, "name one at least; how: semi adds none")
         self._columns, self._how, self._matches, self._prefix = columns, how, matches, prefix
         self._settings, self._reader = table, TableReader(table)
+        self._name = str(table.path or table.dataset)
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_column(schema, ROW.name, [ROW.type])
@@ -126,8 +127,7 @@ class Lookup(Operator, UsesModel):
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         table = self._table
-        where = self._settings.path or self._settings.dataset
-        what = f"table {where}: {table.num_rows:,} rows, {table.size_bytes:,} bytes"
+        what = f"table {self._name}: {table.num_rows:,} rows, {table.size_bytes:,} bytes"
         yield MemoryNeed((Lookup, id(self)), what, table.size_bytes)
 
     def open(self, runtime: Runtime) -> None:
@@ -200,9 +200,9 @@ class Lookup(Operator, UsesModel):
 
     @cached_property
     def _table(self) -> KeyedTable:
-        limit = self._settings.memory_limit_bytes
+        keys, limit = [*self._on.values()], self._settings.memory_limit_bytes
         with of_table():
-            return KeyedTable(self._reader.batches(), self._taken, [*self._on.values()], limit)
+            return KeyedTable(self._name, self._reader.batches(), self._taken, keys, limit)
 
 
 def _column(table: pa.Schema, name: str) -> pa.Field:

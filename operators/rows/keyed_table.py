@@ -49,7 +49,8 @@ class KeyedTable:
     """Columns of a table, and its rows by the hashes of their keys, of 128 bits; keys as such are not kept.
 
     Args:
-        batches: the rows of the table.
+        name: of the table, for errors.
+        batches: its rows.
         columns: those to keep, with their types.
         keys: names of the columns that are the key; none: every row matches.
         most_bytes: that it may take.
@@ -59,28 +60,28 @@ class KeyedTable:
     """
 
     def __init__(
-        self, batches: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Sequence[str], most_bytes: int
+        self, name: str, batches: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Sequence[str], most_bytes: int
     ) -> None:
-        kept: dict[str, list[pa.Array]] = {name: [] for name in columns.names}
+        kept: dict[str, list[pa.Array]] = {column: [] for column in columns.names}
         hashes, places = [np.zeros(0, HASH)], [np.zeros(0, np.int64)]
         self.num_rows = self.size_bytes = 0
         for batch in batches:
-            for name, arrays in kept.items():
-                arrays.append(batch.column(name))
-                self.size_bytes += batch.column(name).nbytes
+            for column, arrays in kept.items():
+                arrays.append(batch.column(column))
+                self.size_bytes += batch.column(column).nbytes
             if keys:
-                of_batch, rows = hashes_of([batch.column(name) for name in keys])
+                of_batch, rows = hashes_of([batch.column(key) for key in keys])
                 hashes.append(of_batch)
                 places.append(rows + self.num_rows)
                 self.size_bytes += KEY_BYTES * len(rows)
             self.num_rows += batch.num_rows
             if self.size_bytes > most_bytes:
                 raise InputError(
-                    f"the first {self.num_rows:,} rows of the table take {self.size_bytes:,} bytes of memory, more"
+                    f"table {name}: its first {self.num_rows:,} rows take {self.size_bytes:,} bytes of memory, more"
                     f" than table.memory_limit allows ({most_bytes:,}); raise it (table.memory_limit: 4GiB), name fewer"
                     " columns (columns: [...]), or write a smaller table"
                 )
-        self._columns = {name: _joined(name, kept.pop(name), columns.field(name).type) for name in columns.names}
+        self._columns = {f.name: _joined(name, kept.pop(f.name), f) for f in columns}
         every = np.concatenate(hashes)
         order = np.argsort(every, kind="stable")  # equal keys stay in the order of the table
         self._hashes, self._places = every[order], np.concatenate(places)[order]
@@ -106,8 +107,8 @@ class KeyedTable:
         return {name: column.take(taken) for name, column in self._columns.items()}
 
 
-def _joined(name: str, arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+def _joined(name: str, arrays: Sequence[pa.Array], field: pa.Field) -> pa.Array:
     try:
-        return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
+        return pa.concat_arrays(arrays) if arrays else pa.array([], field.type)
     except pa.ArrowInvalid as error:
-        raise InputError(f"column '{name}' of the table is too long for memory: {error}") from error
+        raise InputError(f"table {name}: column '{field.name}' is too long for memory: {error}") from error

@@ -17,6 +17,7 @@ from pipeline.api import Batch, InputError, ListInbox, Rejects, Runtime
 from pipeline.api.records import ROW, SUPERSEDES
 
 DONE = "done"
+"""The status of a run in manifest.json when it is."""
 
 
 class TableReader(ReadPrompts):
