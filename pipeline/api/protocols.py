@@ -228,7 +228,7 @@ class UsesModel:
     """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
+        """Return the large allocations of `open` whose size is known. Called after `plan`; loads no model."""
         return ()
 
     def identity(self) -> Identity | None:

@@ -81,7 +81,7 @@ def name_arguments(job: DictConfig) -> None:
     """Give an argument `on` of an operator back its name: YAML reads the word as true."""
     for group in ("nodes", "steps"):
         for _, entry in _entries(job._get_node(group)):
-            op = dict(_entries(entry)).get("op")
+            op: Any = dict(_entries(entry)).get("op")
             if any(key is True for key, _ in _entries(op)):
                 op["on"] = op.pop(True)
 

@@ -47,7 +47,7 @@ def outcome(op: Lookup, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> Ou
     return Outcome().take(op, in_order([rows], schema))
 
 
-def joined(left: pl.DataFrame, table: pl.DataFrame, on: list[str], how: str) -> list[tuple[int, int | None]]:
+def joined(left: pl.DataFrame, table: pl.DataFrame, on: list[str], how: Any) -> list[tuple[int, int | None]]:
     """The pairs of rows that polars finds, in the order of the left side and then of the table."""
     pairs = left.join(table, on=on, how=how, nulls_equal=False, maintain_order="left_right") if on else None
     if pairs is None:
@@ -81,11 +81,9 @@ def test_it_finds_what_a_join_of_polars_finds_and_loses_no_row(tmp_path_factory,
     more = {"columns": ["place"], "prefix": "of_"} if adds else {}
     schema = pa.schema([ROW, *keys])
     found = outcome(lookup(path, on, {"empty": "ok"}, how=how, matches=matches, **more), left, schema)
-    frames = [
-        pl.DataFrame(pa.Table.from_pylist(rows, schema=s))
-        for rows, s in ((left, schema), (right, pq.read_schema(path)))
-    ]
-    pairs = joined(*frames, on, how)
+    of_left = pl.DataFrame(pa.Table.from_pylist(left, schema=schema))
+    of_table = pl.DataFrame(pa.Table.from_pylist(right, schema=pq.read_schema(path)))
+    pairs = joined(of_left, of_table, on, how)
     expected: dict[Any, Any] = {}
     if not adds:
         expected = {(row, ()): {} for row, _ in pairs}
