@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from operators.rows.batches import split
 from operators.rows.keyed_table import Integers, KeyedTable, kind_of_key
 from operators.rows.lineage import IDENTITY, append_to_lineage, refuse_identity, with_lineage
 from operators.settings.checks import check, check_one_of
-from operators.settings.table import TableSettings, of_table
+from operators.settings.table import OF_PROMPTS, TableSettings, of_table
 from operators.sources.table import TableReader
 from pipeline.api import (
     LINEAGE,
@@ -28,6 +29,7 @@ from pipeline.api import (
     require_column,
 )
 from pipeline.api.errors import SchemaError, did_you_mean
+from pipeline.api.keys import counted
 
 HOWS = ("left", "inner", "semi", "anti", "cross")
 MATCHES = ("rows", "first", "list")
@@ -70,6 +72,7 @@ class Lookup(Operator, UsesModel):
     """
 
     scope = Scope.ROW
+    told_by_fingerprint = ("table",)
 
     def __init__(
         self,
@@ -122,8 +125,9 @@ class Lookup(Operator, UsesModel):
             self._schema = with_lineage(self._schema)
         return self._schema
 
-    def fingerprint(self) -> dict[str, str]:
-        return self._reader.fingerprint()
+    def fingerprint(self) -> dict[str, Any]:
+        how_read = {key.name: value for key, value in counted(self._settings) if key.name not in ("path", *OF_PROMPTS)}
+        return self._reader.fingerprint() | {f"op.table.{name}": value for name, value in how_read.items()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         table = self._table

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -130,6 +130,9 @@ class Operator:
     keeps_rows: bool | None = None
     """True if a row for which it fails can stay (`on_error: keep`); None: where `scope` says that rows do not depend on
     each other."""
+
+    told_by_fingerprint: Collection[str] = ()
+    """Arguments of which `fingerprint` returns what counts; the others count as they are."""
 
     twice = True
     """False where to `process` a row again costs money or does something in the world: then a batch that fails is not

@@ -66,6 +66,12 @@ def test_nights_look_up_in_one_table_and_another_one_is_refused(tmp_path):
     found = sorted((row["id"], row["name"]) for row in rows(tmp_path / "out") if row["name"] is not None)
     assert found == [("a", "two"), ("a", "zwei"), ("b", "one")]
     put(tmp_path, [{"id": "d", "x": 1}])
+    (tmp_path / "elsewhere").mkdir()
+    moved = {"path": str((tmp_path / "names.csv").rename(tmp_path / "elsewhere/names.csv")), "memory_limit": "1MiB"}
+    assert run(looking_up(tmp_path, table=moved)) is ExitCode.DONE
+    there = files(tmp_path / "out")
+    (tmp_path / "names.csv").write_text(NAMES)
+    put(tmp_path, [{"id": "e", "x": 1}])
     with pytest.raises(ConfigError, match=r"nodes\.who\.op\.table\.types"):
         run(looking_up(tmp_path, table={"types": {"name": "json"}}))
     (tmp_path / "names.csv").write_text(NAMES + "7,seven\n")
