@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ DONE = "done"
 """The status of a run in manifest.json when it is."""
 
 
-class TableReader(ReadPrompts):
+class TableReader:
     """Reads a table as ReadPrompts reads the rows of a job, but whole: a row that cannot be read is an error. Its
     columns may be named `row` and `lineage`, as those of the results of a run are.
 
@@ -28,27 +28,25 @@ class TableReader(ReadPrompts):
         InputError: what ReadPrompts raises; or the run that it is the directory of is not done.
     """
 
-    reserved = ()
-
     def __init__(self, settings: TableSettings) -> None:
         paths = settings.path
         if isinstance(paths, list):
             paths = [_rows_of_run(path) for path in paths]
         elif paths is not None:
             paths = _rows_of_run(paths)
-        super().__init__(replace(settings, path=paths), chunk_rows=sys.maxsize)
+        self._rows = _TableRows(replace(settings, path=paths), chunk_rows=sys.maxsize)
 
     def columns(self) -> pa.Schema:
         """Return the columns of the table."""
         with of_table():
-            return pa.schema(list(self.plan())[:-1])
+            return pa.schema(list(self._rows.plan())[:-1])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the table, in order. Raises InputError for one that cannot be read, or that a newer one
         supersedes."""
         columns = self.columns()
         with of_table():
-            for item in self.run(ListInbox()):
+            for item in self._rows.run(ListInbox()):
                 if isinstance(item, Rejects):
                     first = item.rows[0]
                     raise InputError(
@@ -56,19 +54,35 @@ class TableReader(ReadPrompts):
                         " take it out"
                     )
                 if isinstance(item, Batch):
-                    self._warnings += [what for _, what in item.told if what not in self._warnings]
+                    self._rows.note(what for _, what in item.told)
                     batch = pa.RecordBatch.from_arrays(item.data.columns[:-1], schema=columns)
                     _refuse_older_rows(batch)
                     yield batch
 
     def open(self, runtime: Runtime) -> None:
-        self._warnings = [in_words_of_table(warning) for warning in self._warnings]
+        """Log the size of the table, and warnings. Raises InputError if a file is not what it was when the run was
+        planned."""
         with of_table():
-            super().open(runtime)
+            self._rows.open(runtime)
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return the content of the files, as ReadPrompts does."""
         with of_table():
-            return super().fingerprint()
+            return self._rows.fingerprint()
+
+
+class _TableRows(ReadPrompts):
+    """The rows of a table; the column `row`, which comes last, is no column of it."""
+
+    reserved = ()
+
+    def note(self, warnings: Iterable[str]) -> None:
+        """Keep warnings for `open`, each once."""
+        self._warnings += [warning for warning in dict.fromkeys(warnings) if warning not in self._warnings]
+
+    def open(self, runtime: Runtime) -> None:
+        self._warnings = [in_words_of_table(warning) for warning in self._warnings]
+        super().open(runtime)
 
 
 def _rows_of_run(path: str) -> str:

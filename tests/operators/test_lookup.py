@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.lookup import HOWS, MATCHES, PIECE_ROWS, Lookup
-from operators.settings.table import TableSettings
+from operators.settings import DataSettings
+from operators.settings.table import OF_PROMPTS, TableSettings
 from pipeline.api.errors import ConfigError, InputError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
 from tests.operators.arrivals import Outcome, in_order
@@ -202,6 +204,12 @@ def test_rows_with_an_older_version_are_no_table(tmp_path):
     assert outcome(lookup(write(tmp_path / "a.parquet", [one], schema)), [], left).rows == {}
     with pytest.raises(InputError, match="newer and older versions"):
         outcome(lookup(write(tmp_path / "b.parquet", [one, two], schema)), [{"row": 0, "k": "a"}], left)
+
+
+def test_a_key_of_data_is_about_files_or_is_refused_for_a_table():
+    of_files = {"path", "storage_options", "dataset", "config", "split", "revision", "empty"}
+    of_files |= {field.name for field in fields(DataSettings) if field.metadata.get("reads")}
+    assert {field.name for field in fields(DataSettings)} - of_files == set(OF_PROMPTS)
 
 
 def test_a_reject_says_what_it_did_not_find(tmp_path):
