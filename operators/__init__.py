@@ -35,6 +35,7 @@ CATALOG = {
         "gather.Gather",
         "gather.Pairs",
         "explode.Explode",
+        "lookup.Lookup",
         "union.Union",
     ),
     "Your own": ("call.Call",),

@@ -122,6 +122,8 @@ def here(tmp_path, monkeypatch) -> Path:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     Path("tools.json").write_text(json.dumps([tool]))
     Path("topics.csv").write_text("topic\nrivers\nbread\n", encoding="utf-8")
+    Path("places.csv").write_text("name,place\nrivers,Basel\nrivers,Bonn\n", encoding="utf-8")
+    Path("personas.csv").write_text("persona\na fisher\na baker\na child\n", encoding="utf-8")
     Path("answers.csv").write_text("answer\nI liked it.\nNever again!\n", encoding="utf-8")
     pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
     for block in (block for page in (README, STEPS, SYNTHESIS, JOBS) for block in FENCE.finditer(page)):

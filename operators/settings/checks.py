@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.api.errors import InputError
 from pipeline.api.keys import check as check
+
+SIZE = "a number of bytes, or one with a unit (8GiB, 500MiB, 8GB)"
+_UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
+
+
+def parse_size(text: object) -> int | None:
+    """Return the bytes that a text such as "8GiB" means; None if it is no SIZE."""
+    match = _BYTES.fullmatch(str(text))
+    return None if match is None else int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def check_one_of(key: str, value: object, allowed: Collection[str]) -> None:

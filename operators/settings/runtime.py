@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from operators.settings.checks import check
+from operators.settings.checks import SIZE, check, parse_size
 from operators.settings.model import AUTO, KERNELS
 from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, not_in_data, one_of
 
@@ -19,8 +18,6 @@ MAX_SLOTS = 255
 THREADS_PER_CORE = 2
 """Most threads per core: more gain nothing, and a number that the machine cannot start crashes the process."""
 DEFAULT_SEQUENCE_TOKENS = 1024
-_UNITS = {"": 1, "b": 1, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|b|[mgt]i?b)\s*", re.IGNORECASE)
 KERNEL_TOKENS = 64
 """CPU flash attention uses another kernel from this many tokens of a row on."""
 _ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or more, or null")
@@ -110,8 +107,8 @@ class EngineSettings:
     optimise: OptimiseSettings = not_in_data(OptimiseSettings)
 
     def __post_init__(self) -> None:
-        bytes_or_null = self.memory_limit is None or _BYTES.fullmatch(str(self.memory_limit)) is not None
-        self._check("memory_limit", bytes_or_null, "a number of bytes, or one with a unit (8GiB, 500MiB, 8GB), or null")
+        bytes_or_null = self.memory_limit is None or parse_size(self.memory_limit) is not None
+        self._check("memory_limit", bytes_or_null, f"{SIZE}, or null")
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
@@ -156,8 +153,7 @@ class EngineSettings:
     @property
     def memory_limit_bytes(self) -> int | None:
         """`memory_limit` in bytes."""
-        match = _BYTES.fullmatch(str(self.memory_limit))
-        return None if match is None else int(float(match[1]) * _UNITS[match[2].lower()])
+        return parse_size(self.memory_limit)
 
     @property
     def of_bits(self) -> str:

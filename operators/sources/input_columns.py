@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -26,6 +26,8 @@ SAMPLE_ROWS = 10_000
 """Rows of the first file to infer types from, if the format has none."""
 FURTHER_ROWS = 1_000
 """Rows of every further file to infer types from: a directory may have thousands of files."""
+RESERVED = (ROW.name, LINEAGE.name)
+"""Names that the rows of a run need for themselves."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 """Exceptions of the libraries for bytes of another format."""
 
@@ -50,6 +52,7 @@ def columns_of(
     data: DataSettings,
     folders: pa.Schema,
     warn: Callable[[str], None],
+    reserved: Collection[str] = RESERVED,
 ) -> InputColumns:
     """Return the columns of all files, under their names there; none where no file has any.
 
@@ -57,6 +60,7 @@ def columns_of(
         stamps: of the files.
         folders: the columns that folders make, which come last.
         warn: takes a sentence on files that are read in another way than the others, or not.
+        reserved: names that no column may have.
 
     Raises:
         InputError: a file is not of its format, or no row of all files is.
@@ -100,7 +104,7 @@ def columns_of(
     columns = pa.schema([*merged, *folders])
     rename = data.rename or {}
     for reader, own in schemas.items():
-        _check_names(pa.schema([*own, *folders]), reader.file, rename)
+        _check_names(pa.schema([*own, *folders]), reader.file, rename, reserved)
     if unknown := sorted(rename.keys() - set(columns.names)):
         raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(columns.names) or 'none'}")
     in_files = {reader: own_schema(reader, own, merged) for reader, own in schemas.items()} if data.union else {}
@@ -186,11 +190,11 @@ def _differing(name: str, kind: pa.DataType, before: pa.DataType, reader: Reader
     )
 
 
-def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str]) -> None:
+def _check_names(schema: pa.Schema, file: InputFile, rename: Mapping[str, str], reserved: Collection[str]) -> None:
     """Raise ConfigError for column names that are reserved or doubled once they are renamed."""
     names = [rename.get(name, name) for name in schema.names]
     for old, name in zip(schema.names, names, strict=True):
-        if name in (ROW.name, LINEAGE.name):
+        if name in reserved:
             raise ConfigError(
                 f"{file} has a column '{name}', a name that the pipeline needs for itself; give it another one:"
                 f" 'data.rename={{{old}: source_{name}}}'"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -17,7 +17,15 @@ from operators.settings import DataSettings
 from operators.settings.checks import check
 from operators.sources.files import OR_EMPTY, find_files, some
 from operators.sources.folders import FolderColumns
-from operators.sources.input_columns import UNREADABLE, InputColumns, asked, assumed_columns, columns_of, explained
+from operators.sources.input_columns import (
+    RESERVED,
+    UNREADABLE,
+    InputColumns,
+    asked,
+    assumed_columns,
+    columns_of,
+    explained,
+)
 from operators.sources.message_keys import MessageKeys
 from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
@@ -48,6 +56,9 @@ class ReadPrompts(Source):
             data: {path: prompts.jsonl, prompt_column: question}
             chunk_rows: ${chunk_rows}
     """
+
+    reserved: ClassVar[Collection[str]] = RESERVED
+    """Names that no column of the files may have."""
 
     def __init__(self, data: DataSettings, chunk_rows: int, json_columns: Sequence[str] = ()) -> None:
         check(chunk_rows >= 1, "chunk_rows", chunk_rows, "it is 1 or more")
@@ -185,7 +196,8 @@ class ReadPrompts(Source):
     @cached_property
     def _columns(self) -> InputColumns:
         """The columns, under their names in the files; none where no file has any."""
-        columns = columns_of(self._stamps, self._readers, self._data, self._folders.schema, self._warn)
+        folders = self._folders.schema
+        columns = columns_of(self._stamps, self._readers, self._data, folders, self._warn, self.reserved)
         self._warnings += [sentence for reader in self._readers for sentence in reader.told]
         return columns
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -131,6 +131,9 @@ class Operator:
     """True if a row for which it fails can stay (`on_error: keep`); None: where `scope` says that rows do not depend on
     each other."""
 
+    told_by_fingerprint: Collection[str] = ()
+    """Arguments of which `fingerprint` returns what counts; the others count as they are."""
+
     twice = True
     """False where to `process` a row again costs money or does something in the world: then a batch that fails is not
     searched for the row at fault. An operator that goes row by row says which it is with `by_batch.name_row`."""
@@ -236,7 +239,7 @@ class UsesModel:
     """Names of the parts with their own meters (`Runtime.part`); `show=graph` draws them."""
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
-        """Return the large allocations of `open` whose size is known. Called after `plan`; loads nothing."""
+        """Return the large allocations of `open` whose size is known. Called after `plan`; loads no model."""
         return ()
 
     def identity(self) -> Identity | None:

@@ -30,7 +30,7 @@ from pipeline.api.removed import removed_variable
 from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
-from pipeline.config.jobs import JobFile
+from pipeline.config.jobs import JobFile, name_arguments
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
 from pipeline.dataflow.new_rows import ROW_ID
 from pipeline.run_dir.manifest import read_values
@@ -134,6 +134,7 @@ def register_job(job: JobFile) -> None:
     if listed is not None:
         example = _FORMS.get(listed, "{key: value}")
         raise ConfigError(f"{job.path}: {listed} is a list; it is a mapping, {listed}: {example}, without dashes")
+    name_arguments(node)
     note_secrets(node)
     if "name" not in node:
         node["name"] = job.name

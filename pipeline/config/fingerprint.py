@@ -50,8 +50,8 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
         for key, value in node.op.items():
-            if key in top and value == top[key]:
-                continue  # already in `top`
+            if key in graph.nodes[name].op.told_by_fingerprint or (key in top and value == top[key]):
+                continue  # already in `top`, or told with the files that it names
             group = next((g for g, options in groups if dataclasses.is_dataclass(value) and options == value), None)
             fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value, grows=settings.append))
         fingerprint[f"nodes.{name}.inputs"] = list(node.inputs)

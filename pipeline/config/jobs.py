@@ -1,4 +1,5 @@
-"""Find jobs: jobs/NAME.yaml of this project, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path."""
+"""Find jobs: jobs/NAME.yaml of this project, DIR/job/NAME.yaml with --config-dir DIR, or any file by its path; and name
+what YAML has made of their words."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
 
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, did_you_mean
@@ -71,3 +75,18 @@ def _job_at(path: Path) -> JobFile:
         raise ConfigError(f"there is no job file {path}; a relative path starts at the current directory, {Path.cwd()}")
     where = path.resolve()
     return JobFile(path.stem, where, f"{path.stem}-{hashlib.sha256(str(where).encode()).hexdigest()[:8]}")
+
+
+def name_arguments(job: DictConfig) -> None:
+    """Give an argument `on` of an operator back its name: YAML reads the word as true."""
+    for group in ("nodes", "steps"):
+        for _, entry in _entries(job._get_node(group)):
+            op: Any = dict(_entries(entry)).get("op")
+            if any(key is True for key, _ in _entries(op)):
+                op["on"] = op.pop(True)
+
+
+def _entries(node: Any) -> list[tuple[Any, Any]]:
+    """Return the keys of a mapping and their nodes, unresolved; nothing for what is none."""
+    is_mapping = isinstance(node, DictConfig) and isinstance(node._value(), dict)
+    return [(key, node._get_node(key)) for key in node] if is_mapping else []

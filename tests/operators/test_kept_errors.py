@@ -21,10 +21,13 @@ from operators.call import Call
 from operators.dedup import Dedup
 from operators.explode import Explode
 from operators.filter import Filter
+from operators.lookup import Lookup
 from operators.map import Map
 from operators.parse_json import ParseJson
 from operators.rows.lineage import append_to_lineage, repeated, with_lineage
+from operators.settings.table import TableSettings
 from operators.union import Union
+from pipeline import PROJECT
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Inbox, ListInbox, Operator, Scope
@@ -93,6 +96,7 @@ PARTS: Mapping[str, Callable[[], Operator]] = {
     "filter": lambda: Filter("n <> '3'"),
     "json": lambda: ParseJson("text", {"a": "int64"}, as_="read"),
     "json_filtered": lambda: ParseJson("text", {"b": "int64"}, as_="again", invalid="filtered"),
+    "lookup": lambda: Lookup(TableSettings(path=str(PROJECT / "tests/operators/names.csv"), types="text"), "n"),
     "line": lambda: Map(templates={"line": "{{ text }}!"}),
     "samples": Samples,
 }

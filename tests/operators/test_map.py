@@ -26,6 +26,7 @@ CONSTANTS: list[tuple[str, pa.DataType, Any]] = [
     ("STRING_TO_ARRAY('a|b', '|')", pa.list_(pa.string()), ["a", "b"]),
     ("STRING_TO_ARRAY(CONCAT(LEFT(text, 0), 'a|b'), '|')", pa.list_(pa.string()), ["a", "b"]),  # text is not needed
     ("COALESCE('a', text)", pa.string(), "a"),
+    ("CAST(NULL AS VARCHAR)", pa.string(), None),
 ]
 ROWS = [{"text": t, "n": i} for i, t in enumerate(("7", "one two", None, "x"))]
 

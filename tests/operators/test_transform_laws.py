@@ -23,16 +23,19 @@ from operators.explode import Explode
 from operators.filter import Filter
 from operators.gather import Gather, Pairs
 from operators.limit import Limit
+from operators.lookup import Lookup
 from operators.map import Map
 from operators.parse_json import ParseJson
 from operators.rows.duplicates import Near
 from operators.sample_rows import Sample
 from operators.say import Say
+from operators.settings.table import TableSettings
 from pipeline import PROJECT
 from pipeline.api.protocols import Scope
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
+NAMES = TableSettings(path=str(PROJECT / "tests/operators/names.csv"))
 VALUES = {"n": pa.int64(), "text": pa.string(), "many": pa.list_(pa.int64()), "m": pa.int64(), "other": pa.string()}
 SCHEMA = pa.schema([ROW, LINEAGE, *VALUES.items()])
 TEXTS = ["the quick brown fox jumps over the lazy dog", "The quick brown fox jumps over the lazy cat", "else", None]
@@ -78,6 +81,10 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "gather-rejects": lambda: Gather(["n", "text", "many"]),
     "limit": lambda: Limit(9),
     "limit-beyond": lambda: Limit(1000),
+    "lookup": lambda: Lookup(NAMES, "n"),
+    "lookup-anti": lambda: Lookup(NAMES, {"m": "n"}, how="anti"),
+    "lookup-cross": lambda: Lookup(NAMES, columns=["name"], how="cross"),
+    "lookup-list": lambda: Lookup(NAMES, "n", how="inner", matches="list"),
     "majority": lambda: Majority("text"),
     "majority-drop": lambda: Majority("text", losers="drop"),
     "map": lambda: Map({"n": "n + 1", "twice": "n * 2"}, {"line": "{{ n }} {{ text }}"}),

@@ -58,7 +58,7 @@ def test_an_operator_says_what_each_argument_is_and_gives_an_example(entry):
     assert set(explained) == {as_written(name) for name in taken}
     ((node, content),) = yaml.safe_load(entry.example).items()
     assert node
-    op = content["op"]
+    op = {"on" if name is True else name: value for name, value in content["op"].items()}  # as a job is read
     assert op.pop("_target_") == entry.target
     assert set(op) <= set(explained)
     required = {name for argument in entry.arguments for name, default in argument.defaults.items() if default is None}
