@@ -248,8 +248,9 @@ class NewRows(WrappedSource):
                 f"'{name}' ({then.get(name, 'not there')} then, {now.get(name, 'not there')} now)" for name in differing
             ]
             raise InputError(
-                f"new rows have other columns than those that the run has taken: {', '.join(each)}. data.types sets the"
-                " type of a column, data.schema which columns there are; or begin anew in another output_dir"
+                f"new rows have other columns than those that the run has taken: {', '.join(each)}. data.schema"
+                " says which columns there are, and data.types their types (from the first night on, where they may be"
+                " taken for another); or begin anew in another output_dir"
             )
 
 

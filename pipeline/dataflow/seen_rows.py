@@ -48,6 +48,7 @@ class AppendCounts:
     """What was met in one reading of the input."""
 
     rows_known: int = counted("rows of the input that were taken before", "rows")
+    rows_newer: int = counted("rows that were taken again, since they have changed", "rows")
     rows_changed: int = counted(
         "rows of the input with the id of one that was taken and other content, left out", "rows"
     )
@@ -192,6 +193,7 @@ class SeenRows:
         elif not self._again:
             self.counts.rows_changed += 1
         else:
+            self.counts.rows_newer += 1
             self.same_ids += bool(self._times[first])
             self._newest[first] = self.count
             self._superseded[self.count] = newest

@@ -158,7 +158,9 @@ def _rows_line(o: Outcome) -> str:
         return f"input       {o.rows:,} rows committed{more}; output {out} rows{all_sinks}"
     per_round = o.target.round_rows if o.target else None
     rounds = f" ({o.rows / per_round:.1f} rounds of {per_round:,})" if per_round else ""
-    new = "" if o.known is None else f", {o.new_rows:,} of them new in this attempt ({o.known:,.0f} known)"
+    newer = next((n for name, n in o.totals.items() if name.endswith("/rows_newer") and n), 0)
+    again = f", {newer:,.0f} taken again" if newer else ""
+    new = "" if o.known is None else f", {o.new_rows:,} of them new in this attempt ({o.known:,.0f} known{again})"
     return f"input       {o.rows:,} rows done{rounds}{new}; output {out} rows{all_sinks}"
 
 

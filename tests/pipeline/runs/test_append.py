@@ -105,6 +105,7 @@ def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, capsys, 
             assert sorted(pl.read_excel(here / "out/results.xlsx")["x"]) == expected
         assert attempts(here) == 2
         said = capsys.readouterr()
+        assert ("of them new in this attempt (2 known, 1 taken again)" in said.out) == (name == AGAIN)
         assert ("1 row of the input: the id of one before it" in caplog.text) == (name == AGAIN)
         assert (back := "1 row of the input: what it was before") not in said.out + caplog.text
         put(here, first)

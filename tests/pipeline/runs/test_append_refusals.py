@@ -51,7 +51,7 @@ def test_columns_that_are_others_than_before_are_refused_where_they_have_rows(tm
     put(tmp_path, [{"x": 1, "z": None, "id": "a"}])  # the column is one of texts, and no row is new
     assert run(job(tmp_path)) is ExitCode.DONE
     put(tmp_path, [{"id": "b", "x": 1, "note": "new"}])
-    with pytest.raises(InputError, match=r"'note' \(not there then, string now\). data.types sets"):
+    with pytest.raises(InputError, match=r"'note' \(not there then, string now\). data.schema says"):
         run(job(tmp_path))
     assert files(tmp_path / "out") == there
     assert run(job(tmp_path, {"schema": {"id": "string", "x": "int64"}})) is ExitCode.DONE
