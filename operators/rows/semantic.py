@@ -154,9 +154,10 @@ class KeptVectors:
             self.size = kind.list_size
 
     def memory(self) -> str:
-        """Return what is to be known of their memory before a run."""
-        each = "4 bytes for each number" if self.size is None else f"{4 * self.size:,} bytes"
-        return f"vectors for Dedup, which grow: {each} a kept row, of semantic.most_rows={self.settings.most_rows} rows"
+        """Return what is to be known of their memory before a run, which begins without any."""
+        most, size = self.settings.most_rows, self.size
+        takes = "4 bytes a number" if size is None else f"{4 * size:,} bytes each, up to {4 * size * most >> 20:,} MiB"
+        return f"vectors of the rows that Dedup keeps: {takes} with semantic.most_rows={most}"
 
     def read(self, data: pa.RecordBatch) -> tuple[dict[int, str], ChunkVectors]:
         """Return why vectors of a chunk cannot be compared, by row, and the vectors of the rows without these."""

@@ -281,8 +281,11 @@ def test_what_cannot_work_is_refused(given, kind, error, message):
 
 
 def test_the_plan_says_what_a_row_takes():
-    (need,) = planned(FIXED, most_rows=10).memory_needs()
-    assert need.what == "vectors for Dedup, which grow: 32 bytes a kept row, of semantic.most_rows=10 rows"
+    (need,) = planned(FIXED, most_rows=1 << 17).memory_needs()
+    assert (
+        need.what == "vectors of the rows that Dedup keeps: 32 bytes each, up to 4 MiB with semantic.most_rows=131072"
+    )
+    assert need.size_bytes == 0
     (need,) = planned(LIST).memory_needs()
-    assert "4 bytes for each number a kept row" in need.what
+    assert need.what == "vectors of the rows that Dedup keeps: 4 bytes a number with semantic.most_rows=1000"
     assert not list(Dedup(["a"]).memory_needs())
