@@ -60,6 +60,7 @@ def test_the_first_of_the_questions_that_mean_the_same_stays_in_nights_as_at_onc
 def test_a_run_that_keeps_too_many_says_what_to_do_and_goes_on_with_it(job, capsys):
     every = "nodes.distinct.op.semantic.threshold=1"
     assert run(job, "whole", QUESTIONS, every) == ExitCode.DONE
+    assert run(job, "whole", QUESTIONS, "nodes.distinct.op.semantic.threshold=0.5") == ExitCode.CONFIG
     few = "+nodes.distinct.op.semantic.most_rows=2"
     assert run(job, "out", QUESTIONS, every, few, "dry_run=plan") == ExitCode.DONE
     assert "vectors of the rows that Dedup keeps: 1,024 bytes each, up to 0 MiB" in capsys.readouterr().out

@@ -71,7 +71,8 @@ def scaled(vectors: Floats) -> Floats:
     """Return the vectors, each multiplied by the power of two that gives it a length from 1/2 to 1: so their numbers
     stay as they are, and neither the largest nor the smallest overflow or vanish in a product."""
     parts = [np.frexp(np.sqrt(_dots(part, part)))[1] for part in _parts(vectors)]
-    return np.ldexp(vectors, -np.concatenate([np.zeros(0, np.int32), *parts])[:, None])
+    made: Floats = np.ldexp(vectors, -np.concatenate([np.zeros(0, np.int32), *parts])[:, None])
+    return made
 
 
 def _parts(vectors: Floats) -> Iterator[Floats]:
