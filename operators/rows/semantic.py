@@ -1,29 +1,21 @@
-"""Nearness by meaning for Dedup: the vectors of the rows that it keeps, and cosines that are the same on any machine.
-
-A product of matrices (BLAS, float32) finds the kept rows that can be near enough; how it sums, and so its last bits,
-depend on the library, the processor and the shape of the matrices. It decides nothing: each pair that it leaves is
-computed anew by `cosines`, in float64 and in one order.
-"""
+"""Nearness by meaning for Dedup: the vectors of the rows that it keeps, and which of them a row is nearest to."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.rows.cosines import Doubles, Floats, Indices, above, cosines, margin, scaled, slices, squares
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.keys import not_in_data
 from pipeline.api.records import require_column
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 Nearest = tuple[float, int]
 """The cosine of the most similar kept row, and its place among the kept vectors: of equal ones the first."""
 
@@ -31,53 +23,8 @@ QUERIES = 256
 """Rows of a chunk that are compared in one product."""
 BLOCK_NUMBERS = 1 << 22
 """Numbers (16 MiB) of a block of kept vectors, of which memory is taken when it is filled."""
-PAIR_NUMBERS = 1 << 20
-"""Numbers of the vectors whose cosines are computed together."""
 _SIZE = struct.Struct("<I")
 """Before packed vectors: the numbers of each."""
-
-
-def margin(size: int) -> float:
-    """Return how much the cosine of two vectors of `size` numbers may differ from what a product in float32 says.
-
-    With u = 2**-24, half the last place of 1. The one vector q has length 1 and is rounded to float32: its product with
-    another one k changes by u |k| at most. The sum of `size` products in float32 is off by g |q||k| at most, where
-    g = size u / (1 - size u), in whatever order it is made, with fused multiplication or without (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2002, section 3.1). The bound that it is compared with is rounded once more: u.
-    Since 1/2 <= |k| < 1, what underflows adds less than size 2**-125. Together, as a cosine, that is less than
-    (size + 3) u / (1 - size u), and less than twice (size + 4) u for any size up to 2**22, where the half that is left
-    is far more than `cosines` errs by: 4.6e-5 for 384 numbers, 4.9e-4 for 4096.
-    """
-    return 2 * (size + 4) * 2.0**-24
-
-
-def cosines(a: Floats, b: Floats) -> Doubles:
-    """Return the cosine of each pair of rows of `a` and `b` (float32 [n, size], scaled by `scaled`): float64 [n]."""
-    return _dots(a, b) / np.sqrt(_dots(a, a) * _dots(b, b))
-
-
-def _dots(a: Floats, b: Floats) -> Doubles:
-    """Return the sum of the products of each pair of rows. A product of two float32 is exact in float64, and halves are
-    added to halves, number by number: no library chooses an order, and IEEE 754 says each bit."""
-    sums = a.astype(np.float64) * b
-    while (size := sums.shape[1]) > 1:
-        half = (size + 1) // 2
-        sums[:, : size - half] += sums[:, half:]
-        sums = sums[:, :half]
-    return sums[:, 0]
-
-
-def scaled(vectors: Floats) -> Floats:
-    """Return the vectors, each multiplied by the power of two that gives it a length from 1/2 to 1: so their numbers
-    stay as they are, and neither the largest nor the smallest overflow or vanish in a product."""
-    parts = [np.frexp(np.sqrt(_dots(part, part)))[1] for part in _parts(vectors)]
-    made: Floats = np.ldexp(vectors, -np.concatenate([np.zeros(0, np.int32), *parts])[:, None])
-    return made
-
-
-def _parts(vectors: Floats) -> Iterator[Floats]:
-    rows = max(1, PAIR_NUMBERS // vectors.shape[1])
-    return (vectors[first : first + rows] for first in range(0, len(vectors), rows))
 
 
 @dataclass
@@ -118,7 +65,7 @@ class VectorBlock:
     def add(self, vectors: Floats, numbers: Indices) -> None:
         end = self.count + len(vectors)
         self._vectors[self.count : end], self._numbers[self.count : end] = vectors, numbers
-        self._squares[self.count : end] = _dots(vectors, vectors)
+        self._squares[self.count : end] = squares(vectors)
         self.count = end
 
     @property
@@ -166,12 +113,11 @@ class KeptVectors:
         there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         lengths = pc.list_value_length(column).drop_null().to_numpy().astype(np.int64)
         with np.errstate(over="ignore"):
-            flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+            flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
         if self.size is None and lengths.any():
             self.size = int(lengths[lengths > 0][0])
-        fits = lengths == (self.size or 0)
-        fits &= lengths > 0
-        vectors = flat[np.repeat(fits, lengths)].reshape(-1, self.size or 1)
+        fits = (lengths == self.size) & (lengths > 0)
+        vectors = (flat if fits.all() else flat[np.repeat(fits, lengths)]).reshape(-1, self.size or 1)
         broken = {int(i): self._wrong_length(int(n)) for i, n in zip(there[~fits], lengths[~fits], strict=True)}
         good = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         broken |= {int(i): self._no_direction(vectors[at]) for at, i in enumerate(there[fits]) if not good[at]}
@@ -191,7 +137,7 @@ class KeptVectors:
         found: list[tuple[Indices, Indices, Doubles]] = []
         first = 0
         for block in self._blocks:
-            at, places, near = _above(queries, block.vectors, block.lengths, self.settings.threshold - off)
+            at, places, near = above(queries, block.vectors, block.lengths, self.settings.threshold - off)
             np.maximum.at(best, at, near)
             close = near >= best[at] - 2 * off  # the nearest one is among these, whatever a product says
             found.append((at[close], places[close] + first, near[close]))
@@ -201,7 +147,7 @@ class KeptVectors:
         at, places, near = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
         close = near >= best[at] - 2 * off
         at, places = at[close], places[close]
-        exact = np.concatenate([self._cosines(rows[at[part]], places[part]) for part in _slices(at, rows.shape[1])])
+        exact = np.concatenate([self._cosines(rows[at[part]], places[part]) for part in slices(len(at), rows.shape[1])])
         order = np.lexsort((places, -exact, at))  # by row, of each the nearest one first, the earlier of equal ones
         firsts = order[np.unique(at[order], return_index=True)[1]]
         return {int(at[i]): (float(exact[i]), int(places[i])) for i in firsts}
@@ -305,25 +251,12 @@ class ChunkVectors:
     def _compare(self, first: int) -> None:
         """Compare the QUERIES vectors from `first` with those that are kept, and with each other."""
         rows = self._vectors[first : first + QUERIES]
-        lengths = np.sqrt(_dots(rows, rows))
+        lengths = np.sqrt(squares(rows))
         queries = (rows / lengths[:, None]).astype(np.float32)
         self._first = first
         self._before = self._kept.nearest(queries, rows)
-        at, places, _ = _above(queries, rows, lengths, self._kept.settings.threshold - margin(rows.shape[1]))
+        at, places, _ = above(queries, rows, lengths, self._kept.settings.threshold - margin(rows.shape[1]))
         self._close = np.zeros((len(rows), len(rows)), np.bool_)
         self._close[at, places] = True
         self._is_kept = np.zeros(len(rows), np.bool_)
         self._kept_at: dict[int, int] = {}
-
-
-def _above(queries: Floats, vectors: Floats, lengths: Doubles, least: float) -> tuple[Indices, Indices, Doubles]:
-    """Return the pairs whose cosine reaches `least` by a product in float32: the rows of `queries` and of `vectors`,
-    and what it says."""
-    found = queries @ vectors.T
-    at, places = np.divmod(np.flatnonzero(found >= (lengths * least).astype(np.float32)), len(vectors))
-    return at, places, found[at, places] / lengths[places]
-
-
-def _slices(pairs: Indices, size: int) -> Iterator[slice]:
-    rows = max(1, PAIR_NUMBERS // size)
-    return (slice(first, first + rows) for first in range(0, len(pairs), rows))

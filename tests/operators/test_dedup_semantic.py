@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.dedup import Dedup
+from operators.rows import cosines as cosines_module
 from operators.rows import semantic
+from operators.rows.cosines import above, cosines, margin, scaled
 from operators.rows.duplicates import Near
-from operators.rows.semantic import Semantic, cosines, margin, scaled
+from operators.rows.semantic import Semantic
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW
 from tests.operators.arrivals import Outcome, Row, in_order, resumed
@@ -122,7 +124,7 @@ def test_no_product_in_float32_decides(monkeypatch, vectors):
     expected = run(vectors, chunk_rows=100)
     assert reasons(expected) == plain(vectors, T)
     assert 30 < len(expected.rejects) < 270
-    above, rng, size = semantic._above, np.random.default_rng(0), len(vectors[0])
+    rng, size = np.random.default_rng(0), len(vectors[0])
 
     def other(queries, rows, lengths, least):
         """What `above` finds, and other pairs within the margin, with other values."""
@@ -131,11 +133,11 @@ def test_no_product_in_float32_decides(monkeypatch, vectors):
         near = near + rng.uniform(-off / 2, off / 2, len(near))
         return at[near >= least], places[near >= least], near[near >= least]
 
-    monkeypatch.setattr(semantic, "_above", other)
+    monkeypatch.setattr(semantic, "above", other)
     for queries, block, pairs, chunk_rows in ((1, 1, 1, 7), (5, 7, 2, 100), (64, 100, 1000, 300)):
         monkeypatch.setattr(semantic, "QUERIES", queries)
         monkeypatch.setattr(semantic, "BLOCK_NUMBERS", size * block)
-        monkeypatch.setattr(semantic, "PAIR_NUMBERS", size * pairs)
+        monkeypatch.setattr(cosines_module, "PAIR_NUMBERS", size * pairs)
         found = run(vectors, chunk_rows)
         assert (found.rows, found.rejects) == (expected.rows, expected.rejects)
 
