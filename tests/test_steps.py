@@ -240,7 +240,7 @@ CANNOT_WORK = [
     ("steps.judge.score=[5,1]", "step 'judge': score=[5, 1] cannot work: it is [least, most]"),
     ("steps.judge.pick=bets", "step 'judge': pick='bets' cannot work: it is one of all, best, majority"),
     ("steps.x={op: {_target_: operators.dedup.Dedup}, n: 3}", "step 'x': has op, so n says nothing"),
-    ("steps.x={op: {_target_: operators.dedup.Dedup}}", "step 'x', node 'x': give columns, near or both"),
+    ("steps.x={op: {_target_: operators.dedup.Dedup}}", "step 'x', node 'x': give columns, near or semantic"),
 ]
 OFTEN = (
     *("steps.answer.promt=x", "steps.answer.sampling.top_p=3", "steps.judge.prompt='{{ anser }}'"),

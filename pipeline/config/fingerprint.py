@@ -14,7 +14,7 @@ import json
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from pipeline import OURS
 from pipeline.api.keys import counted
 from pipeline.api.user_code import planning
-from pipeline.config.annotations import marked
+from pipeline.config.annotations import allowed, hints_of, marked
 from pipeline.config.session_code import session_code
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import GROUPS, JobSettings
@@ -49,15 +49,27 @@ def fingerprint_of(settings: JobSettings, graph: Graph) -> dict[str, Any]:
         fingerprint |= flat("target", dataclasses.replace(target, chunk_rows=target.rows_of_chunk(settings.chunk_rows)))
     groups = [(name, getattr(settings, name)) for name in GROUPS if getattr(settings, name) is not None]
     for name, node in settings.nodes.items():
+        hints = hints_of(type(graph.nodes[name].op))
         for key, value in node.op.items():
             if key in graph.nodes[name].op.told_by_fingerprint or (key in top and value == top[key]):
                 continue  # already in `top`, or told with the files that it names
             group = next((g for g, options in groups if dataclasses.is_dataclass(value) and options == value), None)
-            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", value, grows=settings.append))
+            counts = value if group else _counting(value, hints.get(key), groups)
+            fingerprint.update(flat(group or f"nodes.{name}.op.{key}", counts, grows=settings.append))
         fingerprint[f"nodes.{name}.inputs"] = list(node.inputs)
         fingerprint[f"nodes.{name}.on_error"] = node.on_error
         fingerprint.update(content_of(name, graph.nodes[name]))
     return dict(sorted(comparable(fingerprint, marked(settings.nodes)).items()))
+
+
+def _counting(value: Any, hint: Any, groups: Sequence[tuple[str, Any]]) -> Any:
+    """Return a mapping of which an operator makes settings of its own, and not those of a group, without the keys that
+    change no byte of data/; any other value as it is."""
+    kind = None if hint is None else allowed(hint).settings
+    if kind is None or not isinstance(value, Mapping) or any(isinstance(options, kind) for _, options in groups):
+        return value
+    apart = {each.name for each in dataclasses.fields(kind) if each.metadata.get("fingerprint") is False}
+    return {key: inside for key, inside in value.items() if key not in apart}
 
 
 def content_of(name: str, node: Node) -> dict[str, Any]:

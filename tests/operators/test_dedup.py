@@ -146,8 +146,8 @@ def test_a_near_text_costs_what_the_docstring_says():
 @pytest.mark.parametrize(
     ("columns", "near", "error", "message"),
     [
-        (None, None, ConfigError, "give columns, near or both"),
-        ([], None, ConfigError, "give columns, near or both"),
+        (None, None, ConfigError, "give columns, near or semantic"),
+        ([], None, ConfigError, "give columns, near or semantic"),
         (None, {"column": "a", "threshold": 1.5}, ConfigError, "near.threshold=1.5 cannot work"),
         (None, {"column": "a", "words": 0}, ConfigError, "near.words=0 cannot work"),
         (None, {"column": "a", "permutations": 1}, ConfigError, "near.permutations=1 cannot work: it is 16 or more"),

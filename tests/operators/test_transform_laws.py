@@ -27,6 +27,7 @@ from operators.lookup import Lookup
 from operators.map import Map
 from operators.parse_json import ParseJson
 from operators.rows.duplicates import Near
+from operators.rows.semantic import Semantic
 from operators.sample_rows import Sample
 from operators.say import Say
 from operators.settings.table import TableSettings
@@ -37,6 +38,7 @@ from tests.operators.arrivals import Outcome, Row, in_order, mixed, resumed
 
 NAMES = TableSettings(path=str(PROJECT / "tests/operators/names.csv"))
 VALUES = {"n": pa.int64(), "text": pa.string(), "many": pa.list_(pa.int64()), "m": pa.int64(), "other": pa.string()}
+VALUES |= {"v": pa.list_(pa.float32(), 2)}
 SCHEMA = pa.schema([ROW, LINEAGE, *VALUES.items()])
 TEXTS = ["the quick brown fox jumps over the lazy dog", "The quick brown fox jumps over the lazy cat", "else", None]
 
@@ -44,7 +46,8 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "The quick brown fox jum
 def row(i: int) -> Row:
     """Number `i`: two of each `row`, few different values, lists of 0 to 2 elements and null."""
     lists: list[Any] = [[i, i + 1], [], None, [i]]
-    values = (i * 7 % 5, TEXTS[i * 3 % 4], lists[i % 4], i // 3 % 2, TEXTS[i // 2 % 3])
+    vectors: list[Any] = [[1.0, 0.125], [0.5, 4.0], [0.0, 0.0], None, [1.0, 0.625]]
+    values = (i * 7 % 5, TEXTS[i * 3 % 4], lists[i % 4], i // 3 % 2, TEXTS[i // 2 % 3], vectors[i // 2 % 5])
     return {"row": i // 2, "lineage": [i % 2], **dict(zip(VALUES, values, strict=True))}
 
 
@@ -74,6 +77,8 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "dedup": lambda: Dedup(["n", "text"]),
     "dedup-near": lambda: Dedup(near=Near("text", threshold=0.5, words=2, permutations=32)),
     "dedup-both": lambda: Dedup(["n"], Near("text", threshold=0.5, words=2, permutations=32)),
+    "dedup-semantic": lambda: Dedup(semantic=Semantic("v", threshold=0.9)),
+    "dedup-all": lambda: Dedup(["n"], Near("text", 0.5, words=2, permutations=32), Semantic("v", threshold=0.9)),
     "explode": lambda: Explode("many"),
     "explode-keep": lambda: Explode("many", as_="one", empty="keep"),
     "filter": lambda: Filter("n > 2"),
@@ -101,7 +106,7 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "say-tool": lambda: Say("tool", function=call_tool),
     "select": lambda: Select(["n"]),
 }
-REMEMBER = ["dedup", "dedup-near", "dedup-both", "limit", "limit-beyond", "sample-per"]
+REMEMBER = ["dedup", "dedup-near", "dedup-both", "dedup-semantic", "dedup-all", "limit", "limit-beyond", "sample-per"]
 OF_ONE_ROW = [name for name, make in TRANSFORMS.items() if make().scope is Scope.ROW]
 NEED_A_MODEL = {"Render", "Tokenize", "BatchByLength", "Split"}
 """tests/pipeline/cluster compares the bytes of whole jobs with these."""

@@ -118,21 +118,23 @@ DEDUP = {"_target_": "operators.dedup.Dedup", "columns": ["x"]}
 LIMIT = {"_target_": "operators.limit.Limit", "rows": 7}
 QUOTA = {"_target_": "operators.sample_rows.Sample", "per": "x", "rows": 3}
 SPLIT = {"_target_": "operators.assign.Assign", "split": {"train": 0.7, "test": 0.3}, "group": "x"}
+SEMANTIC = {"_target_": "operators.dedup.Dedup", "semantic": {"column": "v", "threshold": 0.99}}
 
 
 @pytest.mark.parametrize(
     "more",
     [
         {"middle": {"distinct": DEDUP}},
+        {"middle": {"alike": SEMANTIC}},
         {"middle": {"first": LIMIT}},
         {"middle": {"quota": QUOTA, "divide": SPLIT}, "write": {"split_by": "split"}},
         {"target": TargetSettings(accepted_rows=30, chunk_rows=4)},
     ],
-    ids=["Dedup", "Limit", "quota", "target"],
+    ids=["Dedup", "semantic", "Limit", "quota", "target"],
 )
 def test_operators_that_remember_go_on_with_what_they_have(tmp_path, more):
     """What they pass on over nights is what they do of all rows at once."""
-    given = [{"id": f"r{i}", "x": i * i % 17} for i in range(44)]
+    given = [{"id": f"r{i}", "x": i * i % 17, "v": [1.0, i * i % 17 / 8, 0.5]} for i in range(44)]
     for last in (10, 11, 25, 44):
         put(tmp_path, given[:last])
         settings = job(tmp_path, square={"fail_at": 2, "broken": str(tmp_path / "broken")}, **more)
@@ -146,7 +148,7 @@ def test_operators_that_remember_go_on_with_what_they_have(tmp_path, more):
     assert rows(tmp_path / "out", ()) == rows(tmp_path / "all/out", ())
     if "target" in more:  # it is reached: more rows are not read for it
         before = attempts(tmp_path)
-        put(tmp_path, given, [{"id": "more", "x": 1}])
+        put(tmp_path, given, [{"id": "more", "x": 1, "v": None}])
         assert run(settings) is ExitCode.DONE
         assert attempts(tmp_path) == before
 
