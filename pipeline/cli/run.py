@@ -22,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError
+from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError, worst
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import or_else
 from pipeline.cli.commands import PROGRAM, config_dir
@@ -35,7 +35,7 @@ from pipeline.config.keys import CONF, known_keys
 from pipeline.config.sweeps import key_and_value, overrides_given
 from pipeline.dry_run.estimate import dry_run_lines
 from pipeline.monitor.summary import Outcome
-from pipeline.results.sweep_table import SweptRun, table_lines, table_of, write_table
+from pipeline.results.sweep_table import SweptRun, keep_table, sweep_lines, table_of
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
@@ -46,7 +46,6 @@ from pipeline.system.signals import signals_received
 from pipeline.system.terminal import complain, say, terminal_width
 
 Do = Callable[[JobSettings, Resources], ExitCode]
-_SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
 GOES_ON = "not begun; the same command goes on"
 NOT_RUN = "not run: its settings cannot work, see above"
@@ -64,11 +63,6 @@ class SweptJob(NamedTuple):
     @property
     def code(self) -> ExitCode | None:
         return self.run.code
-
-
-def worst(codes: Sequence[ExitCode]) -> ExitCode:
-    """Return the most severe of `codes`; DONE if there is none."""
-    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
 
 
 def print_error(error: BaseException) -> ExitCode:
@@ -273,6 +267,5 @@ def _show_sweep(jobs: Sequence[SweptJob]) -> None:
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs))
     swept = [dict(key_and_value(o) for o in job.overrides if o not in common) for job in jobs]
     runs = [job.run._replace(settings=settings) for job, settings in zip(jobs, swept, strict=True)]
-    table, head = table_of(runs), f"sweep: {len(jobs)} jobs"
-    where = or_else("the table of the sweep is not kept", lambda: write_table(table, runs), None)
-    say(["", f"{head}; all columns are in {where}" if where else head, *table_lines(table, terminal_width())])
+    table = table_of(runs)
+    say(["", *sweep_lines(table, keep_table(table, runs), terminal_width())])

@@ -58,7 +58,9 @@ def table_of(runs: Sequence[SweptRun]) -> SweepTable:
     lines = []
     for run in runs:
         unread = f"the results in {run.directory} are not in the table of the sweep"
-        figures = or_else(unread, partial(_figures, run.directory, shares), {}) if run.ran and run.directory else {}
+        figures: dict[str, Any] = {}
+        if run.ran and run.directory is not None:
+            figures = or_else(unread, partial(_figures, run.directory, shares), figures)
         lines.append(figures | {"exit_code": run.code and int(run.code), "error": hidden(run.why) or None})
     columns: dict[str, pl.Series] = {key: _column(key, [run.settings.get(key) for run in runs]) for key in swept}
     whole = {"exit_code", *COUNTS, "tokens_in", "tokens_out"}
@@ -70,6 +72,17 @@ def table_of(runs: Sequence[SweptRun]) -> SweepTable:
     places = [None if run.directory is None else str(run.directory) for run in runs]
     columns["directory"] = pl.Series("directory", places, pl.String)
     return SweepTable(pl.DataFrame(list(columns.values())), swept, frozenset(shares))
+
+
+def keep_table(table: SweepTable, runs: Sequence[SweptRun]) -> Path | None:
+    """Write the table, or log why it cannot be: no run is the worse for it. Returns its path, if there is one."""
+    return or_else("the table of the sweep is not kept", partial(write_table, table, runs), None)
+
+
+def sweep_lines(table: SweepTable, path: Path | None, width: int | None) -> list[str]:
+    """Return what a sweep prints at its end. `path`: of the table as Parquet; `width`: as of `table_lines`."""
+    head = f"sweep: {table.frame.height} jobs"
+    return [f"{head}; all columns are in {path}" if path else head, *table_lines(table, width)]
 
 
 def write_table(table: SweepTable, runs: Sequence[SweptRun]) -> Path | None:
@@ -153,7 +166,7 @@ def _shown(table: SweepTable) -> dict[str, list[str]]:
     columns = {"exit_code": ["exit", *(_text(v, "-") for v in table.frame["exit_code"])]}
     for name in table.frame.columns:
         values = table.frame[name].to_list()
-        says = any(value != values[0] for value in values)
+        says = len({value for value in values if value is not None}) > 1
         if name in table.swept:
             cells = ["null" if v is None else one_line(printable(setting_text(v)), WIDEST) for v in values]
             columns[name] = [name, *cells]

@@ -16,9 +16,8 @@ from operators.engine.backend.fake import FakeModel, inspect
 from operators.engine.backend.loading import ModelSizes
 from operators.settings import ModelSettings
 from operators.sources import input_columns
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ExitCode, worst
 from pipeline.cli.main import main
-from pipeline.cli.run import worst
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, in_process, refused, write_job
