@@ -156,8 +156,8 @@ def _run_one(
     except Exception as error:
         if error is control.raised:
             raise
-        complain(f"error: {error}")
         if place is None or not control.outcomes:
+            complain(f"error: {error}")  # of others the run has said it
             return place, None, error
         return place, Result(place.absolute(), exit_code_of(error)), error
 

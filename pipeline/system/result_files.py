@@ -125,9 +125,28 @@ def _csv(files: list[Path], schema: Schema) -> pl.LazyFrame:
     return _frames(results.schema, lambda columns, rows: results.batches(columns))
 
 
+def _jsonl(files: list[Path], schema: Schema) -> pl.LazyFrame:
+    """Scan JSON lines. polars takes the types of the first file: of a column that is null there it takes those of the
+    first file that says more."""
+    overrides: dict[str, pl.DataType] = {}
+    unknown = _unknown(files[0])
+    for file in files[1:]:
+        if unknown:
+            found = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+            overrides |= {name: found[name] for name in unknown & found.keys() if "Null" not in str(found[name])}
+            unknown -= overrides.keys()
+    return pl.scan_ndjson(files, infer_schema_length=None, schema_overrides=overrides)
+
+
+def _unknown(file: Path) -> set[str]:
+    """Return the columns of a file of JSON lines that are null, or have nothing but null in their lists."""
+    found = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+    return {name for name, kind in found.items() if "Null" in str(kind)}
+
+
 SCANS: Mapping[str, Callable[[list[Path], Schema], pl.LazyFrame]] = {
     ".parquet": lambda files, schema: pl.scan_parquet(files),
-    ".jsonl": lambda files, schema: pl.scan_ndjson(files, infer_schema_length=None),
+    ".jsonl": _jsonl,
     ".arrow": lambda files, schema: pl.scan_ipc(files),
     ".csv": _csv,
 }
