@@ -170,7 +170,7 @@ def _shown(table: SweepTable) -> dict[str, list[str]]:
         if name in table.swept:
             cells = ["null" if v is None else one_line(printable(setting_text(v)), WIDEST) for v in values]
             columns[name] = [name, *cells]
-        elif name in COUNTS and (says or name == "data_rows" or any(values)):
+        elif name in COUNTS and (says or any(values) or (name == "data_rows" and values.count(None) < len(values))):
             columns[name] = [COUNTS[name], *(_text(v) for v in values)]
         elif name in table.shares:
             columns[name] = [name.removeprefix(MEAN), *("" if v is None else share(v, 1) for v in values)]
