@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline import Job, Progress, compare, load, sweep
@@ -50,6 +50,8 @@ PLAIN = TEXT | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=F
 
 
 @given(PLAIN | st.lists(PLAIN, max_size=3))
+@example("0.5")
+@example(["null", "a,b", "", "it's"])
 def test_every_value_can_be_typed(value):
     assert key_and_value(typed("sampling.stop", value)) == ("sampling.stop", value)
 

@@ -56,7 +56,7 @@ def environment(tmp_path_factory) -> Path:
 WRONG = {
     "argument": (PROGRAM.replace("directory=path, progress", "directory=7, progress"), 'Argument "directory" to "run"'),
     "callback": (
-        PROGRAM.replace("told(progress: Progress)", "told(progress: str)"),
+        PROGRAM.replace("path, on_progress=told", "path, on_progress=7"),
         'Argument "on_progress" to "start"',
     ),
     "attribute": (PROGRAM.replace("found.graph", "found.grahp"), '"Plan" has no attribute "grahp"'),
