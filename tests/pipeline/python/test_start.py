@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from pipeline import PROJECT, Job, Progress, load, run, start
 from pipeline.api.errors import ConfigError, Interrupted, PipelineError
+from pipeline.monitor.recorder import read_status
 from pipeline.monitor.snapshot import Snapshot
 from pipeline.runs.control import Control
 from tests.pipeline.python.test_run import QUIET, parts
@@ -27,17 +29,18 @@ pytestmark = pytest.mark.slow("runs whole jobs from Python")
 
 CHUNK, ROWS = 4, 24
 OPEN = threading.Event()
-"""Closed, each row behind the second chunk takes a while: a run stands there when it is stopped."""
+patience = {"s": 20.0}
+"""Until it is open, or for so long, each row behind the fourth chunk waits: a run stands there when it is stopped."""
 
 
 def seen(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row["row"] >= 2 * CHUNK:
-        OPEN.wait(0.25)
+    if row["row"] >= 4 * CHUNK:
+        OPEN.wait(patience["s"])
     return {"seen": row["row"] * 10 if row["row"] >= CHUNK else None}
 
 
 def slow_job(**groups: Any) -> dict[str, Any]:
-    job = Job("slow", {"chunk_rows": CHUNK}, model="fake", sampling={"max_tokens": 2}, **groups)
+    job = Job("slow", {"chunk_rows": CHUNK, "max_open_chunks": 1}, model="fake", sampling={"max_tokens": 2}, **groups)
     job.step("reply", prompt="{{ n }}").node("seen", "operators.call.Call", "reply", function=seen, columns=COLUMNS)
     job.node("write", "operators.sinks.write_rows.WriteRows", "seen", output="${output}")
     return {"job": job, "rows": [{"n": n} for n in range(ROWS)], **QUIET}
@@ -81,6 +84,9 @@ def test_what_is_cancelled_goes_on_to_equal_bytes(tmp_path, whole):
         for batch in started.batches():
             given.append(batch)
             started.cancel()
+            while not (read_status(tmp_path / "out") or {})["ending"]:
+                time.sleep(0.05)
+            OPEN.set()
 
     with pytest.raises(Interrupted):
         cancel_at_the_first()
@@ -107,14 +113,16 @@ def test_who_is_cancelled_before_its_turn_begins_nothing_and_what_is_refused_say
         with pytest.raises(Interrupted):
             ask()
     assert not (tmp_path / "second").exists()
-    first.cancel()
+    OPEN.set()
+    assert first.result().counts["data_rows"] == ROWS
     refused = start("nowhere", directory=tmp_path / "third")
     for ask in (refused.result, lambda: list(refused.batches())):
         with pytest.raises(ConfigError, match="there is no job 'nowhere'"):
             ask()
 
 
-def test_progress_is_told_in_the_calling_thread_and_what_it_raises_ends_the_run(tmp_path, whole):
+def test_progress_is_told_in_the_calling_thread_and_what_it_raises_ends_the_run(tmp_path, whole, monkeypatch):
+    monkeypatch.setitem(patience, "s", 0.1)
     told: list[tuple[Progress, int]] = []
 
     def stop(progress: Progress) -> None:

@@ -90,7 +90,7 @@ def test_rows_and_a_job_built_in_python_are_swept(tmp_path):
     job = Job("asks", model="fake").step("answer", prompt="{{ n }}")
     told: list[Progress] = []
     rows = [{"n": n, "right": n > 0} for n in range(4)]
-    values = {
+    values: dict[str, list[Any]] = {
         "sampling.max_tokens": [1, 3],
         "steps.answer.prompt": ["{{ n }}?", "Be exact, please: 'yes' or \"no\": {{ n }}"],
     }
