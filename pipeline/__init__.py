@@ -1,6 +1,6 @@
 """The dataflow engine: graph, edges, chunks, executor, run state. It imports no operator and no llama.cpp.
 
-From Python: `run`, `plan`, `estimate`, `load` and `Job` (docs/python.md).
+From Python: `run`, `sweep`, `start`, `plan`, `estimate`, `load`, `compare` and `Job` (docs/python.md).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,23 @@ PROJECT = PACKAGES / "pipeline/_project" if (PACKAGES / "pipeline/_project").is_
 OURS = ("pipeline", "operators", "tools", "models")
 """The packages of this project; all others are user code or installed."""
 
-__all__ = ["Estimate", "Job", "Plan", "Result", "estimate", "load", "plan", "run"]
+__all__ = [
+    "Comparison",
+    "Estimate",
+    "Job",
+    "Plan",
+    "Progress",
+    "Result",
+    "Started",
+    "Sweep",
+    "compare",
+    "estimate",
+    "load",
+    "plan",
+    "run",
+    "start",
+    "sweep",
+]
 
 
 def public_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -34,9 +50,13 @@ def public_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[st
 
 
 if TYPE_CHECKING:
+    from pipeline.python.compare import Comparison, compare
     from pipeline.python.job import Job
     from pipeline.python.result import Result, load
     from pipeline.python.run import Estimate, Plan, estimate, plan, run
+    from pipeline.python.start import Started, start
+    from pipeline.python.sweep import Sweep, sweep
+    from pipeline.runs.control import Progress
 else:  # a type checker would take any name for one of these
     __getattr__, __dir__ = public_names(
         __name__,
@@ -44,5 +64,9 @@ else:  # a type checker would take any name for one of these
             "pipeline.python.run": "run plan estimate Plan Estimate",
             "pipeline.python.result": "load Result",
             "pipeline.python.job": "Job",
+            "pipeline.python.sweep": "sweep Sweep",
+            "pipeline.python.start": "start Started",
+            "pipeline.python.compare": "compare Comparison",
+            "pipeline.runs.control": "Progress",
         },
     )

@@ -81,6 +81,7 @@ STARTS_THREADS = {
     "pipeline/dataflow/executor.py",
     "pipeline/dataflow/stopper.py",
     "pipeline/publish/uploader.py",
+    "pipeline/python/start.py",
     "pipeline/runs/on_finish.py",
     "pipeline/runs/watchdog.py",
     "pipeline/system/deadlines.py",

@@ -86,13 +86,15 @@ def test_a_file_whose_name_is_taken_is_found_out(folder, capsys):
 def test_the_blocks_of_the_page_run_in_their_order(tmp_path):
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     checks = [
         "assert result.counts['data_rows'] == 4",
         "assert result.rows().collect()['prompt'].to_list()[1] == 'What is 2 + 3?'",
         "assert table.num_rows == dataset.num_rows == len(answered) == 1",
+        "assert len(swept.results) == 4 and best in str(swept) and compared.paired['run'].n_unique() == 3",
         "assert result.rows().collect()['verdict'].item() in ('yes', 'no')",
         "assert (row := result.rows().collect().row(0, named=True))['loud'] == row['reply'].upper()",
+        "assert result.counts['data_rows'] == 16 and started.done()",
     ]
     parts = ["from tests.reports import write_none; write_none()"]
     parts += [part for pair in zip(blocks, checks, strict=True) for part in pair]

@@ -42,6 +42,14 @@ class ExitCode(IntEnum):
     BUDGET = 5
 
 
+_SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
+
+
+def worst(codes: Iterable[ExitCode]) -> ExitCode:
+    """Return the most severe of `codes`; DONE if there is none."""
+    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
+
+
 class PipelineError(Exception):
     """Base of every error that this project raises on purpose."""
 
@@ -116,6 +124,11 @@ class Interrupted(PipelineError):
     """The run was stopped (SIGINT, SIGTERM). Committed chunks are kept; the same command resumes."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def exit_code_of(error: BaseException | None) -> ExitCode:
+    """Return the exit code of a run that `error` has ended."""
+    return ExitCode(getattr(error, "exit_code", ExitCode.FAILED))
 
 
 class Cancelled(Exception):

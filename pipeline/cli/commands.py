@@ -29,7 +29,7 @@ COMMANDS = {
         "build llama.cpp for this machine and prove it",
         "tools.build.command",
     ),
-    "compare": Command("outputs/A outputs/B", "compare two runs", "pipeline.cli.results", "compare"),
+    "compare": Command("outputs/A outputs/B ...", "compare runs", "pipeline.cli.results", "compare"),
     "completion": Command(
         "[--config-dir DIR]",
         "print a script for bash: source <(python -m pipeline completion)",

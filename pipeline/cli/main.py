@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.api.errors import ConfigError, ExitCode, did_you_mean
+from pipeline.api.errors import ConfigError, ExitCode, did_you_mean, worst
 from pipeline.api.removed import removed
 from pipeline.cli.commands import COMMANDS
-from pipeline.cli.run import config_dirs_of, print_error, run_jobs, worst
+from pipeline.cli.run import config_dirs_of, print_error, run_jobs
 from pipeline.config.jobs import SUFFIXES, jobs_table, list_jobs
 from pipeline.system.signals import NOTHING_RUNS, leave, signals_received, stopped_by_signals
 from pipeline.system.terminal import dropping, say, silence

@@ -22,17 +22,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError
+from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError, worst
 from pipeline.api.runtime import Resources
 from pipeline.api.user_code import or_else
 from pipeline.cli.commands import PROGRAM, config_dir
 from pipeline.cluster.segments import places
 from pipeline.config.build import build_graph
-from pipeline.config.compose import COMPOSITION_ERRORS, overrides_given, register, register_job, settings_of
+from pipeline.config.compose import COMPOSITION_ERRORS, register, register_job, settings_of
 from pipeline.config.explain import PARSER, explain, for_hydra
 from pipeline.config.jobs import find_job, jobs_table
 from pipeline.config.keys import CONF, known_keys
+from pipeline.config.sweeps import key_and_value, overrides_given
 from pipeline.dry_run.estimate import dry_run_lines
+from pipeline.monitor.summary import Outcome
+from pipeline.results.sweep_table import SweptRun, keep_table, sweep_lines, table_of
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings
 from pipeline.system.deadlines import ENDING_S, within
@@ -40,29 +43,26 @@ from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import for_keeping, note_secret_places, refuse_noted_credentials, shown_argument
 from pipeline.system.signals import signals_received
-from pipeline.system.terminal import complain, say
+from pipeline.system.terminal import complain, say, terminal_width
 
 Do = Callable[[JobSettings, Resources], ExitCode]
-_SEVERITY = (ExitCode.DONE, ExitCode.BUDGET, ExitCode.REJECTS, ExitCode.INTERRUPTED, ExitCode.CONFIG, ExitCode.FAILED)
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
 GOES_ON = "not begun; the same command goes on"
+NOT_RUN = "not run: its settings cannot work, see above"
 _TEXTS = ("stop", "bad_words", "system", "template")
 _IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 """Parts of a template in which `\\n` is a line break."""
 
 
 class SweptJob(NamedTuple):
-    """A job of a sweep: the overrides as typed, with one value each; its exit code, None if the sweep was interrupted
-    before it began; the directory of the results, or why there is none."""
+    """A job of a sweep: the overrides as typed, with one value each, and how it ended."""
 
     overrides: tuple[str, ...]
-    code: ExitCode | None
-    where: str
+    run: SweptRun
 
-
-def worst(codes: Sequence[ExitCode]) -> ExitCode:
-    """Return the most severe of `codes`; DONE if there is none."""
-    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
+    @property
+    def code(self) -> ExitCode | None:
+        return self.run.code
 
 
 def print_error(error: BaseException) -> ExitCode:
@@ -98,7 +98,8 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     def task(config: DictConfig) -> None:
         overrides = overrides_given()
         stopped = signals_received() or any(job.code is ExitCode.INTERRUPTED for job in jobs)
-        jobs.append(SweptJob(overrides, None, GOES_ON) if stopped else _run_one(config, overrides, process, do))
+        late = SweptJob(overrides, SweptRun({}, None, why=GOES_ON))
+        jobs.append(late if stopped else _run_one(config, overrides, process, do))
         process.close_unused()
 
     try:
@@ -119,7 +120,7 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
     finally:
         or_else("models cannot be closed", lambda: within(ENDING_S, "closing the models", process.close), None)
     if len(jobs) > 1:
-        say(["", *_sweep_lines(jobs)])
+        _show_sweep(jobs)
     return worst([job.code for job in jobs if job.code is not None])
 
 
@@ -212,7 +213,9 @@ def _command_line(arguments: Sequence[str]) -> Iterator[None]:
 def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources, do: Do | None) -> SweptJob:
     """Run one job. Its error is printed, so that the other jobs of a sweep run all the same."""
     reached(Failpoint.CONFIG_COMPOSED)
-    where = "not run: its settings cannot work, see above"
+    directory: Path | None = None
+    seen: list[Outcome] = []
+    ran, why = False, ""
     try:
         settings = settings_of(config)
         if (hydra_has := HydraConfig.get()).mode == RunMode.MULTIRUN:
@@ -221,11 +224,17 @@ def _run_one(config: DictConfig, overrides: tuple[str, ...], process: Resources,
                 noted.write_text(hidden(_without_secrets(noted.read_text(encoding="utf-8"))), encoding="utf-8")
         for note in _notes(OmegaConf.to_container(config)):
             complain(note)
-        where = str(settings.directory)
-        code = (do or (_show if settings.show or settings.dry_run else run_job))(settings, process)
+        directory = settings.directory
+        if do or settings.show or settings.dry_run:
+            code = (do or _show)(settings, process)
+        else:
+            code, ran = run_job(settings, process, seen), True
     except BaseException as error:
-        code = print_error(error)
-    return SweptJob(overrides, code, where)
+        code, ran = print_error(error), bool(seen)
+        why = NOT_RUN if directory is None else str(error)
+    if seen and seen[-1].error is not None:
+        why = str(seen[-1].error)
+    return SweptJob(overrides, SweptRun({}, code, directory, ran, why))
 
 
 def _notes(settings: object, key: str = "") -> Iterator[str]:
@@ -253,13 +262,10 @@ def _show(settings: JobSettings, process: Resources) -> ExitCode:
     return ExitCode.DONE
 
 
-def _sweep_lines(jobs: Sequence[SweptJob]) -> list[str]:
-    """Return a line per job: exit code, settings that differ between the jobs, directory of the results."""
+def _show_sweep(jobs: Sequence[SweptJob]) -> None:
+    """Print the table of a sweep and, if any job ran, write it as Parquet."""
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs))
-    differing = [" ".join(o for o in job.overrides if o not in common) for job in jobs]
-    width = max(len(text) for text in differing)
-    lines = [
-        f"  {'-' if job.code is None else int(job.code)}  {text:{width}}  {job.where}"
-        for job, text in zip(jobs, differing, strict=True)
-    ]
-    return [f"sweep: {len(jobs)} jobs; exit code, settings, results", *lines]
+    swept = [dict(key_and_value(o) for o in job.overrides if o not in common) for job in jobs]
+    runs = [job.run._replace(settings=settings) for job, settings in zip(jobs, swept, strict=True)]
+    table = table_of(runs)
+    say(["", *sweep_lines(table, keep_table(table, runs), terminal_width())])

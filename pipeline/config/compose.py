@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 import threading
@@ -16,9 +15,7 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf, StringNode
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException, ValidationError
@@ -29,9 +26,10 @@ from pipeline.api.groups import FIELDS, check_fields
 from pipeline.api.removed import removed_variable
 from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
-from pipeline.config.explain import NO_TEXT, PARSER, explain, job_files, unreadable_yaml
+from pipeline.config.explain import NO_TEXT, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile, name_arguments
 from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.config.sweeps import in_sweep, overrides_given
 from pipeline.dataflow.new_rows import ROW_ID
 from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.names import CONFIG, STATUS
@@ -42,12 +40,6 @@ from pipeline.system.redaction import note_secret_places
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
 
-_NOT_OF_A_SWEEP = ("overwrite", "dry_run", "show", "progress", "output_dir", "output.publish", "output.storage_options")
-_SAME_RESULTS = (
-    *("max_error_rate", "on_finish", "other_bits", "output.card", "output.retries", "prometheus_file", "report"),
-    *("target.max_tokens", "target.max_minutes", "target.max_cost"),
-)
-"""Keys that may change on a resume: they do not name the directory of a job of a sweep, unless they are swept."""
 _FREE = tuple(f"{key}." for key in ("steps", "nodes", *FREE_FORM))
 """Settings below which `composed` takes new keys."""
 _FORMS = {"steps": "{name: {prompt: ...}}", "nodes": "{name: {inputs: ..., op: ...}}"}
@@ -222,7 +214,7 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
     for group in FIELDS:
         check_fields(group, getattr(settings, group))
-    return _in_sweep(settings)
+    return in_sweep(settings)
 
 
 def note_secrets(config: Any, path: tuple[str, ...] = ()) -> None:
@@ -261,39 +253,6 @@ def _first_time(saved: Path) -> datetime | None:
 def _is_done(status: Path) -> bool:
     """Return True if a status.json says that its run is done."""
     return bool(read_values(status, json.loads).get("state") == "done")
-
-
-def overrides_given() -> tuple[str, ...]:
-    """Return the overrides of the job being composed, as typed: interpolations are not resolved. None outside of
-    Hydra."""
-    if not HydraConfig.initialized():
-        return ()
-    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()
-
-
-def _in_sweep(settings: JobSettings) -> JobSettings:
-    """Return the settings of a job of a sweep with an output directory named by a hash of its overrides."""
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    if hydra is None or hydra.mode != RunMode.MULTIRUN:
-        return settings
-    overrides = [o for o in overrides_given() if not _is_of_one_run(o)]
-    tag = hashlib.sha256(json.dumps(sorted(overrides)).encode()).hexdigest()[:8]
-    return dataclasses.replace(settings, output_dir=f"{settings.directory}-{tag}")
-
-
-def _is_of_one_run(override: str) -> bool:
-    """Return True if the override does not belong in the directory name of a job of a sweep."""
-    typed = override.partition("=")[0]
-    keys = _NOT_OF_A_SWEEP if _is_swept(typed) else _NOT_OF_A_SWEEP + _SAME_RESULTS
-    name = typed.lstrip("+")
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
-
-
-def _is_swept(typed: str) -> bool:
-    """Return True if the key has several values on the command line, or is not there (the sweep is in the job file)."""
-    arguments = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == typed]
-    return not arguments or any(override.is_sweep_override() for override in PARSER.parse_overrides(arguments))
 
 
 def _values_in(node: yaml.Node | None, counts: dict[int, int]) -> int:

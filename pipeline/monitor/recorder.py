@@ -91,8 +91,8 @@ class Recorder:
         """Write the first status.json, before models are loaded, which may take minutes."""
         self.write_status(self._observer.take(self._now_s()), RunStatus.RUNNING)
 
-    def tick(self) -> None:
-        """Record and show whatever is due by its interval."""
+    def tick(self) -> Snapshot:
+        """Record and show whatever is due by its interval. Returns the progress."""
         now = self._now_s()
         if self._is_due("metrics", now):
             self._recorder.stages(now, self._executor.meters)
@@ -108,6 +108,7 @@ class Recorder:
         elif paid:
             self._note_spent()
         self._display.show(snapshot)
+        return snapshot
 
     def finish(self) -> Snapshot:
         """Record the last interval. The caller then merges the metrics tables and calls `write_status`."""

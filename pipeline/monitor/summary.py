@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.api.errors import ExitCode, NodeFailed
+from pipeline.api.errors import ExitCode, NodeFailed, exit_code_of
 from pipeline.api.protocols import Concludes
 from pipeline.api.records import KEPT, RejectKind
 from pipeline.api.user_code import spelt
@@ -106,8 +106,7 @@ class Outcome:
 
     def failed(self, error: BaseException) -> Outcome:
         """Return this outcome with the exit code of `error`. An earlier error is kept."""
-        code = ExitCode(getattr(error, "exit_code", ExitCode.FAILED))
-        return replace(self, exit_code=code, error=self.error or error)
+        return replace(self, exit_code=exit_code_of(error), error=self.error or error)
 
 
 def report_lines(graph: Graph, directory: Path, limit_s: float = ENDING_S) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.api.errors import ConfigError, ExitCode, install
 from pipeline.api.records import REJECT_SCHEMA
+from pipeline.results.batches import committed_batches, no_rows
 from pipeline.results.reader import Results, read_results
 from pipeline.results.report import write_report
+from pipeline.run_dir.lock import holder
 from pipeline.run_dir.names import DATA
 
 if TYPE_CHECKING:
@@ -83,8 +86,7 @@ class Result:
         results = self._read()
         rows = results.rows(folder)
         if rows is None:
-            folders = ", ".join(results.folders) or "none: it has no rows"
-            raise ConfigError(f"{self.directory} has no rows in {folder}; folders with rows: {folders}")
+            raise no_rows(results, folder)
         return rows
 
     def arrow(self, folder: str = DATA) -> pa.Table:
@@ -98,6 +100,20 @@ class Result:
         except ImportError as error:
             raise ConfigError(f"dataset() needs the package datasets: {install('datasets')}") from error
         return datasets.Dataset.from_polars(self.rows(folder).collect())
+
+    def batches(self, folder: str = DATA, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in their order, chunk by chunk: together they are those of `rows`, and one chunk is in memory.
+
+        Args:
+            folder: as of `rows`.
+            follow: of a run that is at work, in another thread or process, yield each chunk when it is committed, until
+                the run ends.
+
+        Raises:
+            ConfigError: there is no such folder, or the format has no types before the run has ended.
+            PipelineError: `follow`, and the run has ended before it was done.
+        """
+        return committed_batches(self.directory, folder, (lambda: holder(self.directory) is None) if follow else None)
 
     def rejects(self) -> pl.LazyFrame:
         """Return the rejected rows, lazily: their `node`, `kind`, `reason`, and the row as it was."""

@@ -6,7 +6,7 @@ import atexit
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +19,17 @@ from pipeline.api.runtime import Resources
 from pipeline.cluster.segments import places
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import dry_run_lines
-from pipeline.monitor.summary import Outcome
 from pipeline.python.compose import settings_from, with_rows
 from pipeline.python.job import Job
 from pipeline.python.result import Result
+from pipeline.runs.control import Control, Progress
 from pipeline.runs.run import run_job
 from pipeline.settings import PLAN, JobSettings
 from pipeline.system.signals import staying
 from pipeline.system.terminal import complain, silent
 
 QUIET = "none"
+TURN_S = 0.2
 _models = Resources()
 """Models and contexts, kept from run to run."""
 _one_at_a_time = threading.RLock()
@@ -91,6 +92,7 @@ def run(
     *,
     rows: Any = None,
     directory: str | Path | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
     **groups: Any,
 ) -> Result:
     """Run a job, or go on with one that was interrupted; find one that is finished.
@@ -106,6 +108,8 @@ def run(
             dataset, or an iterable of dicts or of prompts. They are kept in the run's directory.
         directory: of the results; the same directory goes on with the same run. None: a new temporary one, which is
             printed.
+        on_progress: is called about once a second while rows flow, and at the end, in the thread that calls `run`. What
+            it raises ends the run and is raised; the same call goes on.
         groups: settings by keyword: `model="my.gguf"`, `sampling={"temperature": 0.7}`, `seed=3`, `overwrite=True`,
             `progress="none"`. A config group takes the name of an option, or a mapping.
 
@@ -123,30 +127,49 @@ def run(
         >>> result.rows().collect().select("prompt", "completion").height
         1
     """
+    return run_controlled(job, given(settings, groups, directory), rows, Control(on_progress))
+
+
+def run_controlled(job: str | Path | Job, values: dict[str, Any], rows: Any, control: Control) -> Result:
+    """Run a job as `run` does, with the settings of the call in one mapping."""
     temporary: list[str] = []
 
     def make(name: str) -> str:
         temporary.append(tempfile.mkdtemp(prefix=f"{name}-"))
         return temporary[0]
 
-    values = _given(settings, groups, directory)
     if asked := [key for key in ("dry_run", "show") if values.get(key)]:
         raise ConfigError(f"run(..., {asked[0]}=...) would run the job; use pipeline.plan or pipeline.estimate instead")
-    outcomes: list[Outcome] = []
-    with _one_at_a_time, staying(), _path_kept(), ExitStack() as quiet:
+    outcomes = control.outcomes
+    with _turn(control), staying(), path_kept(), ExitStack() as quiet:
         composed = settings_from(job, values, make)
         compose = partial(with_rows, job, values, composed, rows, composed.directory) if rows is not None else None
         if composed.progress == QUIET:
             quiet.enter_context(silent())
         elif temporary:
             complain(f"the results go to {composed.directory}; name a directory to keep them")
+        control.directory = composed.directory.absolute()
         try:
-            code = run_job(composed, _models, outcomes, compose)
+            code = run_job(composed, _models, outcomes, compose, control)
         finally:
             _models.close_unused()
-    if outcomes and outcomes[-1].error is not None:
-        raise outcomes[-1].error
-    return Result(composed.directory.absolute(), ExitCode(code))
+        if outcomes and outcomes[-1].error is not None:
+            raise outcomes[-1].error
+        if outcomes:
+            control.tell_end(outcomes[-1])
+    return Result(control.directory, ExitCode(code))
+
+
+@contextmanager
+def _turn(control: Control) -> Iterator[None]:
+    """Wait until no other thread runs a job, or the run is cancelled."""
+    while not _one_at_a_time.acquire(timeout=TURN_S):
+        control.refuse_cancelled()
+    try:
+        control.refuse_cancelled()
+        yield
+    finally:
+        _one_at_a_time.release()
 
 
 def plan(
@@ -168,7 +191,7 @@ def plan(
         >>> print(str(plan("quickstart")).splitlines()[0])
         job quickstart: 7 nodes, chunks of 4096 rows, seed 0
     """
-    with _dry_run(job, _given(settings, groups, directory), rows, PLAN) as composed:
+    with _dry_run(job, given(settings, groups, directory), rows, PLAN) as composed:
         graph = build_graph(composed)
         return Plan(
             "\n".join(dry_run_lines(composed, graph, _models)),
@@ -197,7 +220,7 @@ def estimate(
         8
     """
     lines: list[str] = []
-    with _one_at_a_time, staying(), _dry_run(job, _given(settings, groups, directory), rows, True) as composed:
+    with _one_at_a_time, staying(), _dry_run(job, given(settings, groups, directory), rows, True) as composed:
         steps = dry_run_lines(composed, build_graph(composed), _models)
         try:
             while True:
@@ -212,14 +235,14 @@ def estimate(
 @contextmanager
 def _dry_run(job: str | Path | Job, values: dict[str, Any], rows: Any, mode: str | bool) -> Iterator[JobSettings]:
     """Yield the settings of a dry run, whose files are in a temporary folder."""
-    with _path_kept(), tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
+    with path_kept(), tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
         values = {**values, "dry_run": mode}
         composed = settings_from(job, values, lambda name: f"{folder}/{name}")
         yield composed if rows is None else with_rows(job, values, composed, rows, Path(folder))
 
 
 @contextmanager
-def _path_kept() -> Iterator[None]:
+def path_kept() -> Iterator[None]:
     """Have sys.path be as it was once no call is left that may import modules beside its job."""
     global _calls, _path
     with _counting:
@@ -234,7 +257,7 @@ def _path_kept() -> Iterator[None]:
                 sys.path[:] = _path
 
 
-def _given(
+def given(
     settings: Mapping[str, Any] | None, groups: Mapping[str, Any], directory: str | Path | None
 ) -> dict[str, Any]:
     """Return the settings of a call as one mapping."""

@@ -1,4 +1,4 @@
-"""Compare two runs: figures, settings and rows.
+"""Compare runs: figures of any number of them, settings and rows of two.
 
 Rows are joined, and their texts compared by hashes: without texts in memory, runs may have millions of rows.
 """
@@ -29,8 +29,8 @@ from pipeline.results.figures import (
 from pipeline.results.paired import PairedMean, PairedShare, measured, paired
 from pipeline.results.reader import Results
 
-Row = tuple[str, str, str, str]
-"""Name of a figure, both values, and the change from the first to the second, empty if it means nothing."""
+Row = Sequence[str]
+"""Name of a figure, its value in each run, and the change if there are two of them, empty if it means nothing."""
 WIDEST = 40
 WORTH_COMPARING = 0.1
 """Busy share of a stage below which its change is not shown: it is noise."""
@@ -71,37 +71,43 @@ class Joined:
     means: Sequence[PairedMean]
 
 
-def figures(a: Results, b: Results) -> list[Row]:
-    """Return the figures of both runs, or of one of them, in display order."""
-    sides = _known(a), _known(b)
-    rows = []
-    for name in sides[0] | sides[1]:
-        first, second = (side.get(name, Figure(None, "")) for side in sides)
-        if any(f.value or (f.value is None and f.text) for f in (first, second)):
-            differs = first.value is None and second.value is None and first.text != second.text
-            rows.append((name, first.text, second.text, "differs" if differs else _change(first.value, second.value)))
+def figures(runs: Sequence[Results]) -> list[Row]:
+    """Return the figures of all runs, or of some of them, in display order."""
+    rows: list[Row] = []
+    for name, known in figures_by_name(runs).items():
+        if any(f.value or (f.value is None and f.text) for f in known):
+            differs = all(f.value is None for f in known) and len({f.text for f in known}) > 1
+            rows.append((name, *(f.text for f in known), "differs" if differs else _change([f.value for f in known])))
     return rows
 
 
-def stages(a: Results, b: Results) -> list[Row]:
+def figures_by_name(runs: Sequence[Results]) -> dict[str, list[Figure]]:
+    """Return the figures that any of the runs has, in display order, of each run in turn."""
+    sides = [_known(run) for run in runs]
+    names = dict.fromkeys(name for side in sides for name in side)
+    return {name: [side.get(name, Figure(None, "")) for side in sides] for name in names}
+
+
+def stages(runs: Sequence[Results]) -> list[Row]:
     """Return busy seconds and busy share of each stage."""
-    times = [{stage["node"]: stage for stage in stage_times(run)} for run in (a, b)]
-    rows = []
-    for node in times[0] | times[1]:
-        pair = [side.get(node) for side in times]
-        cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in pair]
-        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in pair]
-        busy = [s["busy_s"] if s else None for s in pair]
-        rows.append((node, cells[0], cells[1], _change(*busy) if max(shares) >= WORTH_COMPARING else ""))
+    times = [{stage["node"]: stage for stage in stage_times(run)} for run in runs]
+    rows: list[Row] = []
+    for node in dict.fromkeys(node for side in times for node in side):
+        found = [side.get(node) for side in times]
+        cells = [f"{seconds(s['busy_s'])} {share(s['busy_s'], s['wall_s'])}" if s else "" for s in found]
+        shares = [s["busy_s"] / s["wall_s"] if s and s["wall_s"] else 0.0 for s in found]
+        busy = [s["busy_s"] if s else None for s in found]
+        rows.append((node, *cells, _change(busy) if max(shares) >= WORTH_COMPARING else ""))
     return rows
 
 
-def lines(rows: Sequence[Row], head: tuple[str, str] | None = None) -> list[str]:
-    """Return `rows` as lines in aligned columns. `head`: names of the two runs."""
+def lines(rows: Sequence[Row], head: Sequence[str] = ()) -> list[str]:
+    """Return `rows` as lines in aligned columns. `head`: names of the runs."""
     table: list[Row] = [*([("", *head, "")] if head else []), *rows]
-    widths = [min(WIDEST, max((len(row[i]) for row in table), default=0)) for i in range(3)]
+    columns = max((len(row) for row in table), default=1) - 1
+    widths = [min(WIDEST, max(len(row[i]) for row in table)) for i in range(columns if table else 0)]
     padded = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] for row in table]
-    return ["  ".join([*cells, row[3]]).rstrip() for cells, row in zip(padded, table, strict=True)]
+    return ["  ".join([*cells, row[-1]]).rstrip() for cells, row in zip(padded, table, strict=True)]
 
 
 def _known(run: Results) -> dict[str, Figure]:
@@ -134,8 +140,10 @@ def _model(run: Results) -> str:
     return " ".join(parts) or Path(str(model.get("path") or "")).name
 
 
-def _change(a: float | None, b: float | None) -> str:
-    """Format the change in percent: `+12.3 %`; empty below SMALLEST_CHANGE or if a value is missing."""
+def _change(values: Sequence[float | None]) -> str:
+    """Format the change of two runs in percent: `+12.3 %`; empty below SMALLEST_CHANGE, if a value is missing, and of
+    more runs."""
+    a, b = values if len(values) == 2 else (None, None)
     percent = 100 * (b / a - 1) if a and b is not None else 0.0
     return f"{percent:+.1f} %" if abs(percent) >= SMALLEST_CHANGE else ""
 

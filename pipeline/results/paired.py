@@ -1,4 +1,4 @@
-"""Paired statistics of two runs: over rows that both have, shares of booleans and means of numbers.
+"""Statistics of runs: shares of booleans and means of numbers, of one, or paired over the rows that two have.
 
 Queries aggregate while they read; of a row only its key and its booleans and numbers are in memory.
 """
@@ -79,6 +79,16 @@ def measured(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]) ->
     )
 
 
+def means(rows: pl.LazyFrame, keys: Sequence[str]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return the share of true of each column of booleans, and the mean of each column of numbers, over the rows that
+    have a value (a finite one). They are the columns that `measured` returns."""
+    booleans, numbers = measured(rows, rows, keys)
+    wanted = [pl.col(c).mean() for c in booleans] + [_finite(pl.col(c)).mean() for c in numbers]
+    named = [expression.alias(str(i)) for i, expression in enumerate(wanted)]
+    values = iter(rows.select(named).collect(engine="streaming").row(0) if named else ())
+    return dict(zip(booleans, islice(values, len(booleans)), strict=True)), dict(zip(numbers, values, strict=True))
+
+
 def paired(
     pairs: pl.LazyFrame, booleans: Sequence[str], numbers: Sequence[str]
 ) -> tuple[list[PairedShare], list[PairedMean]]:
@@ -104,9 +114,14 @@ def _counts(column: str) -> list[pl.Expr]:
 def _moments(column: str) -> list[pl.Expr]:
     """Return the fields of PairedMean behind `column`."""
     sides = pl.col(f"a {column}"), pl.col(f"b {column}")
-    a, b = (pl.when(value.is_finite()).then(value) for value in (side.cast(pl.Float64) for side in sides))
+    a, b = map(_finite, sides)
     difference = b - a
     both = difference.is_not_null()
     error = difference.std() / difference.count().sqrt()
     means = [value.filter(both).mean() for value in (a, b)]
     return [difference.count(), *means, difference.mean(), error, sides[0].ne_missing(sides[1]).sum()]
+
+
+def _finite(column: pl.Expr) -> pl.Expr:
+    value = column.cast(pl.Float64)
+    return pl.when(value.is_finite()).then(value)

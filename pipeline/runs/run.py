@@ -31,6 +31,7 @@ from pipeline.run_dir.replacing import Replacing, replacing
 from pipeline.run_dir.state import RunState, RunStatus
 from pipeline.runs.admission import Admission, admitted
 from pipeline.runs.attempt import Attempt, prepare
+from pipeline.runs.control import Control
 from pipeline.runs.ending import conclude, record, remove_concluded, say_finished, summarize
 from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.runs.on_finish import tell, tell_refusal
@@ -50,6 +51,7 @@ def run_job(
     process: Resources,
     seen: list[Outcome] | None = None,
     compose: Callable[[Replacing], JobSettings] | None = None,
+    control: Control | None = None,
 ) -> ExitCode:
     """Run or resume a job, or find it finished. Prints a summary. `on_finish` and the Prometheus file are told of a
     refusal, too.
@@ -59,6 +61,7 @@ def run_job(
         process: resources shared with other jobs of this process (models, contexts).
         seen: gets the outcome of the attempt, if there was one.
         compose: places the input in the directory, under its lock, and returns the settings with it.
+        control: is told of the progress, and may cancel the run.
 
     Raises:
         ConfigError: the graph, the output directory or the settings are invalid. No model was loaded.
@@ -75,14 +78,16 @@ def run_job(
             refuse_unremovable(directory)
         with locked(directory), replacing(directory) as results:
             job = job or _checked(compose(results) if compose else settings)
-            return run_locked(job, process, seen, results)
+            return run_locked(job, process, seen, results, control)
     except Exception as error:
         if not seen:
             tell_refusal(settings, error)
         raise
 
 
-def run_locked(job: CheckedJob, process: Resources, seen: list[Outcome], results: Replacing) -> ExitCode:
+def run_locked(
+    job: CheckedJob, process: Resources, seen: list[Outcome], results: Replacing, control: Control | None = None
+) -> ExitCode:
     """Like `run_job`, for a caller that holds the lock of the output directory and has built the job."""
     settings, directory = job.settings, job.directory
     place = destination_of(settings)
@@ -101,7 +106,7 @@ def run_locked(job: CheckedJob, process: Resources, seen: list[Outcome], results
         if not results.keeps:
             results.begun()  # a failure to open is an attempt, and recorded
         with stopped_by_signals(lambda: None, RECORDS):
-            ended = _execute(attempt, partial(_begin, job, state, publisher, results))
+            ended = _execute(attempt, partial(_begin, job, state, publisher, results), control or Control())
             reached(Failpoint.GRAPH_ENDED)
             outcome = within(settings.ending_s, "recording the results", partial(record, attempt, *ended))
             summarize(job, outcome)
@@ -122,16 +127,20 @@ def _checked(settings: JobSettings) -> CheckedJob:
     return CheckedJob.of(settings, graph)
 
 
-def _execute(attempt: Attempt, begin: Callable[[], None]) -> tuple[RunStatus, BaseException | None]:
+def _execute(attempt: Attempt, begin: Callable[[], None], control: Control) -> tuple[RunStatus, BaseException | None]:
     """Execute the graph, and have operators write their final files. `begin`: called when all of them are open.
     Returns how that ended, and the error."""
     job, state, executor, context = attempt.job, attempt.state, attempt.executor, attempt.context
     failed = partial(state.end_attempt, context.attempt, RunStatus.FAILED)
     watchdog = Watchdog(job.settings.engine.stall_timeout_s, executor, failed, context.clock)
+
+    def tick() -> None:
+        control.tell(attempt.recorder.tick(), job.directory)
+
     try:
-        with _quick_switches(), stopped_by_signals(executor.interrupt):
+        with _quick_switches(), stopped_by_signals(executor.interrupt), control.interrupting(executor.interrupt):
             _clear_away(attempt)
-            executor.run(attempt.recorder.tick, watchdog, begin)
+            executor.run(tick, watchdog, begin)
             target = job.graph.target
             ended = RunStatus.DONE if target is None or target.ended_well else RunStatus.BUDGET
             # Rejects may have been written for chunks that no sink ended, if a node left early.

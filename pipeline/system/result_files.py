@@ -132,13 +132,25 @@ def _inner(kind: pl.DataType) -> pl.DataType:
 
 
 def _jsonl(files: list[Path], schema: Schema) -> pl.LazyFrame:
-    """Scan JSON lines. What is known of types is said, since polars infers them from the first file alone, in which a
-    column may be null throughout."""
+    """Scan JSON lines. What is known of types is said, since polars infers them from the first file alone: of a column
+    that is null there, and of a type that cannot be said, those of the first file that tells more."""
     types = {name: type_of(kind) for name, kind in schema.items() if is_of_json(type_of(kind), kind)}
     frame = pl.DataFrame(pa.schema(types.items()).empty_table())
-    small = {name: pl.Int64 for name, kind in frame.schema.items() if kind.is_integer() and kind not in _OF_JSON}
-    known = {name: kind for name, kind in frame.schema.items() if _inner(kind) in _OF_JSON} | small
+    known = {name: kind for name, kind in frame.schema.items() if _inner(kind) in _OF_JSON}
+    known |= {name: pl.Int64() for name, kind in frame.schema.items() if kind.is_integer() and kind not in _OF_JSON}
+    unknown = _unknown(files[0]) - known.keys()
+    for file in files[1:]:
+        if unknown:
+            found = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+            known |= {name: found[name] for name in unknown & found.keys() if "Null" not in str(found[name])}
+            unknown -= known.keys()
     return pl.scan_ndjson(files, infer_schema_length=None, schema_overrides=known)
+
+
+def _unknown(file: Path) -> set[str]:
+    """Return the columns of a file of JSON lines that are null, or have nothing but null in their lists."""
+    found = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+    return {name for name, kind in found.items() if "Null" in str(kind)}
 
 
 SCANS: Mapping[str, Callable[[list[Path], Schema], pl.LazyFrame]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -51,6 +52,14 @@ def say(lines: Iterable[str]) -> None:
     for line in lines:
         _print(line, sys.stdout)
     _Dropping(sys.stdout).flush()
+
+
+def terminal_width() -> int | None:
+    """Return the number of characters of a line of the terminal that stdout is; None if it is none."""
+    try:
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    except _UNWRITABLE:
+        return None
 
 
 @contextmanager

@@ -58,5 +58,5 @@ def rows(directory: str, which: str, *overwrite: str) -> int:
         _may_die(DIES_IN_ROWS)
 
     keys = {"model.loader": f"{__name__}:load", "chunk_rows": 6, "sampling.max_tokens": 2}
-    groups = {"model": "fake", "progress": "none", "report": False, "overwrite": bool(overwrite)}
+    groups: dict[str, Any] = {"model": "fake", "progress": "none", "report": False, "overwrite": bool(overwrite)}
     return int(pipeline.run("generate", keys, rows=given(), directory=directory, **groups).outcome or 0)

@@ -30,7 +30,7 @@ from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
 from pipeline.system.result_files import SCANS, names_of
 from tests.operators.flow import Flow, chain
-from tests.operators.formats.samples import ROWS, SUFFIXES, TABLE, as_results, make, pack, usual
+from tests.operators.formats.samples import NESTED, ROWS, SUFFIXES, TABLE, as_results, make, pack, usual
 from tests.operators.sources.reading import drain, read
 
 
@@ -117,7 +117,9 @@ def test_what_is_written_is_read_and_scanned(tmp_path: Path, name: str, compress
 def test_a_column_that_is_null_in_all_of_the_first_file_is_read_of_the_others(name: str, tmp_path: Path) -> None:
     kinds = {"t": pa.string(), "n": pa.int64(), "x": pa.float64(), "b": pa.bool_(), "l": pa.list_(pa.string())}
     kinds |= {"i": pa.int8(), "u": pa.uint16()}
-    values = {"t": "a", "n": 3, "i": -5, "u": 9, "x": 0.5, "b": True, "l": ["a"]}
+    nested = {"s": pa.struct({"a": pa.int64()})} if name[1:] in NESTED else {}
+    kinds |= nested
+    values = {"t": "a", "n": 3, "i": -5, "u": 9, **({"s": {"a": 1}} if nested else {}), "x": 0.5, "b": True, "l": ["a"]}
     files = [tmp_path / f"part-{i}{name}" for i in range(2)]
     for file, row in zip(files, (dict.fromkeys(kinds), values), strict=True):
         as_results(WRITTEN[name[1:]], file, pa.Table.from_pylist([row, {**row, "t": None}], pa.schema(kinds.items())))

@@ -16,9 +16,8 @@ from operators.engine.backend.fake import FakeModel, inspect
 from operators.engine.backend.loading import ModelSizes
 from operators.settings import ModelSettings
 from operators.sources import input_columns
-from pipeline.api.errors import ExitCode
+from pipeline.api.errors import ExitCode, worst
 from pipeline.cli.main import main
-from pipeline.cli.run import worst
 from pipeline.run_dir.manifest import read_manifest
 from pipeline.run_dir.names import CARD
 from tests.pipeline.command_line import NODES, OPS, here, in_process, refused, write_job
@@ -97,18 +96,19 @@ def test_a_sweep_gives_each_job_its_own_directory_and_ends_with_the_worst_code(h
     assert main(arguments) == ExitCode.REJECTS
     found = sorted(p.name for p in (here / "outputs").iterdir())
     assert len([name for name in found if name.startswith("squares-")]) == 4
-    assert {name for name in found if not name.startswith("squares-")} <= {".hydra"}
-    head, *lines = capsys.readouterr().out.splitlines()[-5:]
-    assert head == "sweep: 4 jobs; exit code, settings, results"
-    assert [line.split()[:-1] for line in lines] == [
-        [str(int(code)), f"seed={seed}", f"sampling.stop_token_ids={ids}"]
+    (table,) = (name for name in found if not name.startswith("squares-") and name != ".hydra")
+    head, names, *lines = capsys.readouterr().out.splitlines()[-6:]
+    assert head == f"sweep: 4 jobs; all columns are in outputs/{table}"
+    assert names.split()[:3] == ["exit", "seed", "sampling.stop_token_ids"]
+    assert [line.split()[:3] for line in lines] == [
+        [str(int(code)), str(seed), ids]
         for seed in (1, 2)
         for ids, code in (("[]", ExitCode.DONE), ("[3]", ExitCode.REJECTS))
     ]
     assert sorted(Path(line.split()[-1]).name for line in lines) == [n for n in found if n.startswith("squares-")]
     again = ["job=squares.yaml", "-m", "seed=1", "sampling.stop_token_ids=[3]"]
     assert main([*again, "max_error_rate=1"]) == ExitCode.DONE
-    assert sorted(p.name for p in (here / "outputs").iterdir()) == found
+    assert sorted(p.name for p in (here / "outputs").iterdir()) == found  # a job alone is no sweep: no table
     assert sorted(p.name for p in here.iterdir()) == ["outputs", "squares.yaml"]
 
 
@@ -147,16 +147,16 @@ def test_an_interrupt_ends_a_sweep_and_says_what_was_not_begun(here, capsys):
     (here / "flag").touch()
     assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.INTERRUPTED
     first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert first.split()[:2] == ["4", "seed=1"]
-    assert second.split(None, 2) == ["-", "seed=2", "not begun; the same command goes on"]
+    assert first.split()[:2] == ["4", "1"]
+    assert second.split(None, 2) == ["-", "2", "not begun; the same command goes on"]
     assert main(["job=stops.yaml", "-m", "seed=1,2"]) == ExitCode.DONE
 
 
 def test_a_job_of_a_sweep_that_cannot_work_does_not_stop_the_others(here, capsys):
     assert main(["job=squares.yaml", "-m", "chunk_rows=0,5"]) == ExitCode.CONFIG
     first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert first.split(None, 2) == ["2", "chunk_rows=0", "not run: its settings cannot work, see above"]
-    assert second.split()[:2] == ["0", "chunk_rows=5"]
+    assert first.split(None, 2) == ["2", "0", "not run: its settings cannot work, see above"]
+    assert second.split()[:2] == ["0", "5"]
     assert len(list((here / "outputs").glob("squares-*/manifest.json"))) == 1
 
 

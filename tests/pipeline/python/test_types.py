@@ -19,7 +19,12 @@ pytestmark = [
 ]  # runs mypy in an environment of its own
 
 PROGRAM = """
-from pipeline import Estimate, Job, Plan, Result, estimate, load, plan, run
+from pipeline import (
+    Comparison, Estimate, Job, Plan, Progress, Result, Started, Sweep, compare, estimate, load, plan, run, start, sweep
+)
+
+def told(progress: Progress) -> None:
+    print(progress.rows + 1, progress.eta)
 
 def answers(path: str) -> list[str]:
     job = Job("mine", model="tiny").step("answer", prompt="{{ question }}")
@@ -28,6 +33,11 @@ def answers(path: str) -> list[str]:
     said: Estimate = estimate("quickstart", {"data.limit": 2}, directory=path)
     assert said.memory is not None
     print(found.graph, said.memory.likely + 1.0, made.counts["data_rows"] + 1)
+    begun: Started = start(job, directory=path, on_progress=told)
+    print([batch.num_rows + 1 for batch in begun.batches()], begun.result(timeout=9.0).directory)
+    swept: Sweep = sweep(job, {"seed": [1, 2]}, on_progress=told, model="tiny")
+    compared: Comparison = compare(*(each for each in swept.results if each is not None))
+    print(swept.table().height, compared.paired.height, compared.text)
     return load(path).rows().collect()["answer"].to_list()
 """
 
@@ -45,6 +55,10 @@ def environment(tmp_path_factory) -> Path:
 
 WRONG = {
     "argument": (PROGRAM.replace("directory=path, progress", "directory=7, progress"), 'Argument "directory" to "run"'),
+    "callback": (
+        PROGRAM.replace("path, on_progress=told", "path, on_progress=7"),
+        'Argument "on_progress" to "start"',
+    ),
     "attribute": (PROGRAM.replace("found.graph", "found.grahp"), '"Plan" has no attribute "grahp"'),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,31 @@ def test_what_is_no_pair_of_runs_is_exit_code_2(tmp_path, monkeypatch, capsys, a
     monkeypatch.chdir(tmp_path)
     assert main(["compare", *arguments]) == ExitCode.CONFIG
     assert "outputs/" in capsys.readouterr().err
+
+
+def test_of_several_runs_each_is_compared_with_the_first(tmp_path, capsys):
+    names = [str(tmp_path / letter) for letter in "abc"]
+    for at, (name, rows) in enumerate(zip(names, (45, 30, 45), strict=True)):
+        run(job(Path(name), rows=rows, square={"add": at // 2, "bad": [3, 4][: 2 * at]}, max_error_rate=1.0))
+    pairs = []
+    for other in names[1:]:
+        capsys.readouterr()
+        assert main(["compare", names[0], other]) == ExitCode.DONE
+        pairs.append(capsys.readouterr().out)
+    assert main(["compare", *names]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert shown.startswith("".join(f"{letter}  {name}\n" for letter, name in zip("ABC", names, strict=True)))
+    assert re.search(r"\n +A +B +C\n", shown)
+    assert re.search(r"\nrows done +45 +30 +45\n", shown)
+    assert re.search(r"  +A +B +C\n +0 +2 +2  error at square: unlucky number", shown)
+    for pair, letter, name in zip(pairs, "BC", names[1:], strict=True):
+        _, about = shown.split(f"{letter} against A: {name}\n")
+        for section in (part for part in pair.split("\n\n") if part.startswith(("settings", "what else", "rows of"))):
+            as_c = re.sub(r"\bB\b", letter, section)
+            assert [line.split() for line in as_c.splitlines()] == [
+                line.split()
+                for line in about[about.index(as_c.splitlines()[0]) :].splitlines()[: len(as_c.splitlines())]
+            ], "as of the two alone, with its own letter"
 
 
 def test_rows_are_joined_by_their_id_wherever_they_stand(tmp_path):

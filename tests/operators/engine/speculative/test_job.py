@@ -141,7 +141,7 @@ def test_drafts_of_a_model_are_counted_with_their_time(tmp_path):
     assert sums["accepted_tokens"] > 0.8 * sums["drafted_tokens"] > 0  # the end of a completion is not foreseen
     stages = pq.read_table(tmp_path / "out/metrics/stages.parquet").group_by("node").aggregate([("busy_s", "sum")])
     busy = dict(zip(stages["node"].to_pylist(), stages["busy_s_sum"].to_pylist(), strict=True))
-    assert busy["generate/decode"] >= 0.98 * (sums["draft_s"] + sums["decode_s"])  # two clocks
+    assert busy["generate/decode"] >= 0.9 * (sums["draft_s"] + sums["decode_s"])  # two clocks
     assert f"{TINY} makes drafts (decode.draft.model)" in (tmp_path / "out/run.log").read_text()
     assert "| draft model | `tiny-q8_0.gguf`, which changes no text |" in (tmp_path / "out/README.md").read_text()
     run(tmp_path / "plain")
