@@ -106,13 +106,14 @@ class Dedup(Operator, Stateful, UsesModel):
         numbers: dict[bytes, int] = {}
         signatures: list[Signature] = []
         like: list[Duplicate | None] = []
+        in_columns, by_hash_alone = f"in {', '.join(self._columns)}", self._texts is None and vectors is None
         for i, (key, number, text) in enumerate(zip(keys, earlier.tolist(), texts, strict=True)):
             same = number if number >= 0 else numbers.get(key)
             if same is not None:
-                like.append(Duplicate(same, "equal to", f"in {', '.join(self._columns)}"))
+                like.append(Duplicate(same, "equal to", in_columns))
                 continue
             signature = None if self._texts is None else self._texts.signature(text or "")
-            like.append(self._near(signature) or self._alike(vectors, i))
+            like.append(None if by_hash_alone else self._near(signature) or self._alike(vectors, i))
             if like[-1] is None:
                 if signature is not None and self._texts is not None:
                     self._texts.keep(signature)
