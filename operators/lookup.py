@@ -47,7 +47,8 @@ class Lookup(Operator, UsesModel):
 
     Args:
         table: path, format, types, separator, rename ...: what `data` takes to read files. The directory of an earlier
-            run stands for its rows. `memory_limit` (1GiB) is the memory that it may take; a larger table is refused.
+            run stands for its rows. `memory_limit` (1GiB) is the memory that it may take; of a larger
+            table the columns are read from a temporary file.
         on: the columns that are the key: a name, a list of names, or {column: column of the table}. Not with cross.
         columns: columns of the table to add; null: all but the key (and but `row` and `lineage`, of a run's rows).
         how: left (a row without a match stays, with nulls), inner (it leaves), semi and anti (nothing is added; rows
@@ -131,7 +132,8 @@ class Lookup(Operator, UsesModel):
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         table = self._table
-        what = f"table {self._name}: {table.num_rows:,} rows, {table.size_bytes:,} bytes"
+        on_disk = f", and {table.disk_bytes:,} on disk" if table.disk_bytes else ""
+        what = f"table {self._name}: {table.num_rows:,} rows, {table.size_bytes:,} bytes{on_disk}"
         yield MemoryNeed((Lookup, id(self)), what, table.size_bytes)
 
     def open(self, runtime: Runtime) -> None:

@@ -1,10 +1,13 @@
-"""KeyedTable: the columns of a small table in memory, whose rows are found by their keys."""
+"""KeyedTable: the columns of a table, in memory or on disk, whose rows are found by their keys."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +16,7 @@ import pyarrow as pa
 from operators.rows.arrow_types import plain_type
 from pipeline.api.errors import InputError
 from pipeline.api.records import python_values
+from pipeline.system.disk_errors import writing
 from pipeline.system.seen_hashes import HASH, HASH_BYTES
 
 Integers = npt.NDArray[np.int64]
@@ -53,35 +57,36 @@ class KeyedTable:
         batches: its rows.
         columns: those to keep, with their types.
         keys: names of the columns that are the key; none: every row matches.
-        most_bytes: that it may take.
+        most_bytes: of memory that it may take. The columns of a larger one are in a temporary file (TMPDIR), which is
+            gone with the process; its keys are in memory.
 
     Raises:
-        InputError: it takes more, or a column has more text than Arrow can hold.
+        InputError: the keys alone take more, or a column has more text than Arrow can hold.
+        StorageError: the disk of the temporary file is full, or fails.
     """
 
     def __init__(
         self, name: str, batches: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Sequence[str], most_bytes: int
     ) -> None:
-        kept: dict[str, list[pa.Array]] = {column: [] for column in columns.names}
         hashes, places = [np.zeros(0, HASH)], [np.zeros(0, np.int64)]
-        self.num_rows = self.size_bytes = 0
+        self.num_rows = key_bytes = 0
+        store = _Store(columns, most_bytes)
         for batch in batches:
-            for column, arrays in kept.items():
-                arrays.append(batch.column(column))
-                self.size_bytes += batch.column(column).nbytes
             if keys:
                 of_batch, rows = hashes_of([batch.column(key) for key in keys])
                 hashes.append(of_batch)
                 places.append(rows + self.num_rows)
-                self.size_bytes += KEY_BYTES * len(rows)
+                key_bytes += KEY_BYTES * len(rows)
             self.num_rows += batch.num_rows
-            if self.size_bytes > most_bytes:
+            store.add(batch.select(columns.names))
+            if key_bytes > most_bytes:
                 raise InputError(
-                    f"table {name}: its first {self.num_rows:,} rows take {self.size_bytes:,} bytes of memory, more"
-                    f" than table.memory_limit allows ({most_bytes:,}); raise it (table.memory_limit: 4GiB), name fewer"
-                    " columns (columns: [...]), or write a smaller table"
+                    f"table {name}: the keys of its first {self.num_rows:,} rows take {key_bytes:,} bytes of memory,"
+                    f" more than table.memory_limit allows ({most_bytes:,}); raise it (table.memory_limit: 4GiB), or"
+                    " write a smaller table"
                 )
-        self._columns = {f.name: _joined(name, kept.pop(f.name), f) for f in columns}
+        self._columns, self.disk_bytes = store.columns(name), store.disk_bytes
+        self.size_bytes = key_bytes + store.memory_bytes
         every = np.concatenate(hashes)
         order = np.argsort(every, kind="stable")  # equal keys stay in the order of the table
         self._hashes, self._places = every[order], np.concatenate(places)[order]
@@ -103,8 +108,60 @@ class KeyedTable:
         places = np.where(none, 0, matches)
         if self._keyed and len(self._places):
             places = self._places[places]
-        taken = pa.array(places, pa.int64(), mask=none)
-        return {name: column.take(taken) for name, column in self._columns.items()}
+        return {name: _taken(column, places, none) for name, column in self._columns.items()}
+
+
+class _Store:
+    """Takes the rows of a table: into memory, and all into a file when they are more than `most_bytes`."""
+
+    def __init__(self, schema: pa.Schema, most_bytes: int) -> None:
+        self._schema, self._most_bytes = schema, most_bytes
+        self._batches: list[pa.RecordBatch] = []
+        self._file: Any = None
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self.memory_bytes = self.disk_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self.memory_bytes += batch.nbytes
+        if self._writer is not None or self.memory_bytes > self._most_bytes:
+            with writing(Path(tempfile.gettempdir())):
+                if self._writer is None:
+                    self._file = tempfile.NamedTemporaryFile(prefix="table-", suffix=".arrow")  # noqa: SIM115
+                    self._writer = pa.ipc.new_file(self._file, self._schema)
+                for each in self._batches:
+                    self._writer.write_batch(each)
+            self.memory_bytes = 0
+            self._batches.clear()
+
+    def columns(self, name: str) -> dict[str, pa.Array | pa.ChunkedArray]:
+        """Return the columns: arrays in memory, or of a file, in pieces that are read where they are needed."""
+        if self._writer is None:
+            arrays = {f.name: [batch.column(f.name) for batch in self._batches] for f in self._schema}
+            return {f.name: _joined(name, arrays.pop(f.name), f) for f in self._schema}
+        with writing(Path(tempfile.gettempdir())):
+            self._writer.close()
+            self._file.flush()
+        table = pa.ipc.open_file(pa.memory_map(self._file.name)).read_all()
+        self.disk_bytes = Path(self._file.name).stat().st_size
+        self._file.close()  # and removed: what is mapped stays
+        return {field.name: table.column(field.name) for field in self._schema}
+
+
+def _taken(column: pa.Array | pa.ChunkedArray, places: Integers, none: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return the values at `places`, null where `none` is true. Of a column in pieces only these values are copied."""
+    if isinstance(column, pa.Array):
+        return column.take(pa.array(places, pa.int64(), mask=none))
+    ends = np.cumsum([len(chunk) for chunk in column.chunks])
+    pieces = np.where(none, -1, np.searchsorted(ends, places, "right"))
+    order = np.argsort(pieces, kind="stable")
+    parts = [pa.nulls(int(none.sum()), column.type)]
+    for piece in np.unique(pieces[pieces >= 0]).tolist():
+        chunk = column.chunk(piece)
+        parts.append(chunk.take(pa.array(places[pieces == piece] - (ends[piece] - len(chunk)))))
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return pa.concat_arrays(parts).take(pa.array(back))
 
 
 def _joined(name: str, arrays: Sequence[pa.Array], field: pa.Field) -> pa.Array:

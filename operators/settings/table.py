@@ -34,7 +34,8 @@ class TableSettings(DataSettings):
     """A second table: files, as `data` takes them, or the directory of a run that is done.
 
     Args:
-        memory_limit: memory that the table may take, as "1GiB" or a number of bytes; a larger one is refused.
+        memory_limit: memory that the table may take, as "1GiB" or a number of bytes. The columns of a larger one are
+            read from a temporary file (TMPDIR says where); only their keys, of 24 bytes, have to be below it.
     """
 
     memory_limit: str = not_in_data("1GiB")

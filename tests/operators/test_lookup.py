@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from decimal import Decimal
@@ -13,10 +14,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from operators.lookup import HOWS, MATCHES, PIECE_ROWS, Lookup
+from operators.rows import keyed_table
 from operators.settings import DataSettings
 from operators.settings.table import OF_PROMPTS, TableSettings
 from pipeline.api.errors import ConfigError, InputError, SchemaError
@@ -70,8 +72,18 @@ def tables(draw: st.DrawFn) -> tuple[pa.Schema, list[dict[str, Any]], list[dict[
 PLAIN = ("semi", "anti")
 
 
+@pytest.fixture(params=["in memory", "on disk"])
+def place(request, monkeypatch) -> str:
+    """Where the columns of a table are."""
+    if request.param == "on disk":
+        store = keyed_table._Store
+        monkeypatch.setattr(keyed_table, "_Store", lambda schema, most_bytes: store(schema, -1))
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("how", "matches"), [(h, m) for h in HOWS for m in MATCHES if h not in PLAIN or m == "rows"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=tables())
 def test_it_finds_what_a_join_of_polars_finds_and_loses_no_row(tmp_path_factory, how, matches, drawn):
     keys, left, right = drawn
@@ -107,7 +119,7 @@ def test_it_finds_what_a_join_of_polars_finds_and_loses_no_row(tmp_path_factory,
 
 
 @pytest.mark.parametrize("matches", MATCHES)
-def test_a_large_table_goes_on_in_small_batches(tmp_path, matches):
+def test_a_large_table_goes_on_in_small_batches(tmp_path, matches, place):
     rows = 3 * PIECE_ROWS + 5
     write(
         tmp_path / "t.parquet", [{"k": 1, "v": i} for i in range(rows)], pa.schema({"k": pa.int32(), "v": pa.int64()})
@@ -117,6 +129,9 @@ def test_a_large_table_goes_on_in_small_batches(tmp_path, matches):
     assert op.plan(schema).field("v").type == (pa.list_(pa.int64()) if matches == "list" else pa.int64())
     data = pa.record_batch([[7, 7, 8, 9], [[0], [1], None, None], [1, 1, None, 2]], schema=schema)
     batches = [item for item in op.process(Batch(0, data)) if isinstance(item, Batch)]
+    (need,) = op.memory_needs()
+    assert ("bytes, and" in need.what) == (need.size_bytes == 24 * rows) == (place == "on disk")
+    assert not [*Path(tempfile.gettempdir()).glob("table-*.arrow")]
     made = [row for batch in batches for row in batch.data.to_pylist()]
     values = list(range(rows))
     if matches == "rows":

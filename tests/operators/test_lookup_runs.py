@@ -86,8 +86,8 @@ def test_the_plan_tells_the_size_of_the_table_and_a_limit_refuses_it(tmp_path):
     (line,) = MemoryNeeds(settings, build_graph(settings)).plan_lines()[1:]
     assert line.endswith(f"table {tmp_path}/names.csv: 3 rows, 94 bytes")
     assert any("who" in line for line in dry_run_lines(settings, build_graph(settings), Resources()))
-    with pytest.raises(InputError, match=r"names\.csv: its first 3 rows take 94 bytes"):
-        run(looking_up(tmp_path, table={"memory_limit": "93"}))
+    with pytest.raises(InputError, match=r"names\.csv: the keys of its first 3 rows take 72 bytes"):
+        run(looking_up(tmp_path, table={"memory_limit": "71"}))
     assert not (tmp_path / "out/state.sqlite").exists()
 
 
