@@ -17,7 +17,8 @@ from operators.engine.loop.step_loop import StepLoop
 from operators.engine.loop.thread import EngineThread
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.generation.journal import Journal
-from operators.generation.store import CompletionStore, RemoteStore
+from operators.generation.remote_store import RemoteStore
+from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores

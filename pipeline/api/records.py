@@ -40,11 +40,8 @@ REJECT_SCHEMA = pa.schema(
 
 _NOT_HELD = (pa.ArrowException, ValueError, OverflowError, KeyError)
 """What is raised for a value that Python cannot hold; KeyError by pytz for a zone."""
-
-
 LONGEST_REASON = 2000
-"""Most characters of the reason of a reject: an error may hold the whole text of a row, and reasons are counted in the
-state, the manifest and the summary."""
+"""Most characters of the reason of a reject: an error may hold a whole row, and reasons are counted in the state."""
 
 
 class RejectKind(StrEnum):
@@ -55,8 +52,7 @@ class RejectKind(StrEnum):
 
 
 KEPT = "kept"
-"""In place of a kind, where rejects are counted: rows with an error that stay (`on_error: keep`). They are in data/ and
-not in rejects/, and count towards `max_error_rate`."""
+"""In place of a kind, where rejects are counted: rows with an error that stay (`on_error: keep`), in data/ alone."""
 
 
 @dataclass(frozen=True, slots=True)

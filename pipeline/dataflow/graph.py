@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.meter import StageMeter
-from pipeline.api.protocols import Operator, Sink, Source, UsesModel, hook_without_role, inputs_fit
+from pipeline.api.protocols import Operator, Sink, Source, UsesModel
+from pipeline.api.roles import hook_without_role, inputs_fit
 from pipeline.api.user_code import planning
 from pipeline.dataflow.kept_errors import KeptErrors
 from pipeline.dataflow.target_progress import TargetProgress

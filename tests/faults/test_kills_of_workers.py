@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from operators.generation.store import RemoteStore
+from operators.generation.remote_store import RemoteStore
 from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.faults.hooks import TOKENS, WATCHED

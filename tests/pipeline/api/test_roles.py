@@ -14,7 +14,8 @@ import pipeline.api
 from pipeline.api import Operator, Sink, Source
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.groups import FIELDS, check_fields
-from pipeline.api.protocols import ROLES, BaseOperator, hooks_of
+from pipeline.api.protocols import BaseOperator
+from pipeline.api.roles import ROLES, hooks_of
 from pipeline.config.build import build_graph
 from pipeline.config.keys import schemas
 from pipeline.settings import JobSettings, NodeSettings
