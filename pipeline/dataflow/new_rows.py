@@ -162,8 +162,9 @@ class NewRows(WrappedSource):
         """Send committed chunks again."""
         readings = self._readings(inbox)
         for chunk in self._committed:
-            contents = dict(zip(chunk.keys.tolist(), chunk.contents.tolist(), strict=True))
-            places = {key: self._first_row + i for i, key in enumerate(contents)}
+            # By key and content: a chunk may have two versions of a row.
+            rows = zip(chunk.keys.tolist(), chunk.contents.tolist(), strict=True)
+            places = {row: number for number, row in enumerate(rows, self._first_row)}
             stop, self._readings_begun, found = self._first_row + len(places), 0, list[RowKey]()
             while places:
                 items, named = next(readings)
@@ -173,8 +174,8 @@ class NewRows(WrappedSource):
                     break
                 new: dict[int, Taken] = {}
                 for row, key in named.items():
-                    listed = key.key.rstrip(b"\0")  # as NumPy gives it
-                    if listed in places and contents[listed] == key.content:
+                    listed = key.key.rstrip(b"\0"), key.content  # as NumPy gives them
+                    if listed in places:
                         new[row] = self._seen.taken_as(places.pop(listed), key.key)
                         found.append(key)
                 yield from (item for item in (self._renumbered(i, new) for i in items) if item.num_rows)
@@ -189,6 +190,7 @@ class NewRows(WrappedSource):
             self._seen.begin_reading()
             for items, keys in self._read(inbox):
                 yield items, dict(zip(keys, self._seen.named(list(keys.values())), strict=True))
+            yield [], {}  # the end, also of an input without rows
 
     def _read(self, inbox: Inbox) -> Iterator[tuple[list[Batch | Rejects], dict[int, RowKey]]]:
         """Read the input, and yield the items of each chunk of the source, with the keys of their rows in order."""

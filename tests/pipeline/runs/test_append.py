@@ -175,6 +175,17 @@ def test_what_is_damaged_is_made_again_from_an_input_in_another_order(tmp_path, 
         put(tmp_path, [BAD, *given[:9], BAD], given[9:])
 
 
+def test_two_versions_of_a_row_in_one_chunk_are_made_again(tmp_path):
+    put(tmp_path, [{"id": "a", "x": 1}, {"id": "b", "x": 2}, {"id": "a", "x": 3}, {"id": "c", "x": 4}])
+    settings = job(tmp_path, append_changed=AGAIN)
+    assert run(settings) is ExitCode.DONE
+    before = files(tmp_path / "out")
+    (tmp_path / "out/data/part-00000.parquet").unlink()
+    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
+    assert files(tmp_path / "out") == before
+    assert sorted(row["x"] for row in rows(tmp_path / "out")) == [2, 3, 4]
+
+
 def test_a_line_that_was_rejected_and_is_mended_now_is_not_needed_to_make_the_others_again(tmp_path):
     put(tmp_path, [{"id": "a", "x": 1}, BAD, {"id": "b", "x": 2}])
     assert run(job(tmp_path)) is ExitCode.DONE
