@@ -49,6 +49,7 @@ class DataFields(Protocol):
 class OutputFields(Protocol):
     """Of `output`. `card_settings` returns license and text of the dataset card, None for no card."""
 
+    format: str
     publish: str | None
     storage_options: Mapping[str, Any]
     retries: int

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from typing import Any
 from pipeline.api.errors import ConfigError, ExitCode, PublishError
 from pipeline.api.groups import OutputFields
 from pipeline.publish.destination import Destination, Stopped
+from pipeline.publish.newest_parts import check_format, listed, newest_parts
 from pipeline.run_dir.manifest import as_text, digest, empty_manifest, manifest
 from pipeline.run_dir.names import CARD, MANIFEST, is_part
-from pipeline.run_dir.state import RunState, RunStatus
-from pipeline.settings import JobSettings
+from pipeline.run_dir.state import RunState, RunStatus, ShardRecord
+from pipeline.settings import AGAIN, JobSettings
 from pipeline.system.atomic_files import sha256_of
 from pipeline.system.deadlines import ENDING_S, Overran, within
 from pipeline.system.failpoints import Failpoint, reached
@@ -31,6 +32,8 @@ AT_ONCE = 64
 """Files to upload that are read from state.sqlite at a time, which bounds memory."""
 LEAVE_S = 5.0
 """Seconds that an unfinished run waits for the current upload."""
+NEWEST = " (newest rows)"
+"""Behind the path of a file, where it is recorded that a copy was uploaded in its place."""
 LEAVING = "leaving the uploads; the same command uploads the rest. Press Ctrl-C again to leave at once"
 log = logging.getLogger(__name__)
 
@@ -39,20 +42,27 @@ def destination_of(settings: JobSettings) -> Destination | None:
     """Return the destination of `output.publish`; None if it is not set.
 
     Raises:
-        ConfigError: the URL or its options are invalid.
+        ConfigError: the URL or its options are invalid, or such results cannot be published.
     """
     output: OutputFields | None = settings.output
     if output is None or output.publish is None:
         return None
+    check_format(settings, output.format)
     return Destination(output.publish, output.storage_options, output.retries)
 
 
 class Publisher:
     """Uploads committed files in a thread of its own, which asks state.sqlite for missing files. So nothing queues up
-    in memory, and commits do not wait. `state`: of the run, which has begun; records what was uploaded."""
+    in memory, and commits do not wait.
 
-    def __init__(self, directory: Path, state: RunState, place: Destination) -> None:
+    Args:
+        state: of the run, which has begun; records what was uploaded.
+        takes_again: files may have rows of which newer ones came (`append_changed=again`), and are published without.
+    """
+
+    def __init__(self, directory: Path, state: RunState, place: Destination, *, takes_again: bool = False) -> None:
         self._directory = directory
+        self._takes_again = takes_again
         self._state = state
         self._place = place
         self._fingerprint = digest(state.fingerprint or {})
@@ -182,7 +192,8 @@ class Publisher:
         the manifest."""
         shards = {shard.path: shard for shard in self._state.shards()}
         sizes = self._place.sizes()
-        lost = [p for p, shard in shards.items() if sizes.get(p, -1) not in (shard.size_bytes, None)]
+        copied = {path for path in shards if self._takes_again and self._copy_at_place(path) is not None}
+        lost = [p for p, s in shards.items() if p not in copied and sizes.get(p, -1) not in (s.size_bytes, None)]
         if lost:
             log.warning("%s: uploading again what is not there as it was (files: %d)", self._place.url, len(lost))
             self._state.forget_published(lost, self._place.url)
@@ -190,12 +201,28 @@ class Publisher:
         for path in sorted(path for path in sizes if is_part(path) and path not in shards):
             log.debug("removing %s: it is of an earlier run", path)
             self._place.remove(path)
+        copies = self._publish_newest(sizes) if self._takes_again else {}
         card = self._directory / CARD
         if card.exists() and (CARD not in sizes or self._state.published(self._place.url, CARD) != sha256_of(card)):
             self._put(CARD, sha256_of(card))
-        text = as_text(manifest(self._state, RunStatus.DONE))
+        text = as_text(listed(manifest(self._state, RunStatus.DONE), copies))
         if MANIFEST not in sizes or self._state.published(self._place.url, MANIFEST) != _sha256(text):
             self._write_manifest(text, Failpoint.MANIFEST_UPLOADED)
+
+    def _publish_newest(self, sizes: Mapping[str, int | None]) -> dict[str, ShardRecord]:
+        """Replace what is published of files with superseded rows by copies without these; return their records."""
+        copies = {}
+        for copy, file in newest_parts(self._directory, self._state):
+            copies[copy.path] = copy
+            is_there = sizes.get(copy.path, -1) in (copy.size_bytes, None)
+            if not is_there or self._copy_at_place(copy.path) != copy.sha256:
+                self._place.put(file, copy.path)
+                self._state.note_published(self._place.url, copy.path + NEWEST, copy.sha256)
+        return copies
+
+    def _copy_at_place(self, path: str) -> str | None:
+        """Return the SHA-256 of the copy that was uploaded in place of a file; None if none was."""
+        return self._state.published(self._place.url, path + NEWEST)
 
     def _write_manifest(self, text: str, failpoint: Failpoint) -> None:
         self._place.write(MANIFEST, text)
@@ -212,7 +239,7 @@ def publishing(
     if place is None:
         yield None
         return
-    publisher = Publisher(directory, state, place)
+    publisher = Publisher(directory, state, place, takes_again=settings.append_changed == AGAIN)
     try:
         if not later:
             publisher.begin(overwrite=settings.overwrite)

@@ -20,6 +20,7 @@ from pipeline.python.compose import settings_from
 from pipeline.python.result import load
 from pipeline.run_dir.state_reading import reading
 from pipeline.settings import AGAIN, JobSettings, TargetSettings
+from pipeline.system.atomic_files import sha256_of
 from tests.pipeline.nights import BAD, Row, attempts, job, put, rows
 from tests.pipeline.squares import files, run
 from tests.sets import often_cases
@@ -173,6 +174,30 @@ def test_what_is_damaged_is_made_again_from_an_input_in_another_order(tmp_path, 
         assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
         assert files(tmp_path / "out") == before
         put(tmp_path, [BAD, *given[:9], BAD], given[9:])
+
+
+def test_the_newest_rows_are_published(tmp_path):
+    """What is at the place is what readers get here; the files here stay as they are, and so do those there."""
+    there = tmp_path / "there"
+    settings = job(tmp_path, append_changed=AGAIN, output=OutputSettings(publish=f"file://{there}"))
+    given = [{"id": f"r{i}", "x": i} for i in range(12)]
+    nights = (given, [*given, {"id": "r1", "x": 40}], [*given, {"id": "r1", "x": 40}, {"id": "r7", "x": 41}])
+    for night in (*nights, nights[-1]):
+        put(tmp_path, night)
+        assert run(settings) is ExitCode.DONE
+        found = pl.read_parquet(there / "data/*.parquet")
+        assert sorted(found["x"]) == sorted(row["x"] for row in rows(tmp_path / "out"))
+        listed = json.loads((there / "manifest.json").read_text())
+        assert listed["counts"]["data_rows"] == len(found) == 12
+        for shard in listed["shards"]:
+            assert sha256_of(there / shard["path"]) == shard["sha256"]
+    stamps = {path: path.stat().st_mtime_ns for path in (there / "data").iterdir()}
+    assert run(settings) is ExitCode.DONE
+    assert {path: path.stat().st_mtime_ns for path in (there / "data").iterdir()} == stamps
+    (there / "data/part-00000.parquet").write_bytes(b"damaged")
+    (tmp_path / "out/data/part-00001.parquet").unlink()
+    assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
+    assert sorted(pl.read_parquet(there / "data/*.parquet")["x"]) == sorted(found["x"])
 
 
 def test_two_versions_of_a_row_in_one_chunk_are_made_again(tmp_path):
