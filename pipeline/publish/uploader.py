@@ -179,6 +179,8 @@ class Publisher:
             for shard in missing:
                 if self._place.stopped.is_set():
                     raise Stopped
+                if self._takes_again:  # what was in its place is replaced
+                    self._state.forget_published([shard.path + NEWEST], self._place.url)
                 self._put(shard.path, shard.sha256)
 
     def _put(self, path: str, sha256: str) -> None:

@@ -16,6 +16,7 @@ import pipeline
 from operators.settings import OutputSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
+from pipeline.publish.destination import Destination
 from pipeline.python.compose import settings_from
 from pipeline.python.result import load
 from pipeline.run_dir.state_reading import reading
@@ -176,8 +177,12 @@ def test_what_is_damaged_is_made_again_from_an_input_in_another_order(tmp_path, 
         put(tmp_path, [BAD, *given[:9], BAD], given[9:])
 
 
-def test_the_newest_rows_are_published(tmp_path):
+@pytest.mark.parametrize("tells_sizes", [True, False])
+def test_the_newest_rows_are_published(tmp_path, monkeypatch, tells_sizes):
     """What is at the place is what readers get here; the files here stay as they are, and so do those there."""
+    if not tells_sizes:
+        sizes = Destination.sizes
+        monkeypatch.setattr(Destination, "sizes", lambda place: dict.fromkeys(sizes(place)))
     there = tmp_path / "there"
     settings = job(tmp_path, append_changed=AGAIN, output=OutputSettings(publish=f"file://{there}"))
     given = [{"id": f"r{i}", "x": i} for i in range(12)]
@@ -194,7 +199,8 @@ def test_the_newest_rows_are_published(tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in (there / "data").iterdir()}
     assert run(settings) is ExitCode.DONE
     assert {path: path.stat().st_mtime_ns for path in (there / "data").iterdir()} == stamps
-    (there / "data/part-00000.parquet").write_bytes(b"damaged")
+    if tells_sizes:
+        (there / "data/part-00000.parquet").write_bytes(b"damaged")
     (tmp_path / "out/data/part-00001.parquet").unlink()
     assert main(["verify", str(tmp_path / "out"), "repair=true"]) == ExitCode.DONE
     assert sorted(pl.read_parquet(there / "data/*.parquet")["x"]) == sorted(found["x"])

@@ -98,6 +98,7 @@ def test_max_error_rate_is_of_the_rows_that_a_night_has_added(tmp_path, capsys):
         broken = [BAD] * (code is ExitCode.REJECTS)
         put(tmp_path, rows, broken)
         for _ in range(2):  # a night that has nothing to do says what the last one said
+            (tmp_path / "a.prom").unlink(missing_ok=True)
             assert run(job(tmp_path, max_error_rate=0.05, prometheus_file=str(tmp_path / "a.prom"))) is code
         said = capsys.readouterr().out
         assert ("1 errors in 11 rows" in said) == ("Mend these rows in the input" in said) == bool(broken)
