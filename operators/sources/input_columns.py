@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -84,14 +84,8 @@ def columns_of(
             blank.append(str(reader.file))
     if useless and not schemas:
         raise useless[0]
-    for none in useless:
-        warn(f"{none}. Lines of it that are no rows are rejects, and the other files are read")
-    for guess in sorted({guess for reader in readers for guess in reader.guesses.items()}):
-        key, how = guess
-        files = [str(reader.file) for reader in readers if guess in reader.guesses.items()]
-        warn(f"{some(files)}: {how}; {key} sets it")
-    if blank and len(blank) < len(readers):
-        warn(f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them")
+    for sentence in _notes(readers, useless, blank):
+        warn(sentence)
     if not any(schema.names for schema in schemas.values()):
         named = parse_schema(data.schema) if data.schema else pa.schema([])
         return InputColumns(named, named)
@@ -109,6 +103,18 @@ def columns_of(
         raise ConfigError(f"data.rename names '{unknown[0]}'; the columns are {', '.join(columns.names) or 'none'}")
     in_files = {reader: own_schema(reader, own, merged) for reader, own in schemas.items()} if data.union else {}
     return InputColumns(columns, merged, in_files)
+
+
+def _notes(readers: Sequence[Reader], useless: Sequence[NoRowFitsError], blank: Sequence[str]) -> Iterator[str]:
+    """Yield sentences on files that are read in another way than the others, by a guess, or not."""
+    for none in useless:
+        yield f"{none}. Lines of it that are no rows are rejects, and the other files are read"
+    for guess in sorted({guess for reader in readers for guess in reader.guesses.items()}):
+        key, how = guess
+        files = [str(reader.file) for reader in readers if guess in reader.guesses.items()]
+        yield f"{some(files)}: {how}; {key} sets it"
+    if blank and len(blank) < len(readers):
+        yield f"{some(blank)}: empty, {len(blank)} of {len(readers)} files; there are no rows in them"
 
 
 def assumed_columns(data: DataSettings) -> list[pa.Field]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -74,7 +75,7 @@ def _element(value: Any) -> Any:
         parsed = PARSER.parse_override(for_hydra(f"x={value}"))
         if value and not parsed.is_sweep_override() and parsed.value() == value:
             return parsed._value
-    except Exception:  # Hydra's parser may raise anything
+    except HydraException:  # no override: it is a text
         pass
     return QuotedString(value, Quote.single)
 

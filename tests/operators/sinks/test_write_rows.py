@@ -21,47 +21,14 @@ from operators.openai.write_batch import WriteBatch
 from operators.settings import OutputSettings
 from operators.sinks.write_rows import WriteRows
 from pipeline.api.errors import ConfigError, SchemaError
-from pipeline.api.meter import StageMeter
-from pipeline.api.records import LINEAGE, ROW, Batch, Rejects, Shard
-from pipeline.api.runtime import Resources, RunContext, Runtime
+from pipeline.api.records import ROW, Batch, Rejects
 from pipeline.dataflow.graph import Node
-from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.system.atomic_files import part_name, rename_shards, write_parquet_shard
 from pipeline.system.result_files import names_of, scan_folder
 from tests.arrow_extremes import taken
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.formats.samples import NESTED, read_back
-
-SCHEMA = pa.schema([ROW, LINEAGE, pa.field("text", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
-
-
-def row(i: int) -> dict[str, Any]:
-    return {"row": i // 2, "lineage": [i % 2], "text": None if i % 5 == 0 else f"t{i % 7}", "ids": [i] * (i % 4)}
-
-
-def runtime(folder: Path) -> Runtime:
-    return Runtime(RunContext(folder, Resources(), MetricsTables(folder).get), "write", 1, StageMeter("write"))
-
-
-def opened(folder: Path, output: OutputSettings | None = None, schema: pa.Schema = SCHEMA) -> WriteRows:
-    op = WriteRows(output or OutputSettings())
-    op.plan(schema)
-    op.open(runtime(folder))
-    return op
-
-
-def finished(op: WriteRows, chunk: int = 0) -> Shard:
-    (shard,) = op.finish(chunk)
-    assert isinstance(shard, Shard)
-    return shard
-
-
-def write(folder: Path, batches: list[list[dict[str, Any]]], output: OutputSettings | None = None) -> Shard:
-    op = opened(folder, output)
-    for rows in batches:
-        assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, SCHEMA))))
-    return finished(op)
-
+from tests.operators.sinks.writing import SCHEMA, finished, opened, row, write
 
 PARTS = {name: form for name, form in registry.WRITTEN.items() if form.final is None}
 """Formats of files in data/; test_xlsx.py has the others."""
@@ -189,37 +156,6 @@ def test_a_type_that_no_file_of_the_format_can_have_is_refused_with_one_that_can
 def test_settings_that_cannot_work_are_refused(values, says) -> None:
     with pytest.raises(ConfigError, match=says):
         OutputSettings(**values)
-
-
-def test_each_split_of_a_chunk_is_a_file_and_a_row_of_none_is_a_reject(tmp_path: Path) -> None:
-    schema = pa.schema([ROW, ("part", pa.string())])
-    op = opened(tmp_path, OutputSettings("jsonl", split_by="part"), schema)
-    values = ["b", "a", None, "x/y", "b", "all", ""]
-    (rejects,) = op.process(
-        Batch(2, pa.RecordBatch.from_pylist([{"row": i, "part": v} for i, v in enumerate(values)], schema))
-    )
-    assert isinstance(rejects, Rejects)
-    assert [(reject.row, reject.kind) for reject in rejects.rows] == [(i, "error") for i in (2, 3, 5, 6)]
-    assert rejects.rows[1].reason.startswith("output.split_by=part: 'x/y' is no name of a split: letters, digits")
-    shards = [shard for shard in op.finish(2) if isinstance(shard, Shard)]
-    rename_shards(shards)
-    assert [(shard.path.name, shard.path.read_text()) for shard in shards] == [
-        ("part-00002-a.jsonl", '{"row":1,"part":"a"}\n'),
-        ("part-00002-b.jsonl", '{"row":0,"part":"b"}\n{"row":4,"part":"b"}\n'),
-    ]
-    assert finished(op, 3).path.name == "part-00003.jsonl"  # a chunk without rows
-
-
-def test_splits_that_would_overwrite_each_other_or_are_too_many_are_refused(tmp_path: Path) -> None:
-    schema = pa.schema([ROW, ("part", pa.string())])
-    for values, says in ((["Test", "test"], "'Test' and 'test' would be one file"), (range(101), "101 values")):
-        op = opened(tmp_path, OutputSettings(split_by="part"), schema)
-        rows = [{"row": i, "part": str(value)} for i, value in enumerate(values)]
-        list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, schema))))
-        with pytest.raises(ValueError, match=says):
-            list(op.finish(0))
-    with pytest.raises(SchemaError, match=r"column 'ids' has type .*; it must be string"):
-        opened(tmp_path, OutputSettings(split_by="ids"))
 
 
 def test_metadata_of_the_schema_is_left_out(tmp_path: Path) -> None:

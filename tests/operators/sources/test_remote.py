@@ -206,7 +206,7 @@ def test_a_line_that_goes_dead_is_told_in_words_whatever_the_format(tmp_path: Pa
     table = pa.table({"prompt": [f"{noise.getrandbits(4000):x}" for _ in range(3000)]})
     file = make(tmp_path / f"rows.{suffix}", table)
     url = put(f"rows.{suffix}", file.read_bytes())
-    op = ReadPrompts(DataSettings(path=url), 100)
+    op = ReadPrompts(DataSettings(path=url, storage_options={"key": KEY}), 100)
     op.plan()
     Store.fails_behind = file.stat().st_size * 3 // 4
     with pytest.raises(SourceError, match=rf"^store://rows.{suffix} cannot be reached: .* signed with .left out."):

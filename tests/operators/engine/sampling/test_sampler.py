@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence as Seq
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.sampling.top_k import block_maxima, fits, patch_maxima, top_tokens
 from operators.engine.sampling.whole_vocabulary import Full, Scratch
-from operators.engine.sequence import Sequence
+from tests.operators.engine.sampling.rows import row
 from tests.sets import often
 
 pytestmark = pytest.mark.slow("draws often enough to see frequencies")
@@ -41,39 +40,6 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 50, "dynatemp_range": 0.5},
     {"temperature": 1.0, "top_k": 50, "typical_p": 0.8, "top_n_sigma": 1.0, "logprobs": 3},
 ]
-
-
-NO_STEP = {"max_tokens", "stop_ids", "kept_stop_ids", "end_ids", "penalty_last_n", "dry_base", "dry_allowed_length"}
-NO_STEP |= {"dry_penalty_last_n", "dry_breakers", "xtc_threshold", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
-"""Fields that do nothing by themselves."""
-ACTS: dict[str, dict[str, Any]] = {
-    "min_tokens": {"min_tokens": 9, "end_ids": frozenset(range(20))},
-    "logit_bias": {"logit_bias": tuple((token, 9.0) for token in range(0, 40, 3))},
-    "bad_words": {"bad_words": tuple((token, other) for token in range(40) for other in range(0, 40, 2))},
-    "repetition_penalty": {"repetition_penalty": 5.0},
-    "presence_penalty": {"presence_penalty": 5.0},
-    "frequency_penalty": {"frequency_penalty": 5.0},
-    "dry_multiplier": {"dry_multiplier": 9.0, "dry_allowed_length": 1},
-    "temperature": {"temperature": 2.0},
-    "dynatemp_range": {"temperature": 2.0, "dynatemp_range": 1.0},
-    "mirostat": {"temperature": 2.0, "mirostat": 2},
-    "xtc_probability": {"xtc_probability": 1.0},
-    "typical_p": {"typical_p": 0.2},
-    "top_k": {"top_k": 3},
-    "top_p": {"top_p": 0.5},
-    "min_p": {"min_p": 0.5},
-    "top_n_sigma": {"top_n_sigma": 1.0},
-    "logprobs": {"logprobs": 2},
-    "order": {"order": ("temperature",), "repetition_penalty": 5.0},
-    "constraint": {},  # has tests of its own
-}
-"""A value of each field, at temperature 0 unless it is of it, that acts if any does."""
-
-
-def row(number: int, params: SamplingParams, prompt: Seq[int] = (1, 2, 3, 2), tokens: Seq[int] = ()) -> Sequence:
-    made = Sequence(number, np.array(prompt, np.int32), params, seed=number, max_tokens=10**6)
-    made.tokens = list(tokens)
-    return made
 
 
 def by_sorting(logits: np.ndarray, k: int) -> list[int]:
@@ -303,20 +269,3 @@ def test_a_step_allocates_nothing_of_the_vocabularys_size(kind):
 
 
 A, B, C, D, X, Y = range(6)
-
-
-def test_what_is_plain_draws_what_the_steps_would_and_each_field_is_tried():
-    """A key that edits logits and is missing in `plain` would be skipped by all greedy rows."""
-    assert ACTS.keys() | NO_STEP == {each.name for each in fields(SamplingParams)}
-    rng, sampler = np.random.default_rng(0), Sampler()
-    for name, values in ACTS.items():
-        for _ in range(8):
-            logits = rng.normal(size=(1, 40)).astype(np.float32)
-            drawn = []
-            for plain in (None, False):
-                params = SamplingParams(**values)
-                if plain is not None:
-                    vars(params)["plain"] = plain
-                one = row(1, params, tokens=(3, 4, 5, 3, 4))
-                drawn.append((sampler.draw(logits, [one]), repr(one.sampling.scored)))
-            assert drawn[0] == drawn[1], name
