@@ -183,11 +183,12 @@ class Publisher:
                     self._state.forget_published([shard.path + NEWEST], self._place.url)
                 self._put(shard.path, shard.sha256)
 
-    def _put(self, path: str, sha256: str) -> None:
-        self._place.put(self._directory / path, path)
+    def _put(self, path: str, sha256: str, copy: Path | None = None) -> None:
+        """Upload a file of the run, or a `copy` in its place, and record that."""
+        self._place.put(copy or self._directory / path, path)
         log.debug("uploaded %s", path)
         reached(Failpoint.FILE_UPLOADED)
-        self._state.note_published(self._place.url, path, sha256)
+        self._state.note_published(self._place.url, path + NEWEST if copy else path, sha256)
 
     def _complete_place(self) -> None:
         """Check that all uploaded files are there, upload missing ones again, remove those of an earlier run, and write
@@ -218,8 +219,7 @@ class Publisher:
             copies[copy.path] = copy
             is_there = sizes.get(copy.path, -1) in (copy.size_bytes, None)
             if not is_there or self._copy_at_place(copy.path) != copy.sha256:
-                self._place.put(file, copy.path)
-                self._state.note_published(self._place.url, copy.path + NEWEST, copy.sha256)
+                self._put(copy.path, copy.sha256, file)
         return copies
 
     def _copy_at_place(self, path: str) -> str | None:

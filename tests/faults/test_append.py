@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from pipeline.python.result import load
+from pipeline.system.atomic_files import sha256_of
 from pipeline.system.failpoints import VARIABLE, Failpoint
 from tests.faults import toy
 from tests.faults.results import committed_shards_are_whole, files, nothing_is_left_over, says_that_all_is_whole
@@ -56,3 +60,32 @@ def test_a_night_that_dies_there_is_resumed_to_the_same_bytes(point, nth, forks,
     assert files(here / "out") == files(second / "out")
     assert nothing_is_left_over(here / "out")
     assert says_that_all_is_whole(here / "out")
+
+
+PUBLISHED = "tests.faults.toy:run_appending_published"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+@pytest.mark.parametrize("point", [Failpoint.FILE_UPLOADED, Failpoint.UPLOAD_NOTED, Failpoint.MANIFEST_UPLOADED])
+def test_what_is_published_of_the_newest_rows_is_whole_after_a_kill(point, nth, forks, matrix, tmp_path):
+    def run(**environment: str) -> int:
+        (tmp_path / "out.published").mkdir(exist_ok=True)
+        return int(forks.run(PUBLISHED, str(tmp_path / "out"), **environment).code)
+
+    put(tmp_path, "a.jsonl", 0, 90)
+    first = (tmp_path / "in/a.jsonl").read_text().replace("}", ', "v": 0}')
+    (tmp_path / "in/a.jsonl").write_text(first)
+    assert run() == 0
+    rows = "".join(f'{{"x": {x}, "v": 1}}\n' for x in range(0, 90, 7))
+    (tmp_path / "in/a.jsonl").write_text(first + rows)
+    matrix.saw(kills=run(**{VARIABLE: f"{point}:{nth}"}) == -signal.SIGKILL)
+    assert run() == 0
+    there, listed = tmp_path / "out.published", json.loads((tmp_path / "out.published/manifest.json").read_text())
+    assert {shard["path"]: shard["sha256"] for shard in listed["shards"]} == {
+        path.relative_to(there).as_posix(): sha256_of(path) for path in there.rglob("part-*")
+    }
+    for folder in ("data", "data/squares"):
+        newest = load(tmp_path / "out").rows(folder).collect()
+        assert sorted(pl.read_parquet(there / folder / "*.parquet")["row"]) == sorted(newest["row"])
+        assert bool(newest["v"].sum()) == (folder == "data/squares")  # of the others Dedup keeps the first

@@ -75,6 +75,17 @@ def run_appending(directory: str) -> int:
     return run_job(settings, Resources())
 
 
+def run_appending_published(directory: str) -> int:
+    """The same, with rows that have changed taken again, and published to a folder beside `directory`."""
+    settings = settings_of(directory, overwrite=False)
+    data = DataSettings(str(Path(directory).parent / "in"), id_column="x")
+    reader = {"_target_": "operators.sources.read_prompts.ReadPrompts", "data": data, "chunk_rows": 30}
+    settings.nodes["numbers"].op, settings.data = reader, data
+    settings.append, settings.append_changed, settings.chunk_rows = True, "again", 40
+    settings.output = OutputSettings(publish=f"file://{directory}.published", retries=0)
+    return run_job(settings, Resources())
+
+
 def repair(directory: str) -> int:
     """Repair what is in `directory`; returns the exit code."""
     return verify([directory, "repair=true"])
