@@ -111,5 +111,5 @@ def test_settings_have_what_the_engine_reads_of_them():
     check_fields("runtime", None)
     with pytest.raises(ConfigError, match="class Half has no threads, deterministic, memory_limit_bytes, stall_timeo"):
         check_fields("runtime", Half())
-    with pytest.raises(ConfigError, match=r"class Half has no publish, .*card_settings, and must have .*OutputFields"):
+    with pytest.raises(ConfigError, match=r"class Half has no format, publish, .*card_settings, and must have .*Outpu"):
         check_fields("output", Half())
