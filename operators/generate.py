@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +83,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
+        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; base: none.
+        adapter_column: see `data.adapter_column`; for a node without `adapter`.
 
     Example:
         judge:
@@ -112,6 +114,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         priority = self.runtime.priority
         self._priority = None if priority is None else RowExpression("runtime.priority", priority)
 
+    def _adapter_names(self) -> Collection[str]:
+        return list(self.model.adapters or ())
+
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
@@ -136,7 +141,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
         room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
-        return {**identity(self._model_settings), **room, **constraint}
+        return {**super().fingerprint(), **identity(self._model_settings), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self.decode))
@@ -249,6 +254,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             self._priority,
             reasoning,
             self._tools,
+            self._adapters,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
         self._completions = Completions(

@@ -20,6 +20,7 @@ from operators.endpoint.metrics import Paid, usage_lines
 from operators.endpoint.render import LIKE, LIKE_NAMES
 from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
+from operators.generation.adapters import RowAdapters
 from operators.generation.wiring import shared_store
 from operators.rows.token_lists import literals_of, rows_with_names
 from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
@@ -49,6 +50,8 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
     """The `model.api` that the operator needs."""
     together: ClassVar[int] = 1
     """Questions of a request."""
+    adapter: Any = None
+    """The adapter of the node, by the name that the server has for it: it stands in the place of the model's."""
 
     def __init__(
         self, model: ModelSettings, columns: Sequence[str], store: StoreSettings | None, where: str | None = None
@@ -60,6 +63,7 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
             require_path(self.title, model.dialect)
         super().__init__(columns, store, where)
         self._model = model
+        self._adapters = RowAdapters(self.adapter, None, None).chosen
 
     def _check(self, schema: pa.Schema) -> None:
         for name in self._columns:
@@ -134,7 +138,7 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
 
     def _whole_body(self, questions: Sequence[Question]) -> dict[str, Any]:
         extra = self._settings.extra_body or {}
-        body = {"model": self._settings.name, **self._body(questions), **extra}
+        body = {"model": next(iter(self._adapters), self._settings.name), **self._body(questions), **extra}
         return {name: value for name, value in body.items() if value is not None}
 
     def _sent(self, questions: Sequence[Question]) -> bytes:

@@ -56,6 +56,9 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
             if is_given:
                 raise ConfigError(f"{key} cannot be with a server; {remedy}")
 
+    def _adapter_names(self) -> None:
+        return None
+
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
         require_column(schema, PROMPT_TEXT.name, [pa.string()])
         self._check = answer_check(self.sampling.structured)
@@ -83,6 +86,7 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
             self._arguments,
             self._columns,
             server.identity(store, runtime),
+            self._adapters,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))
         self._completions = AnswerColumns(

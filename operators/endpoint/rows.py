@@ -15,6 +15,7 @@ from operators.endpoint.api.answers import Answer, from_json, read_answer, to_js
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.api.checks import Unusable
 from operators.endpoint.connection.request import Request
+from operators.generation.adapters import RowAdapters
 from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker
 from operators.generation.seeds import RowSeeds, no_seed
@@ -84,6 +85,7 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         bodies: makes the body of a request.
         arguments: gives the tools and the template arguments of a row, from `columns`.
         identity: of the model at the server, for the keys.
+        adapters: says which adapter each row asks for, by a name in the place of the model's.
     """
 
     def __init__(
@@ -95,8 +97,9 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         arguments: TemplateArguments,
         columns: Iterable[str],
         identity: str,
+        adapters: RowAdapters | None = None,
     ) -> None:
-        super().__init__(sampling, seeds)
+        super().__init__(sampling, seeds, adapters)
         self._api = api
         self._bodies = bodies
         self._arguments = arguments
@@ -122,6 +125,8 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         body = self._body(prompt, values, seed)
         if isinstance(body, str):
             return body
+        if place.adapters:
+            body["model"] = place.adapters[0]
         try:
             sent = _ENCODED(body).encode()
         except UnicodeEncodeError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 import pyarrow as pa
 
+from operators.generation.adapters import RowAdapters
 from operators.generation.completions import CompletionColumns, OpenChunks, with_completion
 from operators.generation.duplicates import Duplicates
 from operators.generation.requests import R, RowMaker, Samples, require_columns
@@ -69,6 +70,10 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
     tool_calls: bool = True
     as_: str | None = None
     where: str | None = None
+    adapter: Any = None
+    adapter_column: str | None = None
+
+    told_by_fingerprint = ("adapter", "adapter_column")  # where they are given
 
     def __post_init__(self) -> None:
         check_one_of("completion_text", self.completion_text, ("answer", "raw"))
@@ -77,9 +82,14 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
         self._prefix = f"{self.as_}_" if self.as_ else ""
         self._where = Where(self.where)
         self._samples = Samples(self.sampling)
+        self._adapters = RowAdapters(self.adapter, self.adapter_column, self._adapter_names())
         self._requests: RowMaker[R]
         self._completions: CompletionColumns[R]
         self._metrics: RowMetrics[R]
+
+    @abstractmethod
+    def _adapter_names(self) -> Collection[str] | None:
+        """Return the names of the model's adapters; None if a server has them."""
 
     @abstractmethod
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
@@ -99,10 +109,15 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._fields = self._planned(schema)
         self._where.plan(schema)
+        self._adapters.plan(schema)
         require_columns(schema, self.sampling, self.id_column)
         schema = self._samples.schema(schema)
         self._kept, self._schema = with_completion(schema, self._fields, self._prefix, self.sampling.per_row)
         return self._schema
+
+    def fingerprint(self) -> dict[str, Any]:
+        given = {"adapter": self._adapters.chosen, "adapter_column": self._adapters.column}
+        return {key: value for key, value in given.items() if value}
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.sequence import Sequence, StopWatcher
+from operators.generation.adapters import Names, RowAdapters, mask_of
 from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, token_ids
 from operators.generation.seeds import RowSeeds, no_seed
@@ -37,6 +38,7 @@ class BatchRow:
     row: int
     text: str | None = None
     """Its completion, once decoded to text."""
+    adapters: Names = ()
 
 
 class GenerateRow(Protocol):
@@ -125,11 +127,13 @@ class RowMaker(ABC, Generic[R]):
     Args:
         sampling: the job's values; the columns of `per_row` override them.
         seeds: makes their seeds.
+        adapters: says which each row has.
     """
 
-    def __init__(self, sampling: SamplingSettings, seeds: RowSeeds) -> None:
+    def __init__(self, sampling: SamplingSettings, seeds: RowSeeds, adapters: RowAdapters | None = None) -> None:
         self.samples = Samples(sampling)
         self._seeds = seeds
+        self._adapters = adapters or RowAdapters(None, None, ())
 
     @abstractmethod
     def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[Any], Iterable[Any]]:
@@ -139,12 +143,21 @@ class RowMaker(ABC, Generic[R]):
     def _row(self, place: BatchRow, prompt: Any, values: Any, seed: int | None) -> R | str:
         """Return a row, or the reason why there is none. `seed`: None if the row has none; see `no_seed`."""
 
+    def _of_adapters(
+        self, place: BatchRow, prompt: Any, values: Any, seed: int | None, adapters: Names | str
+    ) -> R | str:
+        if isinstance(adapters, str):
+            return adapters
+        place.adapters = adapters
+        return self._row(place, prompt, values, seed)
+
     def of(self, batch: Batch) -> tuple[list[R], list[Rejects]]:
         """Return the rows of `batch`, `sampling.n` each, and rejects for those that cannot be generated."""
         expanded, refused = self.samples.of(batch)
         rejects = [batch.reject(list(refused), list(refused.values()))] if refused else []
         places = [BatchRow(expanded, i, number) for i, number in enumerate(expanded.data.column(ROW.name).to_pylist())]
-        made = list(map(self._row, places, *self._asked(expanded.data), self._seeds.of(expanded.data)))
+        asked = (*self._asked(expanded.data), self._seeds.of(expanded.data), self._adapters.of(expanded.data))
+        made = list(map(self._of_adapters, places, *asked))
         refused = {i: reason for i, reason in enumerate(made) if isinstance(reason, str)}
         if refused:
             rejects.append(expanded.reject(list(refused), list(refused.values())))
@@ -163,7 +176,8 @@ class SequenceMaker(RowMaker[Sequence]):
         limit: the key that sets max_sequence_tokens, for the reasons of rejects.
         priority: an expression for the priority of a waiting row; null counts as 0.
         reasoning: the tags of the model; None: it does not reason.
-        tools: what rows may call; None: nothing."""
+        tools: what rows may call; None: nothing.
+        adapters: says which each row has."""
 
     def __init__(
         self,
@@ -176,6 +190,7 @@ class SequenceMaker(RowMaker[Sequence]):
         priority: RowExpression | None = None,
         reasoning: Reasoning | None = None,
         tools: Tools | None = None,
+        adapters: RowAdapters | None = None,
     ) -> None:
         self._reasoning = reasoning
         self._priority = priority
@@ -183,7 +198,7 @@ class SequenceMaker(RowMaker[Sequence]):
         self._sampling = sampling
         self._room = max_sequence_tokens
         self._limit = limit
-        super().__init__(sampling, seeds)
+        super().__init__(sampling, seeds, adapters)
         self._model = model
         self._pieces = model.pieces()
         self._row_params = RowParams(sampling, model, reasoning, tools)
@@ -229,7 +244,8 @@ class SequenceMaker(RowMaker[Sequence]):
         params = drawing.params
         if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(prompt):
             params = drawing.within
-        return self._make(place, prompt, params, seed, min(params.max_tokens, room), stops, chunk=place.batch.chunk)
+        most, adapters = min(params.max_tokens, room), mask_of(place.adapters, self._model.adapters)
+        return self._make(place, prompt, params, seed, most, stops, chunk=place.batch.chunk, adapters=adapters)
 
 
 def require_columns(schema: pa.Schema, sampling: SamplingSettings, id_column: str | None) -> None:

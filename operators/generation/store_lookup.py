@@ -13,6 +13,7 @@ import numpy as np
 
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sequence import FinishReason, Sequence
+from operators.generation.adapters import contents_of
 from operators.generation.completions import completion_text
 from operators.generation.journal import Journal, StoredCompletion
 from operators.generation.requests import R, batch_row
@@ -22,16 +23,17 @@ from pipeline.api.protocols import Runtime
 
 class CompletionKeys:
     """Makes content keys of rows that share a model, a strategy and an engine. `context`: everything except the row's
-    own values that can change its text."""
+    own values that can change its text. `adapters`: the content of each that a row may have."""
 
-    def __init__(self, *context: object) -> None:
+    def __init__(self, *context: object, adapters: Seq[str] = ()) -> None:
+        self._adapters = adapters
         self._base = hashlib.blake2b(repr(context).encode(), digest_size=16)
 
     def give(self, rows: Seq[Sequence]) -> None:
         """Set the keys of `rows`. A key covers the sampling values, the prompt, and the seed unless greedy; not
         max_tokens, which only cuts a text."""
         for row in rows:
-            settings = own_settings(row)
+            settings = self.own_settings(row)
             row.key = self.key(settings if row.params.greedy else settings + row.seed.to_bytes(8, "little"), row.prompt)
 
     def key(self, parameters: bytes, prompt: TokenIds) -> bytes:
@@ -42,6 +44,11 @@ class CompletionKeys:
         """Return a 16-byte key of what `parts` say, in this order."""
         return self._digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
 
+    def own_settings(self, row: Sequence) -> bytes:
+        """Return the sampling values of a row and the content of its adapters, in bytes."""
+        stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
+        return repr((row.params.identity, stops, *contents_of(row.adapters, self._adapters))).encode()
+
     def settings(self, parameters: bytes) -> bytes:
         """Return a 16-byte digest of the settings of a row, without its prompt and seed."""
         return self._digest(b"settings" + parameters)
@@ -50,12 +57,6 @@ class CompletionKeys:
         digest = self._base.copy()
         digest.update(content)
         return digest.digest()
-
-
-def own_settings(row: Sequence) -> bytes:
-    """Return the sampling values of a row, in bytes."""
-    stops = None if row.stops is None else (row.stops.stops, row.stops.keep)
-    return repr((row.params.identity, stops)).encode()
 
 
 STORE = ("store", "store", "completions")
@@ -206,7 +207,7 @@ class StoreLookup(RowLookup[Sequence]):
         return None
 
     def _unknown(self, row: Sequence) -> str:
-        settings = own_settings(row)
+        settings = self._keys.own_settings(row)
         if settings not in self._met_settings:
             digest = self._keys.settings(settings)
             self._met_settings[settings] = digest in self._store.settings

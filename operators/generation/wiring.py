@@ -69,7 +69,13 @@ def identity_of(model: Model, settings: EngineSettings) -> Identity:
     (tests/operators/llama/test_invariance.py)."""
     doubt = model.doubt(settings) if settings.deterministic else None
     threads = "any" if doubt is None else settings.threads or usable_cores()
-    return Identity(model.fingerprint(), model.kernels, model.device, doubt, threads, settings.of_bits)
+    own = (model.fingerprint(), model.kernels, model.device, doubt, threads, settings.of_bits)
+    return Identity(*own, adapters=" ".join(model.adapter_contents) or None)
+
+
+def row_identity(model: Model, settings: EngineSettings) -> dict[str, str]:
+    """Return what computes any row, for its key: without adapters, of which only a row's own count."""
+    return replace(identity_of(model, settings), adapters=None).in_words()
 
 
 def is_exact(model: Model, settings: EngineSettings) -> bool:
@@ -107,6 +113,8 @@ def model_memory(
     if packed:
         yield MemoryNeed((*model_key(model), "packed"), f"those that are packed (model.kernels) of {name}", packed)
     usual = settings.with_defaults()
+    if facts.adapter_bytes:
+        yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
@@ -223,7 +231,8 @@ def store_path(settings: StoreSettings, directory: Path) -> Path:
 
 def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettings) -> CompletionKeys:
     """Return the maker of content keys. They cover what computes, and how."""
-    return CompletionKeys(identity_of(model, settings).in_words(), decode.identity(exact=is_exact(model, settings)))
+    strategy = decode.identity(exact=is_exact(model, settings))
+    return CompletionKeys(row_identity(model, settings), strategy, adapters=model.adapter_contents)
 
 
 def chosen_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,6 +31,7 @@ class EmbedArguments:
     as_: str | None = None
     where: str | None = None
     store: StoreSettings | None = None
+    adapter: Any = None
 
     def __post_init__(self) -> None:
         """Check the arguments, and get the operator ready to be planned."""
@@ -48,6 +50,7 @@ class ChooseArguments:
     as_: str | None = None
     store: StoreSettings | None = None
     where: str | None = None
+    adapter: Any = None
 
     def __post_init__(self) -> None:
         check_one_of("normalize", self.normalize, NORMALIZE)
@@ -109,6 +112,7 @@ class ScoreArguments:
     as_: str | None = None
     store: StoreSettings | None = None
     where: str | None = None
+    adapter: Any = None
 
     def __post_init__(self) -> None:
         self._fields = named(SCORE, self.as_)

@@ -20,6 +20,7 @@ from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_to
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
+from operators.generation.adapters import RowAdapters, contents_of, mask_of
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import (
     check_room,
@@ -27,6 +28,7 @@ from operators.generation.wiring import (
     identity_of,
     model_memory,
     of_engine,
+    row_identity,
     warn_unless_exact,
 )
 from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
@@ -36,7 +38,7 @@ from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tok
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runtime, Scope, Task, UsesModel
-from pipeline.api.errors import Cancelled
+from pipeline.api.errors import Cancelled, ConfigError
 from pipeline.api.records import Batch, require_column
 
 Result = TypeVar("Result")
@@ -54,6 +56,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     """Reason to reject a row whose answer is NaN."""
     truncate = False
     """Cut a text that is too long."""
+    adapter: Any = None
+    """The adapters of the node, as RowAdapters takes them."""
 
     def __init__(
         self,
@@ -82,6 +86,9 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
 
     def _check(self, schema: pa.Schema) -> None:
         check_room(self._model, self._settings, continues=self.wanted is Wanted.EVERY)
+        self._adapters = RowAdapters(self.adapter, None, list(self._model.adapters or ())).chosen
+        if self._adapters and inspect_model(self._model).encoder is not None:
+            raise ConfigError(f"adapter={self.adapter}: adapters of encoders are not supported; leave it out")
         for name in self._columns:
             require_column(schema, name, TEXT_TYPES)
 
@@ -103,8 +110,11 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
         self._loaded = load_model(runtime, self._model)
         self._tokens_of = TextColumns(self._loaded, self._model.special_tokens_in_text)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
-        computes = identity_of(self._loaded, self._settings.with_defaults()).in_words()
-        self._stored = StoredAnswers(runtime, self._store, self.kind, type(self).__name__, self._options(), computes)
+        model = self._loaded
+        self._mask = mask_of(self._adapters, model.adapters)
+        of_adapters = contents_of(self._mask, model.adapter_contents)
+        context = self._options(), row_identity(model, self._settings.with_defaults()), *of_adapters
+        self._stored = StoredAnswers(runtime, self._store, self.kind, type(self).__name__, *context)
 
     def identity(self) -> Identity:
         self._take_context()
@@ -181,6 +191,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
             return lent.enter_context(closing(WholeTexts(encoders, self.wanted)))
         decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
         lent.callback(give_back)
+        decoder.batch.adapters[:] = self._mask
         return DecoderReader(decoder, sharing=settings.optimise.prefix_sharing)
 
     def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> Iterator[int]:

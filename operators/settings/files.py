@@ -68,6 +68,8 @@ class DataSettings:
         message_roles: roles in the files to those of the model's chat template: {bot: assistant}.
         template_kwargs_column: column with the arguments of the chat template, as a struct, a map or JSON; they come
             before `model.template_kwargs`, key by key.
+        adapter_column: column with the name of each row's adapter, of `model.adapters`, or a list of names; null and
+            base are the model as it is. For all nodes that have no `adapter` of their own.
         tools: the tools that the chat template tells the model about: a list of {type: function, function: {name,
             description, parameters}}, or the path of a JSON file with such a list.
         tools_column: column with the tools of each row, as a list of structs or JSON, instead of `tools`.
@@ -111,6 +113,7 @@ class DataSettings:
     message_keys: Any = when_given(None, *_TO_NAMES)
     message_roles: Any = when_given(None, *_TO_NAMES)
     template_kwargs_column: str | None = when_given(None)
+    adapter_column: str | None = when_given(None)
     tools: Any = when_given(None, _TOOLS, lambda v: isinstance(v, str | list | None))
     tools_column: str | None = when_given(None)
     continue_final_message: bool = when_given(False)

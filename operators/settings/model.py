@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +30,29 @@ _WANTED = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day o
 _KWARGS = maps(
     "names of the chat template's variables to values, as {enable_thinking: false}",
     lambda pair: isinstance(pair[0], str),
+)
+MOST_ADAPTERS = 64
+BASE = "base"
+"""What a node or a row names to have none of `model.adapters`."""
+_ADAPTER_KEYS = {"path", "scale", "repo", "file", "revision"}
+
+
+def _is_adapter(pair: tuple[Any, Any]) -> bool:
+    """Return True if `pair` can be a name and where its adapter is."""
+    name, given = pair
+    named = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None and name != BASE
+    if not named or isinstance(given, str):
+        return named and bool(given)
+    if not isinstance(given, Mapping) or not given.keys() <= _ADAPTER_KEYS:
+        return False
+    scale, places = given.get("scale", 1.0), [key for key in ("path", "repo") if isinstance(given.get(key), str)]
+    return len(places) == 1 and type(scale) in (int, float) and math.isfinite(scale)
+
+
+_ADAPTERS: Rule = (
+    "it maps names (letters, digits, _ . -; not base) to a GGUF file or PEFT folder, as {support: {path: a.gguf, scale:"
+    f" 1.0}}}}, or to one on the Hub ({{repo, revision, file}}); {MOST_ADAPTERS} at most",
+    lambda v: v is None or (isinstance(v, dict) and len(v) <= MOST_ADAPTERS and all(map(_is_adapter, v.items()))),
 )
 _TAGS: Rule = (
     "two strings, [] for none, or null to read them off the chat template",
@@ -56,6 +81,9 @@ class ModelSettings:
         weights: the type that the weights are converted to, once, into a cache (f32, f16, bf16, q8_0, q6_k, q5_1,
             q5_k_m, q5_k_s, q5_0, q4_1, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs, q3_k_l, q3_k_m, q3_k_s, q2_k); as_is:
             none. See docs/weights.md.
+        adapters: LoRA adapters of the model, by name: a GGUF file or PEFT folder each, as {support: {path: a.gguf,
+            scale: 1.0}}, or {repo, revision, file} on the Hub. `adapter` of a node or step, or `data.adapter_column`,
+            says who gets which; all others get the model as it is. See docs/adapters.md.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         kernels: see runtime.kernels, whose value it takes in a job.
         probe: try the file, once, in a process of its own that may die, while the run is planned. See docs/models.md.
@@ -77,6 +105,7 @@ class ModelSettings:
     weights: str = not_in_data(
         AS_IS, *one_of((AS_IS, *WEIGHTS)), local=True
     )  # the content of the converted file counts
+    adapters: Any = not_in_data(None, *_ADAPTERS, local=True)  # the content counts
     gpu_layers: int = in_data(0, *at_least(0, "0 (CPU) or more; 999 is all layers"), local=True)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS), local=False)  # what computes is told apart by its identity
     probe: bool = not_in_data(True, local=True)

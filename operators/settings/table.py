@@ -24,6 +24,7 @@ OF_PROMPTS = (
     "tools_column",
     "continue_final_message",
     "id_column",
+    "adapter_column",
 )
 """Keys of `data` that say what becomes of rows; those of a table have no use for them."""
 _KEY = re.compile(rf"\bdata\.(?=(?:{'|'.join(field.name for field in fields(DataSettings))})\b)")

@@ -30,6 +30,7 @@ KEYS = {
         "sampling.n": "n",
         "sampling.structured.choices": "choices",
         "options": "choices",
+        "adapter": "adapter",
         "sampling.structured.regex": "regex",
         "sampling.structured.json_schema": "schema",
     },
@@ -56,7 +57,8 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
     Args:
         steps: by name, in their order.
         nodes: the job's own, by name; they may read steps, and steps may read them.
-        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, id_column.
+        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, and id_column and
+            adapter_column of `data`.
 
     Raises:
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
@@ -199,7 +201,8 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
     return {
         "_target_": "operators.generate.Generate",
         "sampling": _sampling(step, groups["sampling"]),
-        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
+        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column", "adapter_column")},
+        **({} if step.adapter is None else {"adapter": step.adapter}),
         "completion_ids": "completion_ids" in kept,
         "completion_text": groups["output"].completion_text,
         "reasoning": _keeps(REASONING, kept),
@@ -210,7 +213,8 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
 def _chooses(step: Step, groups: Groups) -> dict[str, Any]:
     joint = {"joint": True} if isinstance(groups["model"], EndpointSettings) else {}  # a server cannot do otherwise
     shared = {key: groups[key] for key in ("model", "runtime", "store")}
-    return {"_target_": "operators.choose.Choose", "options": step.choices, **joint, **shared}
+    adapter = {} if step.adapter is None else {"adapter": step.adapter}
+    return {"_target_": "operators.choose.Choose", "options": step.choices, **adapter, **joint, **shared}
 
 
 def _sampling(step: Step, sampling: SamplingSettings) -> SamplingSettings:

@@ -60,6 +60,8 @@ class Step:
             completion_token_count, completion_ids.
         after: the step or node that it reads, instead of the step before it.
         model, sampling, decode, runtime, store: keys of these config groups that differ from the job's.
+        adapter: a name of `model.adapters`, or a list of names, that the step asks; base: the model as it is. Null
+            leaves it to `data.adapter_column`.
         seed: another seed than the job's.
         op: instead of a prompt, an operator as in `nodes`, in this place of the order; `after`, `keep`, `drop` and
             `on_error` can stand beside it.
@@ -92,6 +94,7 @@ class Step:
     decode: dict[str, Any] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
+    adapter: Any = None
     seed: int | None = None
     op: dict[str, Any] | None = None
     on_error: str = "fail"

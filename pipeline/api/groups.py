@@ -43,6 +43,7 @@ class DataFields(Protocol):
 
     prompt_template: str | None
     id_column: str | None
+    adapter_column: str | None
     free_form: Sequence[str]
 
 

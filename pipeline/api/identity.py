@@ -18,6 +18,7 @@ class Identity:
         doubt: why bits are not proven to depend on the row alone; None where they are, or need not.
         threads: that compute; "any" where their number changes no bit.
         settings: those of the engine that can change a bit.
+        adapters: the content of those that rows may have; None without any.
         bits: a hash of what the model computes for fixed texts; None where that says nothing.
     """
 
@@ -27,6 +28,7 @@ class Identity:
     doubt: str | None = field(metadata={"words": "what is not proven"})
     threads: int | str = field(metadata={"words": "runtime.threads"})
     settings: str = field(metadata={"words": "runtime"})
+    adapters: str | None = field(default=None, metadata={"words": "the adapters"})
     bits: str | None = field(default=None, metadata={"words": "the bits of fixed texts"})
 
     def in_words(self) -> dict[str, str]:

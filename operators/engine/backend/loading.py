@@ -60,6 +60,8 @@ class ModelFacts:
         sampling: the values that its file asks for, by llama.cpp's names (general.sampling.*).
         refusal: why it will not load. What an encoder is asked for is told before that, see `check_room`.
         tokens: reads the texts of its tokens.
+        adapters: the content of each of its adapters, by name; with their scales.
+        adapter_bytes: of all adapters, in memory.
     """
 
     fingerprint: str
@@ -73,13 +75,17 @@ class ModelFacts:
     sampling: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapter_bytes: int = 0
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:
-    """Return what a fingerprint has of a model: its content, and the type that its weights were converted to. See
-    inspect_model."""
+    """Return what a fingerprint has of a model: its content, the type that its weights were converted to, and the
+    content of its adapters. See inspect_model."""
     weights = settings.converts_to
-    return {"model": inspect_model(settings).fingerprint} | ({} if weights is None else {"weights": weights})
+    facts = inspect_model(settings)
+    adapters = {"adapters": dict(facts.adapters)} if facts.adapters else {}
+    return {"model": facts.fingerprint} | ({} if weights is None else {"weights": weights}) | adapters
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
