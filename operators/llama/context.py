@@ -10,6 +10,7 @@ import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import Buffer, DecoderShape, Logits, Wanted
+from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.library import last_errors, unlogged
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
@@ -34,6 +35,7 @@ class LlamaContext:
         lone_tokens: see Decoder.
         on_cpu: keep every operation on the CPU.
         kernels: our own, which compute attention; None: llama.cpp's do.
+        adapters: of the model, for rows to have; None without any.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context."""
 
@@ -47,6 +49,7 @@ class LlamaContext:
         lone_tokens: int,
         on_cpu: bool,
         kernels: ctypes.CDLL | None,
+        adapters: LoadedAdapters | None,
         abort: ctypes.Array[ctypes.c_char],
     ) -> None:
         if shape.slots * shape.block > shape.call_tokens:  # llama.cpp would end the process
@@ -60,7 +63,9 @@ class LlamaContext:
             shape = replace(shape, flash_attention=False)  # there is no attention
         self.shape = shape
         self.lone_tokens = lone_tokens
-        self.batch = BatchBuffer(shape.call_tokens)
+        self.batch = BatchBuffer(shape.call_tokens, shape.streams)
+        self._adapters, self._adapters_set = adapters, 0
+        self.mixes_adapters = adapters is None or (kernels is not None and shape.per_sequence)
         self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
@@ -83,11 +88,18 @@ class LlamaContext:
 
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
+        if adapters is not None and self.mixes_adapters:
+            adapters.set_bank(self._context)
         if kernels is not None and self._is_exact(kernels):
             self.shape, self.lone_tokens = replace(shape, exact=True), shape.max_sequence_tokens
+        if not self.mixes_adapters:
+            # llama.cpp multiplies with adapters by another kernel where a row is alone.
+            self.shape, self.lone_tokens = replace(shape, exact=False), 0
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
 
     def decode(self) -> Logits:
+        if self._adapters is not None and not self.mixes_adapters:
+            self._set_adapters(self._adapters)
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
         code = self._decode(self.batch.n_tokens)
         if code != _MALFORMED:  # then nothing was done at all
@@ -102,9 +114,17 @@ class LlamaContext:
         flat = (ctypes.c_float * (outputs * self._width)).from_address(first)
         return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
 
+    def _set_adapters(self, adapters: LoadedAdapters) -> None:
+        """Give the context the adapters of the rows in the batch, which all have the same."""
+        (mask,) = set(self.batch.adapters[self.batch.seq_id[: self.batch.n_tokens]].tolist())
+        if mask != self._adapters_set:
+            adapters.set_for_all(self._context, mask)
+            self._adapters_set = mask
+
     def _is_exact(self, kernels: ctypes.CDLL) -> bool:
         """Return whether kernels of our own compute each operation of a call that may depend on other rows. They count
-        those that they do not, when llama.cpp plans the call; then it is aborted.
+        those that they do not, when llama.cpp plans the call; then it is aborted. Without all of the adapters' among
+        them rows of several adapters cannot share a call.
 
         It is a call of one thread. With more, OpenMP would make a team for it beside that of the thread which decodes,
         and where there are more threads than cores, they sleep and wake at each operation.
@@ -115,12 +135,15 @@ class LlamaContext:
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(at_once, ctypes.c_void_p))
         self.batch.clear()
         self.batch.add_spans([np.zeros(1, np.int32)], [0], [0], [1])
-        kernels.kernels_others()
+        kernels.kernels_others(), kernels.kernels_unmixed()
         with unlogged():
             code = self._decode(1)
         llama_cpp.llama_set_n_threads(self._context, *threads)
         self.batch.clear()
         self.clear()
+        if kernels.kernels_unmixed() and self._adapters is not None:
+            self._adapters.set_for_all(self._context, 0)
+            self.mixes_adapters = False
         return code == _ABORTED and kernels.kernels_others() == 0
 
     def _decode(self, n_tokens: int) -> int:
@@ -129,10 +152,13 @@ class LlamaContext:
         if self._kernels is None:
             return int(llama_cpp.llama_decode(self._context, batch))
         self._kernels.kernels_attend(True)  # in the graphs that this thread has computed
+        if self._adapters is not None and self.mixes_adapters:
+            mix(self._kernels, self.batch.adapters, self._adapters.begins)
         try:
             return int(llama_cpp.llama_decode(self._context, batch))
         finally:
             self._kernels.kernels_attend(False)
+            mix(self._kernels)
 
     def truncate(self, slot: int, length: int) -> None:
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):

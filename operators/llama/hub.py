@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.llama.adapters.declared import with_adapters
 from operators.llama.header import facts_of, part_names, parts_of
+from operators.llama.hub_files import hub_file, hub_options
 from operators.llama.model import LlamaModel, check_gpu, refusal_of, weights_path
 from operators.llama.model import load as load_file
 from operators.settings import ModelSettings
-from pipeline.api.errors import ConfigError, InputError, install
+from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.atomic_files import sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +38,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     fetched = " ".join(["sha256", *map(_verified, parts_of(path))])
     settings = replace(settings, path=str(path))
     used = weights_path(settings)
-    return facts_of(used, fetched if used == path else None, refusal_of(settings))
+    return with_adapters(facts_of(used, fetched if used == path else None, refusal_of(settings)), settings, used)
 
 
 def fetch(settings: ModelSettings) -> Path:
@@ -50,28 +51,9 @@ def fetch(settings: ModelSettings) -> Path:
         InputError: there is no such file, or no network.
     """
     repo, file, revision = (_required(settings, key) for key in ("repo", "file", "revision"))
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ConfigError(f"model=hub needs huggingface_hub ({error}); {install('hub')}") from error
-    check_options(settings, set(signature(hf_hub_download).parameters) - {"repo_id", "filename", "revision"})
-    what = ""
-    try:
-        paths: list[str] = []
-        for name in part_names(file):
-            what = f"{name} of {repo} at {revision}"
-            paths.append(hf_hub_download(repo, name, revision=revision, **settings.options))
-        return Path(paths[0])
-    except LocalEntryNotFoundError as error:
-        raise InputError(
-            f"{what} is not in the cache and the Hub cannot be reached; fetch it where there is a network,"
-            " or give a file: model=gguf model.path="
-        ) from error
-    except HFValidationError as error:
-        raise ConfigError(f"model.repo={repo}: {error}") from error
-    except HfHubHTTPError as error:
-        raise InputError(f"{what} could not be fetched: {str(error).splitlines()[0]}") from error
+    check_options(settings, hub_options())
+    paths = [hub_file(repo, name, revision, settings.options, "model") for name in part_names(file)]
+    return paths[0]
 
 
 def _required(settings: ModelSettings, key: str) -> str:

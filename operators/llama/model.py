@@ -15,6 +15,8 @@ import numpy.typing as npt
 from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.llama.adapters.declared import prepared_for, with_adapters
+from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.context import LlamaContext
 from operators.llama.context_pool import ContextPool
 from operators.llama.convert import converted
@@ -55,7 +57,8 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     """
     check_options(settings, ())
     check_gpu(settings)
-    return facts_of(weights_path(settings), refusal=refusal_of(settings))
+    path = weights_path(settings)
+    return with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
 
 
 def check_gpu(settings: ModelSettings) -> None:
@@ -142,6 +145,9 @@ class LlamaModel:
         self._abort = ctypes.create_string_buffer(2)
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
+        files = None if vocab_only else prepared_for(settings, self._path)
+        self.adapters, self.adapter_contents = (files.names, files.contents) if files else ((), ())
+        self._adapters = LoadedAdapters(self._model, files) if files else None
         self._read_vocabulary()
         self.head = self._read_head(header) if header.outputs and not vocab_only else None
 
@@ -233,6 +239,7 @@ class LlamaModel:
             lone_tokens=lone,
             on_cpu=self.is_cpu,
             kernels=library() if self.packed.version else None,
+            adapters=self._adapters,
             abort=self._abort,
         )
 
