@@ -37,6 +37,8 @@ class LlamaContext:
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context."""
 
+    mixes_adapters = True
+
     def __init__(
         self,
         model: ctypes.c_void_p,
@@ -60,7 +62,7 @@ class LlamaContext:
             shape = replace(shape, flash_attention=False)  # there is no attention
         self.shape = shape
         self.lone_tokens = lone_tokens
-        self.batch = BatchBuffer(shape.call_tokens)
+        self.batch = BatchBuffer(shape.call_tokens, shape.streams)
         self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
