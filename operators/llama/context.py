@@ -39,6 +39,8 @@ class LlamaContext:
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context."""
 
+    mixes_adapters = True
+
     def __init__(
         self,
         model: ctypes.c_void_p,

@@ -49,13 +49,15 @@ class DecoderReader:
 
     Args:
         sharing: compute what texts begin with in common once, if the decoder can truncate a slot.
+        adapters: of all texts, as a row has them.
 
     Attributes:
         decoded: tokens computed so far, each common beginning once.
     """
 
-    def __init__(self, decoder: Decoder, *, sharing: bool = True) -> None:
+    def __init__(self, decoder: Decoder, *, sharing: bool = True, adapters: int = 0) -> None:
         self._decoder = decoder
+        self._adapters = adapters
         self._room = min(decoder.shape.n_batch, decoder.shape.n_ubatch)
         self._cuts = Cuts(self._room, Chunking(decoder.shape.kernel_tokens), sharing=sharing and decoder.partial)
         self.decoded = 0
@@ -115,6 +117,7 @@ class DecoderReader:
         wanted = [piece.end - min(firsts[i] for i in piece.texts) for _, piece in work]
         outputs = [min(len(ids), max(2, count)) if count > 0 else 0 for ids, count in zip(fed, wanted, strict=True)]
         decoder.batch.clear()
+        decoder.batch.adapters[:] = self._adapters
         decoder.batch.add_spans(fed, [piece.start for _, piece in work], [slot for slot, _ in work], outputs)
         rows = decoder.decode()
         self.decoded += decoder.batch.n_tokens

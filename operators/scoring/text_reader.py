@@ -191,8 +191,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
             return lent.enter_context(closing(WholeTexts(encoders, self.wanted)))
         decoder, give_back = model.lease(reading_settings(settings, model.n_vocab), self.wanted)
         lent.callback(give_back)
-        decoder.batch.adapters[:] = self._mask
-        return DecoderReader(decoder, sharing=settings.optimise.prefix_sharing)
+        return DecoderReader(decoder, sharing=settings.optimise.prefix_sharing, adapters=self._mask)
 
     def _read(self, texts: Seq[Text], take: Callable[[Part], None], counts: Seq[int] | None = None) -> Iterator[int]:
         """Read `texts`, have the engine's thread `take` the outputs, and yield the number of each text that is read:

@@ -26,14 +26,16 @@ class BatchBuffer:
     Attributes:
         token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
         n_tokens: how many are filled.
+        adapters: uint64 [streams], those of the row with each sequence id: bit i is the i-th of the model; 0: none.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, streams: int = 0) -> None:
         self.token = np.zeros(capacity, np.int32)
         self.pos = np.zeros(capacity, np.int32)
         self.seq_id = np.zeros(capacity, np.int32)
         self.output = np.zeros(capacity, np.int8)
         self.n_tokens = 0
+        self.adapters = np.zeros(streams, np.uint64)
 
     @property
     def capacity(self) -> int:
@@ -41,8 +43,9 @@ class BatchBuffer:
         return len(self.token)
 
     def clear(self) -> None:
-        """Empty the batch."""
+        """Empty the batch; no row has adapters."""
         self.n_tokens = 0
+        self.adapters[:] = 0
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
         """Add one token to each of several rows, all with logits."""

@@ -1,9 +1,11 @@
 """FakeModel and FakeDecoder: a model without weights, to test the scheduler and to measure everything above the
 backend.
 
-The logits depend on every token in the slot's KV cache (through a rolling hash), so that a row that is moved, truncated
-or filled in wrongly gets other tokens. Ends are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial`
-off it has the memory of a recurrent model: a state after all tokens, which cannot be truncated and is copied whole.
+The logits depend on every token in the slot's KV cache (through a rolling hash) and on the adapters with which each was
+computed, so that a row that is moved, truncated, filled in wrongly or shares with a wrong one gets other tokens. Ends
+are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial` off it has the memory of a recurrent model:
+a state after all tokens, which cannot be truncated and is copied whole. With `mixes_adapters` off it raises ValueError
+for a call of rows with different adapters.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ MASK_ID = 258
 _TORN = (2, -3)
 """Codes of llama.cpp after which part of the batch may have been computed."""
 _MULTIPLIER = np.uint64(6364136223846793005)
+_OF_ADAPTERS = np.uint64(11400714819323198485)
 _KINDS = 251
 _PIECES = [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
 
@@ -52,10 +55,11 @@ class FakeDecoder:
 
     partial = True
     keeps_prefixes = True
+    mixes_adapters = True
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape
-        self.batch = BatchBuffer(shape.call_tokens)
+        self.batch = BatchBuffer(shape.call_tokens, shape.streams)
         self.lone_tokens = 0
         self._fail = fail
         # The hash after each token: [s, n] is that of slot s after n tokens.
@@ -66,6 +70,9 @@ class FakeDecoder:
     def decode(self) -> Logits:
         n = self.batch.n_tokens
         slots, positions = self.batch.seq_id[:n], self.batch.pos[:n]
+        adapters = self.batch.adapters[slots]
+        if not self.mixes_adapters and len(np.unique(adapters)) > 1:
+            raise ValueError(f"rows with different adapters share a call: {adapters} in slots {slots}")
         if code := self._fail(self.batch):
             if code in _TORN:
                 half = slots[: (n + 1) // 2]
@@ -74,12 +81,13 @@ class FakeDecoder:
         used = int(self._length.sum()) + n
         if not self.shape.per_sequence and used > self.shape.cells:
             raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
+        inputs = self.batch.token[:n].astype(np.uint64) + np.uint64(1) + adapters * _OF_ADAPTERS
         if self.shape.block:
-            hashes = self._blocks(slots, positions)
+            hashes = self._blocks(slots, positions, inputs)
         elif (np.diff(slots) > 0).all():
-            hashes = self._one_each(slots, positions)
+            hashes = self._one_each(slots, positions, inputs)
         else:
-            hashes = self._spans(slots, positions)
+            hashes = self._spans(slots, positions, inputs)
         kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
         logits: Logits = self._table[kinds]
         return logits
@@ -111,16 +119,15 @@ class FakeDecoder:
         if held < length or (not self.partial and length not in (0, held)):
             raise DecodeFailed(-1, f"slot {slot} has {held} tokens and cannot have the first {length} of them")
 
-    def _one_each(self, slots: TokenIds, positions: TokenIds) -> Hashes:
+    def _one_each(self, slots: TokenIds, positions: TokenIds, inputs: Hashes) -> Hashes:
         if (self._length[slots] != positions).any():
             raise DecodeFailed(-1, f"positions {positions} do not follow {self._length[slots]} in slots {slots}")
-        tokens = self.batch.token[: self.batch.n_tokens].astype(np.uint64)
-        hashes: Hashes = self._hashes[slots, positions] * _MULTIPLIER + tokens + np.uint64(1)
+        hashes: Hashes = self._hashes[slots, positions] * _MULTIPLIER + inputs
         self._length[slots] += 1
         self._hashes[slots, positions + 1] = hashes
         return hashes
 
-    def _spans(self, slots: TokenIds, positions: TokenIds) -> Hashes:
+    def _spans(self, slots: TokenIds, positions: TokenIds, inputs: Hashes) -> Hashes:
         starts = np.flatnonzero(np.diff(slots, prepend=-1))
         counts = np.diff(starts, append=len(slots))
         rows = slots[starts]
@@ -131,13 +138,13 @@ class FakeDecoder:
         for step in range(int(counts.max())):
             going = counts > step
             at = starts[going] + step
-            token, places = self.batch.token[at].astype(np.uint64), positions[at]
-            hashes[at] = self._hashes[rows[going], places] * _MULTIPLIER + token + np.uint64(1)
+            places = positions[at]
+            hashes[at] = self._hashes[rows[going], places] * _MULTIPLIER + inputs[at]
             self._hashes[rows[going], places + 1] = hashes[at]
         self._length[rows] += counts
         return hashes
 
-    def _blocks(self, slots: TokenIds, positions: TokenIds) -> Hashes:
+    def _blocks(self, slots: TokenIds, positions: TokenIds, inputs: Hashes) -> Hashes:
         """Compute blocks: every token of a row sees the whole block, and the contents of its slot."""
         hashes = np.empty(len(slots), np.uint64)
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
@@ -146,8 +153,8 @@ class FakeDecoder:
             if self._length[slot] != first or (np.diff(positions[start:end]) != 1).any():
                 raise DecodeFailed(-1, f"positions {positions[start:end]} do not follow {self._length[slot]} in {slot}")
             state = self._hashes[slot, first : first + 1]
-            for token in self.batch.token[start:end].astype(np.uint64):
-                state = state * _MULTIPLIER + token + np.uint64(1)
+            for value in inputs[start:end]:
+                state = state * _MULTIPLIER + value
             hashes[start:end] = state + np.arange(1, end - start + 1, dtype=np.uint64) * _MULTIPLIER
             self._length[slot] += end - start
             self._hashes[slot, self._length[slot]] = state[0]
@@ -176,8 +183,11 @@ class FakeModel:
     head: Head | None = None
     special_tokens = SpecialTokens(())
 
-    def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
+    def __init__(
+        self, fail: Callable[[BatchBuffer], int] = lambda _: 0, *, adapters: Sequence[str] = ()
+    ) -> None:
         self._fail = fail
+        self.adapters = self.adapter_contents = tuple(adapters)
         self.decoders: list[FakeDecoder] = []
 
     def doubt(self, settings: EngineSettings) -> str | None:
@@ -219,14 +229,15 @@ class FakeModel:
 
 def load(settings: ModelSettings) -> FakeModel:
     """Load `model=fake`."""
-    return FakeModel()
+    return FakeModel(adapters=tuple(settings.adapters or ()))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     check_options(settings, ())
     if settings.converts_to is not None:
         raise ConfigError(f"model.weights={settings.weights} cannot work: the fake model has no weights")
-    return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD)
+    names = list(settings.adapters or ())
+    return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD, adapters=dict(zip(names, names, strict=True)))
 
 
 def _logit_table() -> Logits:

@@ -130,6 +130,8 @@ class Decoder(Protocol):
     """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
+    mixes_adapters: bool
+    """True if rows with different adapters (`BatchBuffer.adapters`) may share a call, or there are no adapters."""
 
     def decode(self) -> Logits:
         """Compute `batch`; returns float32 [outputs, n_vocab] in batch order, a view that is valid until the next call;

@@ -4,6 +4,7 @@
 |---|---|---|
 | `by_depth` | which node's sequences are admitted first | waiting_queue.py |
 | `order`, `next_waiting` | which sequence of a node; when a cached prefix goes first, and which | waiting_queue.py |
+| `next_of_all`, `next_alike` | which of all; where those with different adapters share no call | waiting_queue.py |
 | `may_admit`, `reservation` | whether a sequence may take a free slot | scheduler.py |
 | `placing`, `match_rank`, `least_copy` | which slots sequences get, and whose prefix they take over | prefix_cache.py |
 | `next_batch` | the kind of the next step: prompts, decoding sequences, or both | scheduler.py |
@@ -56,14 +57,58 @@ def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
     `number`.
     """
     expected = seq.max_tokens if longest_first else 0
-    return (seq.chunk // CHUNKS_OF_ONE_AGE, -seq.priority, -expected, number)
+    return (age(seq), -seq.priority, -expected, number)
 
 
-def next_waiting(node: NodeQueue, tree: RadixTree) -> Sequence | None:
-    """Return the sequence of `node` to admit next: the first one or, if no slot has the beginning of its prompt, the
-    first of those at equal age and priority that share the longest beginning with a slot; of equally long ones that
-    which a slot has had longest."""
-    first = node.heap.first()
+def age(seq: Sequence) -> int:
+    """Return the number of its age: two neighbouring chunks have the same."""
+    return seq.chunk // CHUNKS_OF_ONE_AGE
+
+
+def next_of_all(nodes: Iterable[NodeQueue], tree: RadixTree) -> Sequence | None:
+    """Return the sequence of `nodes` to admit next; None if none has one that it could take back."""
+    node = next((node for node in nodes if node.admissible), None)
+    return None if node is None else next_waiting(node, tree)
+
+
+def next_alike(nodes: Iterable[NodeQueue], tree: RadixTree, adapters: int | None) -> Sequence | None:
+    """Return the sequence to admit next where all in slots must have the same adapters; None if none may join them.
+
+    Those with the adapters of the sequences in slots go on, the deepest node first, whatever their priority: a change
+    drains the slots, and a call of few rows costs nearly as much as a full one. But none goes before a sequence of an
+    earlier age with others. Then the slots drain, and the group (the sequences with the same adapters) of the oldest
+    comes; of equally old ones that of the deepest node, by `order` in a node. So what waits of an age is computed in
+    one run for each group, and the last of these goes on into the next age.
+
+    No sequence waits forever. A node without credit has no say: it neither keeps a group going nor drains one. What is
+    in slots needs nothing but steps to end. So slots get empty once nothing more may join, and what joins while a
+    sequence waits for them is no younger than it: that ends. In empty slots the oldest of all nodes with credit begins.
+    A node without gets it when its rows are taken downstream, and so on to the sinks, which need no slots.
+
+    Args:
+        nodes: the deepest first.
+        adapters: None: slots are empty.
+    """
+    able = [(node, first) for node in nodes if node.admissible and (first := node.heap.first()) is not None]
+    if not able:
+        return None
+    if adapters is None:
+        _, (_, oldest) = min(able, key=lambda pair: pair[1][0][0])
+        adapters = oldest.adapters
+    limit = min((order[0] for node, (order, _) in able if node.has_others(adapters)), default=None)
+    for node, _ in able:
+        row = next_waiting(node, tree, adapters)
+        if row is not None and (limit is None or age(row) <= limit):
+            return row
+    return None
+
+
+def next_waiting(node: NodeQueue, tree: RadixTree, adapters: int | None = None) -> Sequence | None:
+    """Return the sequence of `node`, or of those with `adapters`, to admit next: the first one or, if no slot has the
+    beginning of its prompt, the first of those at equal age and priority that share the longest beginning with a slot;
+    of equally long ones that which a slot has had longest."""
+    heap = node.heap if adapters is None else node.by_adapters.get(adapters)
+    first = None if heap is None else heap.first()
     if first is None:
         return None
     order, row = first
@@ -73,7 +118,7 @@ def next_waiting(node: NodeQueue, tree: RadixTree) -> Sequence | None:
     for prefix in sorted(tree.cached, key=lambda prefix: (-prefix.depth, prefix.noted)):
         heap = prefix.waiting.get(node) if prefix.depth >= least else None
         entry = None if heap is None else heap.first()
-        if entry is not None and entry[0][:2] <= order[:2]:
+        if entry is not None and entry[0][:2] <= order[:2] and adapters in (None, entry[1].adapters):
             return entry[1]
     return row
 

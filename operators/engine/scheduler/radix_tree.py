@@ -26,6 +26,7 @@ class RadixTree:
 
     Args:
         kernel_tokens: prompts of fewer tokens share with each other only, as do the others; 0: all share with all.
+            Those of sequences with different adapters never share: they have roots of their own.
 
     Attributes:
         cached: nodes for which a sequence waits and whose tokens a slot or snapshot has.
@@ -35,12 +36,12 @@ class RadixTree:
         self._kernel_tokens = kernel_tokens
         self._numbers = itertools.count(1)
         self.cached: dict[PrefixNode, None] = {}
-        self._roots = {long: PrefixNode(None, b"", 0, np.empty(0, np.int32)) for long in (False, True)}
+        self._roots: dict[tuple[int, bool], PrefixNode] = {}
 
     def add_waiting(self, row: Sequence, order: Order) -> None:
         """Add the prefixes of `row`, which waits in its node queue."""
         number, entry = next(self._numbers), (order, row)
-        end = row.placement.node = self.end_of(row.prompt)
+        end = row.placement.node = self.end_of(row)
         for node in () if end is None else end.path():
             heap = node.waiting.get(row.owner)
             if heap is None:
@@ -48,12 +49,16 @@ class RadixTree:
             heap.push(entry)
             self._note_cached(node, number)
 
-    def end_of(self, prompt: TokenIds, blocks: int | None = None) -> PrefixNode | None:
-        """Return the node in which the first `blocks` blocks of `prompt` end, by default all whole ones; None if it is
-        too short to be shared. The node must get a sequence that waits, or an owner."""
+    def end_of(self, row: Sequence, blocks: int | None = None) -> PrefixNode | None:
+        """Return the node in which the first `blocks` blocks of the prompt of `row` end, by default all whole ones;
+        None if it is too short to be shared. The node must get a sequence that waits, or an owner."""
+        prompt = row.prompt
         if len(prompt) <= BLOCK:
             return None
-        node = self._roots[len(prompt) >= self._kernel_tokens]
+        kind = row.adapters, len(prompt) >= self._kernel_tokens
+        node = self._roots.get(kind)
+        if node is None:
+            node = self._roots[kind] = PrefixNode(None, b"", 0, np.empty(0, np.int32))
         blocks = len(prompt) // BLOCK if blocks is None else blocks
         while node.depth < blocks:
             key = _key(prompt, node.depth)

@@ -26,7 +26,7 @@ class Scheduler:
         self._settings, self._chunking = settings, chunking
         self._admissions = itertools.count()
         self._now = 0.0
-        self.queue = WaitingQueue(settings.optimise, chunking)
+        self.queue = WaitingQueue(settings.optimise, chunking, mixes_adapters=decoder.mixes_adapters)
         self.slots = SlotPool(decoder)
         self.counts = Counts()
         self.cache = prefix_cache(self.slots, self.queue, chunking, self.counts, settings)
@@ -44,7 +44,7 @@ class Scheduler:
         sequences in slots or waiting."""
         rows = [*self.slots.rows(), *self._preempted]
         nodes = [row.owner for row in rows] + [node for node in self.queue.nodes if node.admissible]
-        fullness = min(1.0, (len(rows) + self.queue.admissible) / self.slots.size)
+        fullness = min(1.0, (len(rows) + self.queue.joining(self.slots.adapters)) / self.slots.size)
         return fullness, max((node.depth for node in nodes), default=0)
 
     def schedule(self, now: float) -> StepBatch | None:
@@ -150,19 +150,20 @@ class Scheduler:
             resumed.update_state()
             resumed.times.preempted_s += self._now
         taken: list[Sequence] = []
+        adapters, idle = self.slots.adapters, IdleReason.ROOM
         while len(taken) < self.slots.free:
-            admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved))
-            if admitted is None:
+            admitted = queue.take(partial(policy.may_admit, budget=budget, reserved=reserved), adapters)
+            if isinstance(admitted, IdleReason):
+                idle = admitted
                 break
+            adapters = admitted.adapters
             reserved += budget.reserved([admitted])
             admitted.times.admitted = self._now
             admitted.placement.admission = next(self._admissions)
             taken.append(admitted)
         if taken:
             self.cache.place(taken)
-        if queue.waiting:
-            return IdleReason.ROOM if queue.admissible else IdleReason.CREDIT
-        return IdleReason.TAIL if queue.ended else IdleReason.INPUT
+        return idle
 
     def _decode_batch(self, prefilling: list[Sequence], idle: IdleReason) -> StepBatch:
         """Make a step of all decoding sequences, and chunks of those that are `prefilling`."""

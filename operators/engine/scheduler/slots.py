@@ -47,6 +47,11 @@ class SlotPool:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def adapters(self) -> int | None:
+        """The adapters of its sequences, where they are the same for all; None: there are none."""
+        return next((slot.row.adapters for slot in self.slots if slot.row is not None), None)
+
     def rows(self) -> list[Sequence]:
         """Return the sequences in slot order."""
         return [row for slot in self.slots if (row := slot.row) is not None]

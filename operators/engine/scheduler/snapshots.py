@@ -98,7 +98,7 @@ class SnapshotCache(PrefixCache):
             self._queue.share_nothing()
             return
         with self._queue.lock:
-            node = self._queue.tree.end_of(row.prompt, length // BLOCK)
+            node = self._queue.tree.end_of(row, length // BLOCK)
             group = row.placement.group if length == len(row.prompt) else None
             snapshot = SlotSnapshot(row.prompt[:length], data, node, group)
             self._queue.own(snapshot)
@@ -188,6 +188,6 @@ class SnapshotCache(PrefixCache):
     def _point(self, other: Sequence, row: Sequence) -> int:
         """Return how many tokens `other` can take over from `row`; 0 if it waits for the whole prompt of `row`."""
         group = other.placement.group
-        if other is row or (group is not None and group is row.placement.group):
+        if other is row or other.adapters != row.adapters or (group is not None and group is row.placement.group):
             return 0
         return self._chunking.shared(other.prompt, row.prompt)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.interface import Decoder, Logits, TokenIds
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence
@@ -34,6 +35,7 @@ class IdleReason(StrEnum):
     CREDIT = "credit"  # sequences wait, but their node has not collected finished ones: look downstream
     ROOM = "room"  # sequences wait for room in the KV cache
     TAIL = "tail"  # the input has ended
+    ADAPTERS = "adapters"  # those that wait have other adapters than those in slots, and may not share their calls
     PREFIX = "prefix"  # it is not empty: its sequence waits for a prefix that another one computes
 
 
@@ -61,6 +63,17 @@ class StepBatch:
     @property
     def sequences(self) -> list[Sequence]:
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
+
+    def begin(self, buffer: BatchBuffer) -> None:
+        """Empty `buffer`, and enter the adapters of the rows, whose tokens are added next. A dummy token has those of
+        the row beside it."""
+        buffer.clear()
+        rows = [*self.decoding, *(chunk.row for chunk in self.chunks)]
+        for row in rows:
+            if row.adapters:
+                buffer.adapters[row.slot.index] = row.adapters
+        if self.dummy is not None and rows[0].adapters:
+            buffer.adapters[self.dummy.index] = rows[0].adapters
 
     def decode(self, decoder: Decoder) -> Logits:
         """Compute the filled buffer of `decoder`; count the tokens of the sequences as cached. Raises DecodeFailed if

@@ -10,22 +10,23 @@ from dataclasses import replace
 
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import RadixTree
-from operators.engine.scheduler.step_batch import Chunking
+from operators.engine.scheduler.step_batch import Chunking, IdleReason
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import NodeQueue, PromptGroup, Slot, SlotSnapshot
 from operators.settings.runtime import OptimiseSettings
 
 
 class WaitingQueue:
-    """The queues of all nodes. Safe to use from several threads."""
+    """The queues of all nodes. Safe to use from several threads. `mixes_adapters`: see Decoder."""
 
-    def __init__(self, optimise: OptimiseSettings, chunking: Chunking) -> None:
+    def __init__(self, optimise: OptimiseSettings, chunking: Chunking, *, mixes_adapters: bool = True) -> None:
         self.lock = threading.RLock()
         self.tree = RadixTree(chunking.kernel_tokens)
         self.nodes: list[NodeQueue] = []
         self._optimise = optimise if chunking.shares_logits else replace(optimise, sample_sharing=False)
         self._groups: dict[bytes, PromptGroup] = {}
         self._numbers = itertools.count()
+        self._mixes_adapters = mixes_adapters
 
     @property
     def shares(self) -> bool:
@@ -46,8 +47,7 @@ class WaitingQueue:
         with self.lock:
             self.nodes = [other for other in self.nodes if other is not node]
             for row in node.heap.rows():
-                row.placement.queued = False
-                node.heap.discard()
+                node.dequeue(row)
                 self.tree.remove_waiting(row)
                 self.leave_group(row)
 
@@ -57,7 +57,7 @@ class WaitingQueue:
             for row in rows:
                 row.owner, row.placement.queued = node, True
                 order = policy.order(row, next(self._numbers), longest_first=self._optimise.longest_first)
-                node.heap.push((order, row))
+                node.enqueue((order, row), apart=not self._mixes_adapters)
                 if self._optimise.prefix_sharing:
                     self.tree.add_waiting(row, order)
                 if self._optimise.sample_sharing and len(row.prompt) > 1:
@@ -77,19 +77,30 @@ class WaitingQueue:
         """True if no more sequences will come."""
         return all(node.ended for node in self.nodes)
 
-    def take(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Return the next sequence for a slot, if it `fits`."""
+    def joining(self, adapters: int | None) -> int:
+        """Return how many of the admissible sequences may join those in slots, which have these `adapters`; None: there
+        are none."""
+        if self._mixes_adapters or adapters is None:
+            return self.admissible
+        return sum(min(node.admissible, node.waiting_with(adapters)) for node in self.nodes)
+
+    def take(self, fits: Callable[[Sequence], bool], adapters: int | None = None) -> Sequence | IdleReason:
+        """Return the next sequence for a slot, if it `fits`, or why there is none. `adapters`: of the sequences in
+        slots; None: there are none."""
         with self.lock:
-            for node in self.nodes:
-                if node.admissible:
-                    row = policy.next_waiting(node, self.tree)
-                    if row is None or not fits(row):
-                        return None
-                    node.admitted += 1
-                    row.placement.queued = False
-                    node.heap.discard()
-                    return row
-        return None
+            if self._mixes_adapters:
+                row = policy.next_of_all(self.nodes, self.tree)
+            else:
+                row = policy.next_alike(self.nodes, self.tree, adapters)
+            if row is None and self.waiting:
+                return IdleReason.ADAPTERS if self.admissible else IdleReason.CREDIT
+            if row is None:
+                return IdleReason.TAIL if self.ended else IdleReason.INPUT
+            if not fits(row):
+                return IdleReason.ROOM
+            row.owner.admitted += 1
+            row.owner.dequeue(row)
+            return row
 
     def own(self, owner: Slot | SlotSnapshot) -> None:
         """Have rows find the prompt of `owner` in it."""
@@ -117,7 +128,8 @@ class WaitingQueue:
                         del self._groups[group.key]
 
     def _join_group(self, row: Sequence) -> None:
-        key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16).digest()
+        adapters = row.adapters.to_bytes(8, "little")
+        key = hashlib.blake2b(row.prompt.tobytes(), digest_size=16, salt=adapters).digest()
         group = self._groups.get(key)
         if group is None or not group.waiting:
             group = self._groups[key] = PromptGroup(key)

@@ -71,6 +71,8 @@ class NodeQueue:
         wake: called from the engine's thread when sequences were finished or the engine failed.
 
     Attributes:
+        heap: the sequences that wait.
+        by_adapters: those by their adapters, where a decoder does not mix these; else empty.
         finished: sequences that have ended; appended to by the engine's thread, emptied by the node's.
         on_finished: called from the engine's thread with each sequence that ends, before the node can collect it.
         ended: whether no more sequences will be submitted.
@@ -83,6 +85,7 @@ class NodeQueue:
         self.wake = wake
         self._capacity = capacity
         self.heap = RowHeap()
+        self.by_adapters: dict[int, RowHeap] = {}
         self.finished: deque[Sequence] = deque()
         self.on_finished: Callable[[Sequence], None] = lambda row: None
         self.ended = False
@@ -91,6 +94,30 @@ class NodeQueue:
     @property
     def waiting(self) -> int:
         return self.heap.count
+
+    def enqueue(self, entry: Entry, *, apart: bool) -> None:
+        """Add a sequence that waits. `apart`: sequences with different adapters share no call."""
+        self.heap.push(entry)
+        if apart:
+            self.by_adapters.setdefault(entry[1].adapters, RowHeap()).push(entry)
+
+    def dequeue(self, row: Sequence) -> None:
+        """Note that `row` waits no longer."""
+        row.placement.queued = False
+        self.heap.discard()
+        if (heap := self.by_adapters.get(row.adapters)) is not None:
+            heap.discard()
+            if not heap.count:
+                del self.by_adapters[row.adapters]
+
+    def has_others(self, adapters: int) -> bool:
+        """Return True if a sequence waits whose adapters are not these, where they are kept apart."""
+        return bool(self.by_adapters) and self.by_adapters.keys() != {adapters}
+
+    def waiting_with(self, adapters: int) -> int:
+        """Return how many sequences wait with these adapters, where they are kept apart."""
+        heap = self.by_adapters.get(adapters)
+        return 0 if heap is None else heap.count
 
     def count(self, row: Sequence) -> None:
         """Count the tokens that `row` has got since the last call, with the first also those of its prompt."""
@@ -113,10 +140,11 @@ class NodeQueue:
 
 @dataclass(eq=False, slots=True)
 class PromptGroup:
-    """Sequences with equal prompts: the prompt is computed once, and their first tokens are drawn from the same logits.
+    """Sequences with equal prompts and adapters: the prompt is computed once, and their first tokens are drawn from the
+    same logits.
 
     Attributes:
-        key: 16-byte digest of the prompt.
+        key: 16-byte digest of the prompt and the adapters.
         waiting: number of sequences that do not have the prompt in a slot yet.
         owners: slots with the whole prompt, or whose sequence is computing it; or a snapshot of it.
         logits: float32 [n_vocab] after its last token; kept while sequences wait.

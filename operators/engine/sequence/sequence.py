@@ -104,6 +104,8 @@ class Sequence:
         stops: watches for stop strings, None where there are none.
         priority: sequences with a higher one are admitted first, among those that wait.
         chunk: its chunk of the input; newer chunks do not starve older ones.
+        adapters: of the model, bit i is the i-th; 0: the model as it is. What was computed with some is of no use to
+            a sequence with others.
     """
 
     handle: object
@@ -114,6 +116,7 @@ class Sequence:
     stops: StopWatcher | None = None
     priority: float = 0.0
     chunk: int = 0
+    adapters: int = 0
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -248,7 +251,7 @@ class Sequence:
             return self.max_tokens, self.key
         stops = None if self.stops is None else (tuple(self.stops.stops), self.stops.keep)
         seed = None if self.params.greedy else self.seed
-        return self.max_tokens, self.prompt.tobytes(), id(self.params), stops, seed
+        return self.max_tokens, self.prompt.tobytes(), id(self.params), stops, seed, self.adapters
 
     def finish_like(self, other: Sequence) -> None:
         """End as the finished `other` has, which is identical."""

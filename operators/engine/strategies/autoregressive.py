@@ -18,7 +18,7 @@ class Autoregressive(Strategy):
 
     def fill(self, batch: StepBatch) -> None:
         buffer = self.decoder.batch
-        buffer.clear()
+        batch.begin(buffer)
         tokens, slots = [row.next_token for row in batch.decoding], [row.slot for row in batch.decoding]
         if batch.dummy is not None:
             place = 0 if _dummy_is_first(batch) else len(slots)

@@ -25,6 +25,7 @@ CAUSES = {
     "credit": ("readers were full", "c2"),
     "room": ("no room in the KV cache", "c4"),
     "tail": ("the input had ended", "c6"),
+    "adapters": ("waited for other adapters", "c3"),
     "prefix": ("waited for a shared prompt", "c5"),
 }
 """Name and colour of each cause of an empty slot."""

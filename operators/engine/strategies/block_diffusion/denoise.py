@@ -90,7 +90,7 @@ class BlockDiffusion(Strategy):
         if self.decoder.shape.needs_rules:
             no_lone_output(self._outputs, slots)
         batch = self.decoder.batch
-        batch.clear()
+        step.begin(batch)
         firsts = [one.first for one in self._passes]
         batch.add_spans([one.tokens for one in self._passes], firsts, slots, [0] * len(slots))
         batch.output[: batch.n_tokens] = self._outputs.ravel()

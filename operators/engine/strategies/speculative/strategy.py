@@ -84,7 +84,7 @@ class Speculative(Autoregressive):
         self._brought = [_bring(row, draft, self._tokens) for row, draft in zip(rows, self._drafts, strict=True)]
         slots = [row.slot for row in rows]
         outputs = [self._tokens] * len(rows)
-        self.decoder.batch.clear()
+        batch.begin(self.decoder.batch)
         self.decoder.batch.add_spans(self._brought, [s.num_cached for s in slots], [s.index for s in slots], outputs)
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:

@@ -38,20 +38,21 @@ class EveryBlock:
 
     def __init__(self, kernel_tokens: int) -> None:
         self._kernel_tokens = kernel_tokens
-        self._nodes: dict[tuple[bool, bytes], PrefixNode] = {}
+        self._nodes: dict[tuple[int, bool, bytes], PrefixNode] = {}
         self.cached: list[PrefixNode] = []
 
-    def end_of(self, prompt: np.ndarray, blocks: int | None = None) -> PrefixNode | None:
+    def end_of(self, row: Sequence, blocks: int | None = None) -> PrefixNode | None:
+        prompt = row.prompt
         if len(prompt) <= BLOCK:
             return None
         node = None
         for depth in range((len(prompt) // BLOCK if blocks is None else blocks) + 1):
-            key = len(prompt) >= self._kernel_tokens, prompt[: depth * BLOCK].tobytes()
+            key = row.adapters, len(prompt) >= self._kernel_tokens, prompt[: depth * BLOCK].tobytes()
             node = self._nodes.setdefault(key, PrefixNode(node, b"", depth, prompt))
         return node
 
     def add_waiting(self, row: Sequence, order: Order) -> None:
-        row.placement.node = self.end_of(row.prompt)
+        row.placement.node = self.end_of(row)
         self._change(row.placement.node, lambda node: node.waiting.setdefault(row.owner, RowHeap()).push((order, row)))
 
     def remove_waiting(self, row: Sequence) -> None:
@@ -129,7 +130,7 @@ def decisions(texts: list[np.ndarray], draws: list[int], kinds: list[bool], tree
         )
         clients = [bench.client(depth, capacity=5) for depth in (1, 2)]
         rows = [
-            Sequence(i, text, GREEDY, i, 1 + i % 5, priority=float(i % 7 == 0), chunk=i // 20)
+            Sequence(i, text, GREEDY, i, 1 + i % 5, priority=float(i % 7 == 0), chunk=i // 20, adapters=i % 9 // 6)
             for i, text in enumerate(texts)
         ]
         todo = rows
