@@ -183,9 +183,7 @@ class FakeModel:
     head: Head | None = None
     special_tokens = SpecialTokens(())
 
-    def __init__(
-        self, fail: Callable[[BatchBuffer], int] = lambda _: 0, *, adapters: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0, *, adapters: Sequence[str] = ()) -> None:
         self._fail = fail
         self.adapters = self.adapter_contents = tuple(adapters)
         self.decoders: list[FakeDecoder] = []

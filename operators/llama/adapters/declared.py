@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operators.engine.backend.loading import ModelFacts
 from operators.llama.adapters.peft import CONFIG, WEIGHTS
 from operators.llama.adapters.prepared import AdapterSource, PreparedAdapters, prepared
+
+from operators.engine.backend.loading import ModelFacts
 from operators.llama.hub_files import hub_file
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError
@@ -49,7 +50,9 @@ def _source(name: str, given: str | Mapping[str, Any]) -> AdapterSource:
             raise InputError(f"model.adapters.{name}: {path} does not exist; give a GGUF file or a PEFT folder")
         return AdapterSource(name, path, scale)
     if values.get("revision") is None:
-        raise ConfigError(f"model.adapters.{name}: repo needs a revision, a commit hash or tag, so that it stays the same")
+        raise ConfigError(
+            f"model.adapters.{name}: repo needs a revision, a commit hash or tag, so that it stays the same"
+        )
     key = f"model.adapters.{name}"
     if (file := values.get("file")) is not None:
         return AdapterSource(name, hub_file(values["repo"], file, values["revision"], {}, key), scale)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
-
 from operators.llama.adapters.prepared import PreparedAdapters
+
 from operators.llama.library import last_errors
 from pipeline.api.errors import InputError
 
