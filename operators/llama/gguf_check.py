@@ -85,20 +85,26 @@ class Contents(NamedTuple):
     end: int
 
 
-def check_gguf(path: Path) -> Contents:
+def check_gguf(path: Path, *, model: bool = True) -> Contents:
     """Check that everything which the header of the file claims is in the file; return what it has. Cached until the
-    size or modification time of the file changes. Raises InputError if it is cut off, damaged, of a version that
-    llama.cpp does not read, or no model."""
+    size or modification time of the file changes.
+
+    Args:
+        model: refuse files of other kinds, such as adapters.
+
+    Raises:
+        InputError: it is cut off, damaged, of a version that llama.cpp does not read, or no model.
+    """
     status = path.stat()
-    return _checked(path, status.st_size, status.st_mtime_ns)
+    return _checked(path, status.st_size, status.st_mtime_ns, model)
 
 
 @functools.lru_cache(maxsize=16)
-def _checked(path: Path, size: int, changed: int) -> Contents:
+def _checked(path: Path, size: int, changed: int, model: bool) -> Contents:
     if size < HEADER_BYTES:
         raise InputError(f"{path} ends inside its header; it was not copied or fetched whole")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Walk(path, data).whole()
+        return _Walk(path, data, model=model).whole()
 
 
 def tokens_of(path: Path) -> list[bytes]:
@@ -121,9 +127,10 @@ def strings(data: mmap.mmap, array: Value | None) -> Iterator[bytes]:
 class _Walk:
     """A place in the file, which moves to its end; whatever is read is looked for first."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, *, model: bool) -> None:
         self._path = path
         self._data = data
+        self._model = model
         self._at = 4
         self._values: dict[bytes, Value] = {}
 
@@ -144,11 +151,13 @@ class _Walk:
         for key, count in counts.items():
             if count != counts.get(TOKENS):
                 raise self._damaged(f"{key.decode()} has {count} values for {counts.get(TOKENS, 'no')} tokens")
-        return Contents(self._values, dict(self._tensor() for _ in range(tensors)), self._at)
+        return Contents(self._values, self._tensors(tensors), self._at)
 
     def _pair(self) -> None:
         start = self._at
         key = self._key()
+        if key in self._values:
+            raise self._damaged(f"it has the key {key.decode('utf-8', 'replace')} twice")
         kind = self._number(_U32)
         item = self._number(_U32) if kind == ARRAY else None
         wanted = NEEDED.get(key)
@@ -165,7 +174,8 @@ class _Walk:
         self._values[key] = Value(start, at, self._at, kind, None, scalar)
         if key == b"general.alignment" and (scalar < 8 or scalar & (scalar - 1)):
             raise self._damaged(f"general.alignment is {scalar}, which is no power of two from 8 up")
-        if other := OTHER_TYPES.get(b"adapter" if key == ADAPTER else scalar if key == TYPE else b""):
+        other = OTHER_TYPES.get(b"adapter" if key == ADAPTER else scalar if key == TYPE else b"")
+        if other and self._model:
             raise InputError(f"{self._path} {other}")
 
     def _key(self) -> bytes:
@@ -226,6 +236,15 @@ class _Walk:
             if (first := tokens.setdefault(token or b"[EMPTY_%d]" % number, number)) != number:
                 text = token.decode("utf-8", "replace")
                 raise self._damaged(f"{TOKENS.decode()} has the same text, {text!r}, for {first} and {number}")
+
+    def _tensors(self, count: int) -> dict[bytes, Tensor]:
+        tensors: dict[bytes, Tensor] = {}
+        for _ in range(count):
+            name, tensor = self._tensor()
+            if name in tensors:
+                raise self._damaged(f"it has the tensor {name.decode('utf-8', 'replace')} twice")
+            tensors[name] = tensor
+        return tensors
 
     def _tensor(self) -> tuple[bytes, Tensor]:
         name = self._key()

@@ -49,6 +49,7 @@ def complete(
     params: SamplingParams | None = None,
     make: type[BlockDiffusion] = BlockDiffusion,
     stop: Seq[bytes] = (),
+    adapters: Seq[int] | None = None,
     **settings: Any,
 ) -> Done:
     """Complete `texts`. After every step slots are checked, and that none holds more than whole blocks."""
@@ -63,7 +64,8 @@ def complete(
     lengths = [max_tokens] * len(texts) if isinstance(max_tokens, int) else max_tokens
     own = params or SamplingParams()
     rows = [setup.sequence_type()(i, text, own, i, lengths[i]) for i, text in enumerate(texts)]
-    for row in rows:
+    for row, kind in zip(rows, adapters or [0] * len(rows), strict=True):
+        row.adapters = kind
         row.stops = StopWatcher(stop, model.pieces()) if stop else None
     client.submit(rows)
     client.end()

@@ -1,0 +1,289 @@
+"""Rows with adapters: each gets the tokens that it gets alone, mixed in a call or not, and nothing crosses adapters.
+
+Where a decoder does not mix them, the fake one raises for a call of two kinds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.fake import FakeDecoder, FakeModel
+from operators.engine.scheduler import policy
+from operators.engine.sequence import Sequence
+from operators.engine.strategies.speculative.lookup import DraftedRow
+from operators.generation.duplicates import Duplicates
+from tests.operators.engine.block_diffusion.rows import complete
+from tests.operators.engine.block_diffusion.test_engine import ENDING, FOUR, RAGGED, SHIFTED, TEXTS
+from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, shape
+from tests.operators.engine.rules import scheduled
+from tests.operators.engine.scheduler.test_prefix_cache import family, mixed_families, tokens_computed
+from tests.operators.engine.speculative.drafters import Oracle, speculative
+from tests.operators.engine.test_neighbours import WAYS
+from tests.operators.engine.test_recovery import some
+from tests.sets import often
+
+pytestmark = [pytest.mark.usefixtures("memory"), pytest.mark.slow("schedules random queues of rows with adapters")]
+
+KINDS = (0, 1, 2, 6, 1 << 63)
+"""Adapters of rows: none, the first, the second, two of them, the last that there can be."""
+
+
+@pytest.fixture(params=[True, False], ids=["mixing", "one kind a call"])
+def mixes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(FakeDecoder, "mixes_adapters", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDecoder, "mixes_adapters", False)
+
+
+def rows_of(kind: type[Sequence] = Sequence) -> list[Sequence]:
+    """Rows of some families, duplicates and samples among them, of several ages and priorities, with random adapters;
+    and each of a few prompts with all of them."""
+    random, texts = np.random.default_rng(4), mixed_families()
+    adapters = [KINDS[i] for i in random.integers(0, len(KINDS), len(texts))]
+    pairs = [*zip(texts, adapters, strict=True), *itertools.product(texts[:4], KINDS)]
+    return [
+        kind(i, text, (GREEDY, WARM)[i % 2], 1000 + i, 40, priority=float(i % 3), chunk=i // 9, adapters=adapters)
+        for i, (text, adapters) in enumerate(pairs)
+    ]
+
+
+@cache
+def alone() -> dict[object, list[int]]:
+    """The tokens of each row in an engine of its own."""
+    return {row.handle: Bench(shape(1)).run([row])[row.handle] for row in rows_of()}
+
+
+def calls_of(bench: Bench) -> list[set[int]]:
+    """The adapters of the rows of each call of `bench`, from now on."""
+    calls: list[set[int]] = []
+    decode = bench.decoder.decode
+
+    def noted() -> Any:
+        batch = bench.decoder.batch
+        calls.append(set(batch.adapters[batch.seq_id[: batch.n_tokens]].tolist()))
+        return decode()
+
+    bench.decoder.decode = noted  # type: ignore[method-assign]
+    return calls
+
+
+def test_adapters_change_texts():
+    """Those of the rows with one prompt and each of them."""
+    made = [alone()[row.handle] for row in rows_of()[-4 * len(KINDS) :]]
+    texts = [made[kind :: len(KINDS)] for kind in range(len(KINDS))]
+    assert all(one != other for one, other in itertools.combinations(texts, 2))
+
+
+@pytest.mark.parametrize("slots", often((1, 2, 5, 16), 1, 5))
+@pytest.mark.parametrize("way", often(WAYS, "all optimised", "unified, few cells", "preempted at times"))
+def test_a_row_gets_the_tokens_that_it_gets_alone(slots, way, mixes):
+    rules = dict(WAYS[way])
+    sizes = shape(slots, **{key: rules.pop(key) for key in ("per_sequence", "deterministic", "n_ctx") if key in rules})
+    bench, rows = Bench(sizes, **rules), rows_of()
+    calls = calls_of(bench)
+    assert bench.run([rows[i] for i in np.random.default_rng(slots).permutation(len(rows))]) == alone()
+    assert (max(map(len, calls)) > 1) == (mixes and slots > 1)
+    assert bool(sum(bench.column("unfilled_adapters"))) == (not mixes and slots > 1)
+    if way == "all optimised":
+        assert bench.scheduler.counts.shared_tokens > 150
+    assert bench.scheduler.counts.preempted > 10 or "preempt_every" not in WAYS[way] or slots == 1
+
+
+@pytest.mark.parametrize("code", often([1, 2, -1, -3], -3))
+def test_calls_that_fail_are_made_again_in_parts_with_the_same_adapters(code, mixes, memory):
+    if FakeDecoder.partial:
+        bench = Bench(shape(6))
+        bench.decoder = RecordingDecoder(shape(6), some(5, code))
+        bench.use(None)
+        assert bench.run(rows_of()) == alone()
+        assert bench.scheduler.counts.failed_calls
+
+
+@pytest.mark.parametrize("slots", [1, 5])
+def test_drafts_change_no_token(slots, mixes):
+    if FakeDecoder.partial:
+        bench = Bench(shape(slots))
+        bench.use(partial(speculative, Oracle(alone(), 0.8), adaptive=False, draft_tokens=3))
+        assert bench.run(rows_of(DraftedRow)) == alone()
+        assert bench.engine.totals()["accepted_tokens"]
+
+
+@pytest.mark.parametrize("decode", [FOUR, SHIFTED], ids=["", "shifted"])
+def test_blocks_are_those_of_a_row_alone(decode, mixes):
+    if FakeDecoder.partial:
+        adapters = [KINDS[i % 3] for i in range(len(TEXTS))]
+        texts = [TEXTS[i // 3 * 3] for i in range(len(TEXTS))]  # each with all three
+        with scheduled(preempt_every=3):
+            done = complete(FakeModel(), decode, texts, RAGGED, ENDING, slots=6, adapters=adapters)
+        pairs = enumerate(zip(texts, RAGGED, adapters, strict=True))
+        expected = {i: complete(FakeModel(), decode, [t], n, ENDING, adapters=[a]).ids[0] for i, (t, n, a) in pairs}
+        assert done.ids == expected
+
+
+@pytest.mark.parametrize("kinds", [(1, 1), (1, 2), (0, 4)])
+def test_equal_prompts_share_with_equal_adapters_alone(kinds, mixes):
+    """Their tokens, their logits, and the state after them: four samples of one prompt with each."""
+    text = family(1, 128)[0]
+    bench = Bench(shape(8))
+    rows = [Sequence(i, text, WARM, i, 10, adapters=kinds[i // 4]) for i in range(8)]
+    bench.run(rows)
+    assert tokens_computed(bench) == len(text) * len(set(kinds))
+    assert sum(row.placement.shared_logits for row in rows) == 8 - len(set(kinds))
+
+
+def test_no_row_stops_for_those_with_other_adapters():
+    """A state at a common beginning is saved for others that can use it."""
+    texts = [text for text in family(9, 128) if len(text) >= 192]
+    for kinds, snapshots in (((1, 1), 1), ((1, 2), 0)):
+        bench = Bench(shape(2))
+        bench.run([Sequence(i, texts[i], GREEDY, i, 5, adapters=kind) for i, kind in enumerate(kinds)])
+        assert bench.scheduler.counts.snapshots_taken == (0 if FakeDecoder.partial else snapshots)
+        assert bool(bench.scheduler.counts.shared_tokens) == bool(snapshots)
+
+
+def test_duplicates_have_the_same_adapters():
+    rows = [Sequence(i, np.arange(9, dtype=np.int32), GREEDY, i, 5, adapters=kind) for i, kind in enumerate((3, 0, 3))]
+    duplicates = Duplicates[Sequence](enabled=True)
+    assert [duplicates.joins(row) for row in rows] == [False, False, True]
+
+
+def runs(keys: Seq[Any]) -> list[Any]:
+    return [key for key, _ in itertools.groupby(keys)]
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("seed", range(4))
+def test_each_group_of_an_age_is_one_run_and_the_last_goes_on_into_the_next_age(seed):
+    """Whatever priorities say: a change drains the slots."""
+    random = np.random.default_rng(seed)
+    rows = [
+        Sequence(
+            i, text, GREEDY, i, int(random.integers(1, 30)), priority=random.random(), chunk=i // 6, adapters=adapters
+        )
+        for i, (text, adapters) in enumerate(zip(prompts(90), random.choice([0, 1, 2, 4], 90).tolist(), strict=True))
+    ]
+    bench = Bench(shape(4))
+    calls = calls_of(bench)
+    bench.run(rows)
+    admitted = sorted(rows, key=lambda row: row.placement.admission)
+    groups = runs([(policy.age(row), row.adapters) for row in admitted])
+    assert len(groups) == len({(policy.age(row), row.adapters) for row in rows})
+    assert [age for age, _ in groups] == sorted(age for age, _ in groups)
+    for (age, last), (later, first) in itertools.pairwise(groups):
+        assert age == later or first == last or (later, last) not in groups
+    assert runs([kind for call in calls for kind in call]) == runs([kind for _, kind in groups])
+
+
+def row_with(adapters: int, number: int = 0, chunk: int = 0, length: int = 5) -> Sequence:
+    return Sequence(number, np.full(length, number % 200, np.int32), GREEDY, number, 4, chunk=chunk, adapters=adapters)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_node_without_credit_neither_keeps_a_group_going_nor_drains_it():
+    bench = Bench(shape(3))
+    deep, near = bench.client(depth=2, capacity=2), bench.client(depth=1)
+    deep.submit([row_with(1, i) for i in range(9)])
+    near.submit([row_with(2, i, chunk=8) for i in range(9)])
+    near.submit([row_with(1, i, chunk=10) for i in range(9)])
+    calls = calls_of(bench)
+    while bench.scheduler.runnable:
+        bench.worker.step()
+    assert runs([kind for call in calls for kind in call]) == [1, 2, 1]
+    assert (deep.waiting, near.waiting) == (7, 0)
+    assert deep.collect()
+    assert bench.scheduler.runnable
+
+
+@pytest.mark.usefixtures("apart")
+def test_an_engine_that_drains_ranks_by_what_may_join():
+    bench = Bench(shape(4))
+    client = bench.client()
+    client.submit([row_with(1, 0), *(row_with(2, i) for i in range(1, 9))])
+    bench.scheduler.schedule(0.0)
+    assert bench.scheduler.rank()[0] == 1 / 4
+    client.submit([row_with(1, 9)])
+    assert bench.scheduler.rank()[0] == 2 / 4
+
+
+class Stage:
+    """A node of a chain: gives what it has finished to the next, as far as that takes it.
+
+    Args:
+        of: returns the adapters of a row.
+        room: rows that may wait in its queue.
+    """
+
+    def __init__(self, bench: Bench, depth: int, capacity: int, room: int, of: Callable[[int], int]) -> None:
+        self.client = bench.client(depth, capacity)
+        self._room, self._of = room, of
+        self.held: list[int] = []
+
+    def takes(self) -> int:
+        return self._room - self.client.waiting
+
+    def submit(self, numbers: Seq[int]) -> None:
+        self.client.submit([row_with(self._of(i), i, chunk=i // 8, length=1 + i % 30) for i in numbers])
+
+    def hand_on(self, after: Stage | None) -> list[int]:
+        """Give as many rows to the stage `after` as it takes, then collect if it has none left; return them."""
+        count = len(self.held) if after is None else max(0, after.takes())
+        given, self.held = self.held[:count], self.held[count:]
+        if after is not None:
+            after.submit(given)
+        if not self.held:
+            self.held = [int(str(row.handle)) for row in self.client.collect()]
+        return given
+
+
+def checks_ages(bench: Bench) -> list[Sequence]:
+    """Check that no sequence is admitted before an older one with other adapters, which a node with credit has; return
+    the list of those that are admitted from now on."""
+    take, found = bench.queue.take, list[Sequence]()
+
+    def checked(*args: Any) -> Any:
+        waiting = [row for node in bench.queue.nodes if node.admissible for row in node.heap.rows()]
+        if isinstance(row := take(*args), Sequence):
+            ages = [policy.age(other) for other in waiting if other.adapters != row.adapters]
+            assert policy.age(row) <= min(ages, default=policy.age(row))
+            found.append(row)
+        return row
+
+    bench.queue.take = checked  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("capacity", [1, 3, 50])
+@pytest.mark.parametrize("room", [1, 4, 50])
+@pytest.mark.parametrize("of", [lambda depth, i: depth, lambda depth, i: i * 7 % (2 + depth)], ids=["each", "columns"])
+def test_nodes_with_different_adapters_that_feed_each_other_end(capacity, room, of):
+    """On one engine, whatever credit they have."""
+    bench = Bench(shape(3))
+    admitted = checks_ages(bench)
+    first, *_, last = stages = [Stage(bench, depth, capacity, room, partial(of, depth)) for depth in (1, 2, 3)]
+    todo, done = list(range(60)), list[int]()
+    while len(done) < 60:
+        before = len(admitted), len(done), len(todo), [list(stage.held) for stage in stages]
+        given = max(0, first.takes())
+        first.submit(todo[:given])
+        del todo[:given]
+        done += last.hand_on(None)
+        for stage, after in reversed([*itertools.pairwise(stages)]):
+            stage.hand_on(after)
+        busy = bench.scheduler.runnable
+        if busy:
+            bench.worker.step()
+        assert busy or before != (len(admitted), len(done), len(todo), [list(stage.held) for stage in stages])
+    assert sorted(done) == list(range(60))
+    assert len(admitted) == 180
