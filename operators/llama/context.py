@@ -136,10 +136,11 @@ class LlamaContext:
         at_once = ctypes.create_string_buffer(b"!")
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(at_once, ctypes.c_void_p))
         self.batch.clear()
-        self.batch.add_spans([np.zeros(1, np.int32)], [0], [0], [1])
+        ids = [np.zeros(1 if self._adapters is None else 3, np.int32)] * (1 if self._adapters is None else 2)
+        self.batch.add_spans(ids, [0] * len(ids), range(len(ids)), [1, 0][: len(ids)])
         kernels.kernels_others(), kernels.kernels_unmixed()
         with unlogged():
-            code = self._decode(1)
+            code = self._decode(self.batch.n_tokens)
         llama_cpp.llama_set_n_threads(self._context, *threads)
         self.batch.clear()
         self.clear()

@@ -73,11 +73,6 @@ class PreparedAdapters:
         """Bytes of the bank's tensors."""
         return 4 * sum(int(np.prod(shape)) for target in self.targets for shape in self._bank_shapes(target))
 
-    @property
-    def single_bytes(self) -> int:
-        """Bytes of the tensors of all singles."""
-        return sum(adapter.size_bytes for adapter in self.adapters)
-
     def bank(self) -> Path:
         """Return the file of all adapters side by side: A = [A1; A2; ...] and B = [B1, B2, ...] under the usual names,
         with zeros where an adapter lacks a tensor.
@@ -86,18 +81,24 @@ class PreparedAdapters:
         outputs for each rank. Only kernels of our own can read it.
         """
 
+        return self._all_in_one("bank", transposed=True)
+
+    def joined(self, mask: int) -> Path:
+        """Return the file of those adapters whose bits are set in `mask`, as llama.cpp reads it; bit i is the i-th."""
+        chosen = tuple(adapter for i, adapter in enumerate(self.adapters) if mask >> i & 1)
+        if len(chosen) == 1:
+            return self._single(*chosen)
+        return PreparedAdapters(self.architecture, chosen)._all_in_one("joined", transposed=False)
+
+    def _all_in_one(self, what: str, *, transposed: bool) -> Path:
         def values() -> Iterator[Floats]:
             for target in self.targets:
                 a, b = self._side_by_side(target)
                 yield a
-                yield np.ascontiguousarray(b.swapaxes(-1, -2))
+                yield b.swapaxes(-1, -2) if transposed else b
 
         shapes = [(target, self._bank_shapes(target)) for target in self.targets]
-        return self._made("bank", self.adapters, self.bank_bytes, shapes, values)
-
-    def singles(self) -> tuple[Path, ...]:
-        """Return a file for each adapter, as llama.cpp reads them."""
-        return tuple(map(self._single, self.adapters))
+        return self._made(what, self.adapters, self.bank_bytes, shapes, values)
 
     def _single(self, adapter: Adapter) -> Path:
         def values() -> Iterator[Floats]:
