@@ -26,7 +26,9 @@ struct Lanes : Lanes256 {
 };
 }  // namespace
 
+#include "line.h"
+#include "adapt.h"
 #include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVX2 = {"AVX2", has_avx2, ALL_TILES, quantize, ATTENTION};
+extern const Kernels KERNELS_AVX2 = {"AVX2", has_avx2, ALL_TILES, quantize, ATTENTION, ADAPTERS};

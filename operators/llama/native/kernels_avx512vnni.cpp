@@ -65,13 +65,29 @@ struct Lanes {
         return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, other));
     }
 };
+
+// Sixteen floats, for adapters.
+struct Line {
+    static constexpr int TOKENS = 4, LINES = 4;  // with what is loaded, 24 of 32 registers
+    __m512 x;
+
+    static Line load(const float * from) { return {_mm512_loadu_ps(from)}; }
+    static Line all(float value) { return {_mm512_set1_ps(value)}; }
+    static Line add_product(Line a, Line b, Line c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+    void store(float * to) const { _mm512_storeu_ps(to, x); }
+    Wide halves() const {
+        const auto high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+        return {_mm256_add_ps(_mm512_castps512_ps256(x), high)};
+    }
+};
 bool runs() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
 }  // namespace
 
+#include "adapt.h"
 #include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVX512VNNI = {"AVX-512 VNNI", runs, ALL_TILES, quantize, ATTENTION};
+extern const Kernels KERNELS_AVX512VNNI = {"AVX-512 VNNI", runs, ALL_TILES, quantize, ATTENTION, ADAPTERS};

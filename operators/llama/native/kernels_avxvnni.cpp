@@ -17,7 +17,9 @@ bool runs() {  // GCC 12 has no name for the bit: leaf 7, subleaf 1, EAX bit 4
 }
 }  // namespace
 
+#include "line.h"
+#include "adapt.h"
 #include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_AVXVNNI = {"AVX-VNNI", runs, ALL_TILES, quantize, ATTENTION};
+extern const Kernels KERNELS_AVXVNNI = {"AVX-VNNI", runs, ALL_TILES, quantize, ATTENTION, ADAPTERS};

@@ -99,7 +99,9 @@ struct Wide {
 bool runs() { return true; }
 }  // namespace
 
+#include "line.h"
+#include "adapt.h"
 #include "attend.h"
 #include "tile.h"
 
-extern const Kernels KERNELS_PLAIN = {"plain C++", runs, ALL_TILES, quantize, ATTENTION};
+extern const Kernels KERNELS_PLAIN = {"plain C++", runs, ALL_TILES, quantize, ATTENTION, ADAPTERS};

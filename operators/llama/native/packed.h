@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "adapters.h"
 #include "attention.h"
 
 constexpr int ROWS = 16;    // of a group
@@ -68,5 +69,6 @@ struct Kernels {
     Tile tiles[TYPES];
     void (*quantize)(const float * values, Block * blocks, int count);
     AttentionKernels attention;
+    AdapterKernels adapters;
 };
 extern const Kernels KERNELS_AVX512VNNI, KERNELS_AVXVNNI, KERNELS_AVX2, KERNELS_PLAIN;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapted.h"
 #include "ggml_access.h"
 #include "product.h"
 #include "self_test.h"
@@ -25,6 +26,8 @@ constexpr const Kernels * BY_SPEED[] = {&KERNELS_AVX512VNNI, &KERNELS_AVXVNNI, &
 Product product;
 Attention attention;
 Router router;
+Adapted adapted;
+Witness witness;
 
 // Operations whose outputs are a row's own, in llama.cpp's kernels: a row has the same bits in any company.
 bool is_of_rows(ggml_op op) {
@@ -66,6 +69,8 @@ class OurExtra : public Extra {
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) return &attention;
+        if (Witness::is_one(op)) return &witness;
+        if (Adapted::is_one(op)) return &adapted;
         if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) {
             return is_ours(op->src[0]) ? (Traits *) &product : Router::computes(op) ? (Traits *) &router : &other;
         }
@@ -125,6 +130,7 @@ namespace {
 void use(const Kernels * kernels) {
     product.kernels = kernels;
     attention.kernels = router.kernels = &kernels->attention;
+    adapted.kernels = &kernels->adapters;
 }
 const Kernels * named(const char * name) {  // "": the fastest that this CPU has, but for plain C++
     for (const Kernels * each : BY_SPEED) {
@@ -179,6 +185,18 @@ EXPORT int kernels_loaded_tensors() { return load.tensors; }
 EXPORT void kernels_attend(bool ours) { OfCalls::is_wanted = ours; }
 // Returns how many operations this thread had computed, since it last asked, whose outputs may depend on other rows.
 EXPORT int kernels_others() { return std::exchange(others, 0); }
+
+// Says what adapters the rows have in the graphs that this thread computes from now on, of the bank that is set on the
+// context (docs/kernels.md). `masks`: of each sequence, bit i for adapter i; read whenever a graph is computed, so they may
+// change between calls, in place; nullptr: adapters are llama.cpp's. `begins`: of each adapter, its first rank in the bank.
+EXPORT void kernels_mix(const uint64_t * masks, int sequences, const int32_t * begins, int adapters) {
+    RowMap::of_thread().set({masks, sequences, begins, adapters});
+}
+// Returns how many operations with adapters this thread had planned, since it last asked and while it mixed, that are not
+// known or not mapped to rows: their outputs are NaN. A call that proves a context has several tokens in each of two
+// sequences, and fewer outputs, of another number than there are sequences.
+EXPORT int kernels_unmixed() { return RowMap::of_thread().count(); }
+
 // For tests: has kernels compute by name. false: this CPU has no such.
 EXPORT bool kernels_use(const char * name) {
     const Kernels * wanted = named(name);
