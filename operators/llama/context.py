@@ -156,12 +156,12 @@ class LlamaContext:
             return int(llama_cpp.llama_decode(self._context, batch))
         self._kernels.kernels_attend(True)  # in the graphs that this thread has computed
         if self._adapters is not None and self.mixes_adapters:
-            mix(self._kernels, self.batch.adapters, self._adapters.begins)
+            self._adapters.mix(self._kernels, self.batch.adapters)
         try:
             return int(llama_cpp.llama_decode(self._context, batch))
         finally:
             self._kernels.kernels_attend(False)
-            mix(self._kernels)
+            self._kernels.kernels_mix(None, 0, None, 0)
 
     def truncate(self, slot: int, length: int) -> None:
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):

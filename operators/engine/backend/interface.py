@@ -220,9 +220,9 @@ class Model(Protocol):
     """How it makes the embedding of a text: mean, cls or last; None if it does not say."""
     head: Head | None
     """Its classifier head, if it has one."""
-    adapters: Sequence[str]
+    adapters: tuple[str, ...]
     """Names of its adapters, in the order of their bits."""
-    adapter_contents: Sequence[str]
+    adapter_contents: tuple[str, ...]
     """An id of the content of each, with its scale."""
 
     def doubt(self, settings: EngineSettings) -> str | None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
-from operators.llama.adapters.prepared import PreparedAdapters
+import numpy.typing as npt
 
-from operators.llama.library import last_errors
+from operators.llama.adapters.prepared import PreparedAdapters
+from operators.llama.library import last_errors, unlogged
 from pipeline.api.errors import InputError
 
 
@@ -34,11 +35,16 @@ class LoadedAdapters:
     def _bank(self) -> ctypes.c_void_p:
         return self._load(self._files.bank())
 
-    def set_bank(self, context: ctypes.c_void_p) -> None:
+    def set_bank(self, context: ctypes.c_void_p | None) -> None:
         """Give `context` all adapters; kernels of our own compute for each row those that it has (docs/kernels.md)."""
         _set(context, [self._bank])
 
-    def set_for_all(self, context: ctypes.c_void_p, mask: int) -> None:
+    def mix(self, kernels: ctypes.CDLL, masks: npt.NDArray[np.uint64]) -> None:
+        """Say which adapters the rows of the graphs have that this thread has computed from now on: `masks` has those
+        of each sequence id, read at each call."""
+        kernels.kernels_mix(masks.ctypes.data, len(masks), self.begins.ctypes.data, len(self.begins) - 1)
+
+    def set_for_all(self, context: ctypes.c_void_p | None, mask: int) -> None:
         """Give all rows of `context` the adapters whose bits are set: several are one file, since llama.cpp adds them
         up in an order that nothing promises."""
         if mask and mask not in self._of_mask:
@@ -46,13 +52,14 @@ class LoadedAdapters:
         _set(context, [self._of_mask[mask]] if mask else [])
 
     def _load(self, path: Path) -> ctypes.c_void_p:
-        adapter: ctypes.c_void_p | None = llama_cpp.llama_adapter_lora_init(self._model, os.fsencode(path))
+        with unlogged():  # it warns of each matrix whose packed memory an adapter does not share
+            adapter: ctypes.c_void_p | None = llama_cpp.llama_adapter_lora_init(self._model, os.fsencode(path))
         if not adapter:
             raise InputError(f"the adapters in {path} could not be loaded: {last_errors()}")
         return adapter
 
 
-def _set(context: ctypes.c_void_p, adapters: Sequence[ctypes.c_void_p]) -> None:
+def _set(context: ctypes.c_void_p | None, adapters: Sequence[ctypes.c_void_p]) -> None:
     count = len(adapters)
     handles = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*adapters)
     llama_cpp.llama_set_adapters_lora(context, handles, count, (ctypes.c_float * count)(*[1.0] * count))

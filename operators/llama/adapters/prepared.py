@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ _LAYOUT = 1
 _HEADER_BYTES = 1 << 20
 """Bytes that a header takes at most, about."""
 _MAGIC = b"GGUF"
+logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it tells every file that it writes
 Shape = tuple[int, ...]
 TargetShapes = tuple[str, tuple[Shape, Shape]]
 """A tensor of the base, and the shapes of A and B for it."""

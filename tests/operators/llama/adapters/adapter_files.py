@@ -80,7 +80,11 @@ def write_safe_tensors(path: Path, tensors: Mapping[str, np.ndarray], edit: Any 
     names, at = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8"}, 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, values in tensors.items():
-        header[name] = {"dtype": names[str(values.dtype)], "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
+        header[name] = {
+            "dtype": names[str(values.dtype)],
+            "shape": values.shape,
+            "data_offsets": [at, at + values.nbytes],
+        }
         at += values.nbytes
     if edit:
         edit(header)

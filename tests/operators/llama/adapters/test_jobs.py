@@ -1,0 +1,90 @@
+"""Jobs with adapters: a row gets the text that it gets in a job with its adapters alone, whoever is beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from operators.llama.adapters.targets import read_base
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from tests.operators.llama.adapters.adapter_files import drawn, write_adapter
+
+pytestmark = pytest.mark.slow("runs jobs with adapters of the model that ships")
+
+TINY = Path("models/tiny/tiny-q8_0.gguf")
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+NAMES = (None, "x", "y", ["z", "x"], "base")
+"""Adapters of the rows, in turn."""
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> dict[str, Any]:
+    """Three adapters of the tiny model: of other ranks, types, tensors and scales."""
+    folder = tmp_path_factory.mktemp("adapters")
+    base = read_base(TINY)
+    targets = [name for name in base.tensors if any(f".{matrix}.weight" in name for matrix in MATRICES)]
+    given: dict[str, Any] = {}
+    for i, (name, rank, kind) in enumerate((("x", 4, "F32"), ("y", 24, "F16"), ("z", 8, "F32"))):
+        pairs = drawn(base, targets[i:], rank, seed=i)
+        given[name] = str(write_adapter(folder / f"{name}.gguf", pairs, base.architecture, alpha=16.0, kind=kind))
+    return given | {"y": {"path": given["y"], "scale": 0.5}}
+
+
+def rows(count: int = 20) -> list[dict[str, Any]]:
+    """Rows of unequal lengths, with adapters in turn; neighbours have equal prompts, and all a long beginning."""
+    texts = [f"{'Count with me. ' * 12} {i // 2} + {i // 2 % 7} = {'?' * (i // 2 % 5)}" for i in range(count)]
+    return [
+        {"id": i, "prompt": text, "given": [name] if isinstance(name, str) else name}
+        for i, (text, name) in enumerate(zip(texts, NAMES * count, strict=False))
+    ]
+
+
+def texts(out: Path, given: Mapping[str, Any], data: list[dict[str, Any]], *settings: str) -> dict[int, str]:
+    """Run a job; return the completion of each row, by its id."""
+    path = out.with_suffix(".jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
+    adapters = json.dumps(given)
+    job = [
+        *("job=generate", "model=tiny", f"data.path={path}", "data.id_column=id", f"model.adapters={adapters}"),
+        *("sampling.max_tokens=12", "sampling.min_tokens=4", "chunk_rows=8", "progress=none", f"output_dir={out}"),
+    ]
+    assert main([*job, *settings]) == ExitCode.DONE
+    table = pq.read_table(out / "data")
+    return dict(zip(table["id"].to_pylist(), table["completion"].to_pylist(), strict=True))
+
+
+BY_COLUMN = "data.adapter_column=given"
+WAYS: dict[str, tuple[str, ...]] = {
+    "1 slot": ("runtime.slots=1",),
+    "3 slots": ("runtime.slots=3",),
+    "with drafts": ("decode=speculative",),
+    "processes": ("cluster=processes", "cluster.workers=2"),
+}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "llama.cpp"])
+def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters, kernels):
+    """Mixed in a call by kernels of our own, drained one after the other by llama.cpp's."""
+    own = f"runtime.kernels={kernels}"
+    data = rows()
+    mixed = texts(tmp_path / "mixed", adapters, data, BY_COLUMN, own)
+    apart: dict[int, str] = {}
+    for i, name in enumerate(NAMES):
+        some = [row for row in data if row["given"] == ([name] if isinstance(name, str) else name)]
+        if name in (None, "base"):
+            apart |= texts(tmp_path / f"{i}", {}, some, own)
+        else:
+            given = {key: adapters[key] for key in ([name] if isinstance(name, str) else sorted(name))}
+            chosen = json.dumps(name)
+            apart |= texts(tmp_path / f"{i}", given, some, own, f"nodes.generate.op.adapter={chosen}")
+    assert mixed == apart
+    assert len({mixed[i] for i in range(0, 4)}) > 2  # adapters change texts
+    for way, settings in WAYS.items():
+        again = texts(tmp_path / way.replace(" ", "_"), adapters, data, BY_COLUMN, own, *settings)
+        assert again == mixed, way
