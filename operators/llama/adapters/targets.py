@@ -52,8 +52,8 @@ class AdapterBase:
     path: Path
     architecture: str
     tensors: Mapping[str, tuple[int, ...]]
-    numbers: Mapping[str, int]
-    """Its keys of its architecture, without this beginning, that are whole numbers."""
+    numbers: Mapping[str, float]
+    """Its keys of its architecture that are numbers, without this beginning."""
 
     @property
     def is_tied(self) -> bool:
@@ -67,10 +67,11 @@ def read_base(path: Path) -> AdapterBase:
     named = contents[0].values.get(ARCHITECTURE)
     architecture = named.scalar.decode("utf-8", "replace") if named and isinstance(named.scalar, bytes) else ""
     start = f"{architecture}.".encode()
-    numbers: dict[str, int] = {}
-    for key, value in contents[0].values.items():
-        if key.startswith(start) and isinstance(value.scalar, int):
-            numbers[key.removeprefix(start).decode("utf-8", "replace")] = value.scalar
+    numbers = {
+        key.removeprefix(start).decode("utf-8", "replace"): number
+        for key, value in contents[0].values.items()
+        if key.startswith(start) and isinstance(number := value.scalar, (int, float))
+    }
     shapes = {
         name.decode("utf-8", "replace"): shape_of(tensor.lengths)
         for each in contents

@@ -35,7 +35,6 @@ from tests.operators.llama.adapters.adapter_files import (
     write_adapter,
     write_peft,
 )
-from tests.sets import often
 
 Q, K, DOWN = "blk.0.attn_q.weight", "blk.1.attn_k.weight", "blk.0.ffn_down.weight"
 UP = "blk.0.ffn_up_exps.weight"
@@ -193,9 +192,7 @@ def single(base: Path, path: Path, scale: float = 1.0) -> Path:
     return adapters.singles()[0]
 
 
-@pytest.mark.parametrize(
-    "family", often([path.stem for path in sorted(FAMILIES.glob("*.gguf"))], "llama", "qwen3moe", "deepseek2", "rwkv7")
-)
+@pytest.mark.parametrize("family", [path.stem for path in sorted(FAMILIES.glob("*.gguf"))])
 def test_llama_cpp_computes_with_a_single_what_it_computes_with_merged_weights(tmp_path, family):
     """With an adapter for every tensor that is not refused; those that are refused have no effect."""
     base = FAMILIES / f"{family}.gguf"
