@@ -43,8 +43,8 @@ NEEDED: Mapping[bytes, tuple[int, int | None]] = {
 """Keys that llama.cpp takes to be of this type, and of this type of items, without looking."""
 TYPE, ADAPTER = b"general.type", b"adapter.type"
 OTHER_TYPES: Mapping[bytes, str] = {
-    b"adapter": "is a LoRA adapter (general.type=adapter), which changes a model: merge it into its model with"
-    " llama.cpp's llama-export-lora, and give that file",
+    b"adapter": "is a LoRA adapter (general.type=adapter), which changes a model: give the file of that model,"
+    " and the adapter in model.adapters",
     b"mmproj": "is the part of a model that reads images or sounds (general.type=mmproj); give the file of the model",
     b"imatrix": "is an importance matrix (general.type=imatrix); give the file of the model that was made with it",
 }

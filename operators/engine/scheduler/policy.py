@@ -81,9 +81,10 @@ def next_alike(nodes: Iterable[NodeQueue], tree: RadixTree, adapters: int | None
     one run for each group, and the last of these goes on into the next age.
 
     No sequence waits forever. A node without credit has no say: it neither keeps a group going nor drains one. What is
-    in slots needs nothing but steps to end. So slots get empty once nothing more may join, and what joins while a
-    sequence waits for them is no younger than it: that ends. In empty slots the oldest of all nodes with credit begins.
-    A node without gets it when its rows are taken downstream, and so on to the sinks, which need no slots.
+    in slots needs nothing but steps to end, so they get empty once nothing more joins. What joins while a sequence with
+    others waits is of its age or an earlier one, and of these there is an end. In empty slots the oldest sequence of
+    all nodes with credit begins. A node without credit gets it when its rows are taken downstream, by nodes of which
+    the same is true, and in the end by sinks, which need no slots.
 
     Args:
         nodes: the deepest first.

@@ -32,7 +32,8 @@ def read_peft(source: AdapterSource, base: AdapterBase) -> dict[str, LoraPair]:
     """Return the pairs of the adapter in a folder. Raises InputError if it is damaged, no plain LoRA, or none for the
     base."""
     config = read_peft_config(source)
-    if base.architecture not in (*PLAIN, *INTERLEAVED):
+    known = {*PLAIN, *INTERLEAVED} & set(gguf.MODEL_ARCH_NAMES.values())
+    if base.architecture not in known:
         raise source.error(
             f"is a folder of PEFT for a base of the architecture {base.architecture}, whose names are not known here:"
             f" {_CONVERTER}"
@@ -117,11 +118,11 @@ def _heads(source: AdapterSource, base: AdapterBase, module: str) -> int:
         heads = base.numbers.get("attention.head_count_kv", heads)
     if not heads:
         raise source.error(f"is a folder of PEFT for a base whose layers have different heads: {_CONVERTER}")
-    return heads
+    return int(heads)
 
 
 def _names(base: AdapterBase) -> Any:
-    return _names_of(base.architecture, base.numbers.get("block_count", 0))
+    return _names_of(base.architecture, int(base.numbers.get("block_count", 0)))
 
 
 @functools.cache

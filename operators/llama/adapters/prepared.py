@@ -138,10 +138,14 @@ class PreparedAdapters:
         key = (_LAYOUT, self.architecture, [adapter.content for adapter in adapters])
         name = f"{what}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.gguf"
 
-        def write(path: Path) -> None:
-            _write(path, self.architecture, shapes, values())
+        def check() -> None:
             for adapter in adapters:
                 adapter.check_unchanged()
+
+        def write(path: Path) -> None:
+            check()
+            _write(path, self.architecture, shapes, values())
+            check()
 
         def waits() -> None:
             complain("model.adapters: another process writes to the cache of weights; waiting for it")
@@ -165,8 +169,9 @@ def read_adapter(source: AdapterSource, base: Path) -> Adapter:
     if not path.exists():
         raise source.error("does not exist; give a GGUF file, or a folder of PEFT")
     files = [file for name in (CONFIG, WEIGHTS) if (file := path / name).is_file()] if path.is_dir() else [path]
+    base_state = state_of(base)
     try:
-        return _read(source, base, state_of(base), tuple((file, state_of(file)) for file in files))
+        return _read(source, base, base_state, tuple((file, state_of(file)) for file in files))
     except OSError as error:
         raise source.error(f"cannot be read: {error.strerror}") from error
 

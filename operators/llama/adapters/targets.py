@@ -52,8 +52,8 @@ class AdapterBase:
     path: Path
     architecture: str
     tensors: Mapping[str, tuple[int, ...]]
-    numbers: Mapping[str, int]
-    """Its keys of its architecture, without this beginning, that are whole numbers."""
+    numbers: Mapping[str, float]
+    """Its keys of its architecture that are numbers, without this beginning."""
 
     @property
     def is_tied(self) -> bool:
@@ -67,12 +67,11 @@ def read_base(path: Path) -> AdapterBase:
     named = contents[0].values.get(ARCHITECTURE)
     architecture = named.scalar.decode("utf-8", "replace") if named and isinstance(named.scalar, bytes) else ""
     start = f"{architecture}.".encode()
-    scalars = {
-        key.removeprefix(start).decode("utf-8", "replace"): value.scalar
+    numbers = {
+        key.removeprefix(start).decode("utf-8", "replace"): number
         for key, value in contents[0].values.items()
-        if key.startswith(start)
+        if key.startswith(start) and isinstance(number := value.scalar, (int, float))
     }
-    numbers = {key: number for key, number in scalars.items() if isinstance(number, int)}
     shapes = {
         name.decode("utf-8", "replace"): shape_of(tensor.lengths)
         for each in contents
@@ -103,7 +102,7 @@ def check_pair(source: AdapterSource, base: AdapterBase, target: str, a: Adapter
             f"has {a.label}, and in the base {base.path} {EMBEDDINGS} is the last matrix, too (its embeddings are"
             " tied), where llama.cpp cannot apply it: train without embed_tokens and lm_head, or merge the adapter"
         )
-    if why := _without_effect(base, target, shape):
+    if why := without_effect(base, target):
         raise source.error(
             f"has {a.label}, which would have no effect: {why}; train without this module, or merge the adapter into"
             " its base with PEFT's merge_and_unload and convert the result"
@@ -111,10 +110,11 @@ def check_pair(source: AdapterSource, base: AdapterBase, target: str, a: Adapter
     _check_shapes(source, base, target, a, b)
 
 
-def _without_effect(base: AdapterBase, target: str, shape: tuple[int, ...]) -> str | None:
+def without_effect(base: AdapterBase, target: str) -> str | None:
+    """Return why an adapter for a tensor of the base would have no effect; None if it has one."""
     parts = _BLOCK.fullmatch(target)
     layer, name = (int(parts[1] or 0), parts[2]) if parts else (0, target)
-    if len(shape) < 2:
+    if len(base.tensors[target]) < 2:
         return f"{target} is no matrix"
     if name not in MULTIPLIED or name in NOT_MULTIPLIED.get(base.architecture, ()):
         return f"llama.cpp multiplies {target} of the architecture {base.architecture} without adapters"

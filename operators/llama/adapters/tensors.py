@@ -141,7 +141,7 @@ class Adapter:
     def check_unchanged(self) -> None:
         """Raise InputError if a file is not what it was when it was checked."""
         for path, state in self.states.items():
-            if state != state_of(path):
+            if not path.exists() or state != state_of(path):
                 raise InputError(f"model.adapters.{self.name}: {path} was changed while it was read; start again")
 
 

@@ -6,8 +6,6 @@ Where a decoder does not mix them, the fake one raises for a call of two kinds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.fake import FakeDecoder, FakeModel
-from operators.engine.scheduler import policy
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.lookup import DraftedRow
 from operators.generation.duplicates import Duplicates
@@ -41,11 +38,6 @@ def mixes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return bool(request.param)
 
 
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeDecoder, "mixes_adapters", False)
-
-
 def rows_of(kind: type[Sequence] = Sequence) -> list[Sequence]:
     """Rows of some families, duplicates and samples among them, of several ages and priorities, with random adapters;
     and each of a few prompts with all of them."""
@@ -64,6 +56,12 @@ def alone() -> dict[object, list[int]]:
     return {row.handle: Bench(shape(1)).run([row])[row.handle] for row in rows_of()}
 
 
+def row_with(adapters: int, number: int = 0, chunk: int = 0, text: np.ndarray | None = None) -> Sequence:
+    """A short greedy row."""
+    prompt = np.full(5, number % 200, np.int32) if text is None else text
+    return Sequence(number, prompt, GREEDY, 0, 4, priority=float(number % 3), chunk=chunk, adapters=adapters)
+
+
 def calls_of(bench: Bench) -> list[set[int]]:
     """The adapters of the rows of each call of `bench`, from now on."""
     calls: list[set[int]] = []
@@ -79,10 +77,9 @@ def calls_of(bench: Bench) -> list[set[int]]:
 
 
 def test_adapters_change_texts():
-    """Those of the rows with one prompt and each of them."""
-    made = [alone()[row.handle] for row in rows_of()[-4 * len(KINDS) :]]
-    texts = [made[kind :: len(KINDS)] for kind in range(len(KINDS))]
-    assert all(one != other for one, other in itertools.combinations(texts, 2))
+    texts = prompts(6)
+    made = [Bench(shape(6)).run([row_with(kind, i, text=text) for i, text in enumerate(texts)]) for kind in KINDS]
+    assert all(one != other for one, other in itertools.combinations(made, 2))
 
 
 @pytest.mark.parametrize("slots", often((1, 2, 5, 16), 1, 5))
@@ -94,6 +91,7 @@ def test_a_row_gets_the_tokens_that_it_gets_alone(slots, way, mixes):
     calls = calls_of(bench)
     assert bench.run([rows[i] for i in np.random.default_rng(slots).permutation(len(rows))]) == alone()
     assert (max(map(len, calls)) > 1) == (mixes and slots > 1)
+    assert not any(node.by_adapters for node in bench.queue.nodes)
     assert bool(sum(bench.column("unfilled_adapters"))) == (not mixes and slots > 1)
     if way == "all optimised":
         assert bench.scheduler.counts.shared_tokens > 150
@@ -129,6 +127,7 @@ def test_blocks_are_those_of_a_row_alone(decode, mixes):
         pairs = enumerate(zip(texts, RAGGED, adapters, strict=True))
         expected = {i: complete(FakeModel(), decode, [t], n, ENDING, adapters=[a]).ids[0] for i, (t, n, a) in pairs}
         assert done.ids == expected
+        assert done.ids != complete(FakeModel(), decode, texts, RAGGED, ENDING, slots=6).ids
 
 
 @pytest.mark.parametrize("kinds", [(1, 1), (1, 2), (0, 4)])
@@ -156,134 +155,3 @@ def test_duplicates_have_the_same_adapters():
     rows = [Sequence(i, np.arange(9, dtype=np.int32), GREEDY, i, 5, adapters=kind) for i, kind in enumerate((3, 0, 3))]
     duplicates = Duplicates[Sequence](enabled=True)
     assert [duplicates.joins(row) for row in rows] == [False, False, True]
-
-
-def runs(keys: Seq[Any]) -> list[Any]:
-    return [key for key, _ in itertools.groupby(keys)]
-
-
-@pytest.mark.usefixtures("apart")
-@pytest.mark.parametrize("seed", range(4))
-def test_each_group_of_an_age_is_one_run_and_the_last_goes_on_into_the_next_age(seed):
-    """Whatever priorities say: a change drains the slots."""
-    random = np.random.default_rng(seed)
-    rows = [
-        Sequence(
-            i, text, GREEDY, i, int(random.integers(1, 30)), priority=random.random(), chunk=i // 6, adapters=adapters
-        )
-        for i, (text, adapters) in enumerate(zip(prompts(90), random.choice([0, 1, 2, 4], 90).tolist(), strict=True))
-    ]
-    bench = Bench(shape(4))
-    calls = calls_of(bench)
-    bench.run(rows)
-    admitted = sorted(rows, key=lambda row: row.placement.admission)
-    groups = runs([(policy.age(row), row.adapters) for row in admitted])
-    assert len(groups) == len({(policy.age(row), row.adapters) for row in rows})
-    assert [age for age, _ in groups] == sorted(age for age, _ in groups)
-    for (age, last), (later, first) in itertools.pairwise(groups):
-        assert age == later or first == last or (later, last) not in groups
-    assert runs([kind for call in calls for kind in call]) == runs([kind for _, kind in groups])
-
-
-def row_with(adapters: int, number: int = 0, chunk: int = 0, length: int = 5) -> Sequence:
-    return Sequence(number, np.full(length, number % 200, np.int32), GREEDY, number, 4, chunk=chunk, adapters=adapters)
-
-
-@pytest.mark.usefixtures("apart")
-def test_a_node_without_credit_neither_keeps_a_group_going_nor_drains_it():
-    bench = Bench(shape(3))
-    deep, near = bench.client(depth=2, capacity=2), bench.client(depth=1)
-    deep.submit([row_with(1, i) for i in range(9)])
-    near.submit([row_with(2, i, chunk=8) for i in range(9)])
-    near.submit([row_with(1, i, chunk=10) for i in range(9)])
-    calls = calls_of(bench)
-    while bench.scheduler.runnable:
-        bench.worker.step()
-    assert runs([kind for call in calls for kind in call]) == [1, 2, 1]
-    assert (deep.waiting, near.waiting) == (7, 0)
-    assert deep.collect()
-    assert bench.scheduler.runnable
-
-
-@pytest.mark.usefixtures("apart")
-def test_an_engine_that_drains_ranks_by_what_may_join():
-    bench = Bench(shape(4))
-    client = bench.client()
-    client.submit([row_with(1, 0), *(row_with(2, i) for i in range(1, 9))])
-    bench.scheduler.schedule(0.0)
-    assert bench.scheduler.rank()[0] == 1 / 4
-    client.submit([row_with(1, 9)])
-    assert bench.scheduler.rank()[0] == 2 / 4
-
-
-class Stage:
-    """A node of a chain: gives what it has finished to the next, as far as that takes it.
-
-    Args:
-        of: returns the adapters of a row.
-        room: rows that may wait in its queue.
-    """
-
-    def __init__(self, bench: Bench, depth: int, capacity: int, room: int, of: Callable[[int], int]) -> None:
-        self.client = bench.client(depth, capacity)
-        self._room, self._of = room, of
-        self.held: list[int] = []
-
-    def takes(self) -> int:
-        return self._room - self.client.waiting
-
-    def submit(self, numbers: Seq[int]) -> None:
-        self.client.submit([row_with(self._of(i), i, chunk=i // 8, length=1 + i % 30) for i in numbers])
-
-    def hand_on(self, after: Stage | None) -> list[int]:
-        """Give as many rows to the stage `after` as it takes, then collect if it has none left; return them."""
-        count = len(self.held) if after is None else max(0, after.takes())
-        given, self.held = self.held[:count], self.held[count:]
-        if after is not None:
-            after.submit(given)
-        if not self.held:
-            self.held = [int(str(row.handle)) for row in self.client.collect()]
-        return given
-
-
-def checks_ages(bench: Bench) -> list[Sequence]:
-    """Check that no sequence is admitted before an older one with other adapters, which a node with credit has; return
-    the list of those that are admitted from now on."""
-    take, found = bench.queue.take, list[Sequence]()
-
-    def checked(*args: Any) -> Any:
-        waiting = [row for node in bench.queue.nodes if node.admissible for row in node.heap.rows()]
-        if isinstance(row := take(*args), Sequence):
-            ages = [policy.age(other) for other in waiting if other.adapters != row.adapters]
-            assert policy.age(row) <= min(ages, default=policy.age(row))
-            found.append(row)
-        return row
-
-    bench.queue.take = checked  # type: ignore[method-assign]
-    return found
-
-
-@pytest.mark.usefixtures("apart")
-@pytest.mark.parametrize("capacity", [1, 3, 50])
-@pytest.mark.parametrize("room", [1, 4, 50])
-@pytest.mark.parametrize("of", [lambda depth, i: depth, lambda depth, i: i * 7 % (2 + depth)], ids=["each", "columns"])
-def test_nodes_with_different_adapters_that_feed_each_other_end(capacity, room, of):
-    """On one engine, whatever credit they have."""
-    bench = Bench(shape(3))
-    admitted = checks_ages(bench)
-    first, *_, last = stages = [Stage(bench, depth, capacity, room, partial(of, depth)) for depth in (1, 2, 3)]
-    todo, done = list(range(60)), list[int]()
-    while len(done) < 60:
-        before = len(admitted), len(done), len(todo), [list(stage.held) for stage in stages]
-        given = max(0, first.takes())
-        first.submit(todo[:given])
-        del todo[:given]
-        done += last.hand_on(None)
-        for stage, after in reversed([*itertools.pairwise(stages)]):
-            stage.hand_on(after)
-        busy = bench.scheduler.runnable
-        if busy:
-            bench.worker.step()
-        assert busy or before != (len(admitted), len(done), len(todo), [list(stage.held) for stage in stages])
-    assert sorted(done) == list(range(60))
-    assert len(admitted) == 180

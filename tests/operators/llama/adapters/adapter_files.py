@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 
 from operators.llama.adapters.prepared import read_adapter
-from operators.llama.adapters.targets import AdapterBase, read_base
+from operators.llama.adapters.targets import AdapterBase, read_base, without_effect
 from operators.llama.adapters.tensors import EMBEDDINGS, AdapterSource
 from operators.llama.library import initialise
 from tests.operators.llama.gguf_files import copied, write_file
@@ -174,3 +174,15 @@ def tiny_model(path: Path) -> Any:
 
 def architecture_of(path: Path) -> str:
     return read_base(path).architecture
+
+
+def accepted(base: AdapterBase) -> list[str]:
+    """Return the tensors of a base that an adapter may be for."""
+    matrices = [name for name, shape in base.tensors.items() if len(shape) > 1]
+    tied = {EMBEDDINGS} if base.is_tied else set()
+    return [name for name in matrices if name not in tied and without_effect(base, name) is None]
+
+
+def refused(base: AdapterBase) -> list[str]:
+    """Return its matrices for which an adapter would have no effect."""
+    return [name for name, shape in base.tensors.items() if len(shape) > 1 and without_effect(base, name)]
