@@ -94,8 +94,11 @@ def test_in_the_bank_each_adapter_has_its_ranks_and_b_lies_transposed(tmp_path, 
 def test_singles_have_the_scale_in_b_and_padded_ranks(tmp_path):
     given, pairs = three(tmp_path, LLAMA, Q, EMBEDDINGS)
     adapters = prepared(LLAMA, given)
-    files = adapters.singles()
-    assert sum(values.nbytes for file in files for values in tensors_of(file).values()) == adapters.single_bytes
+    files = singles_of(adapters)
+    assert all(
+        sum(v.nbytes for v in tensors_of(file).values()) == a.size_bytes
+        for file, a in zip(files, adapters.adapters, strict=True)
+    )
     for file, source, own in zip(files, given, pairs, strict=True):
         reader = GGUFReader(file)
         assert reader.fields["adapter.lora.alpha"].contents() == 0
@@ -118,17 +121,31 @@ def test_each_file_is_made_once_and_only_when_it_is_asked_for(tmp_path):
     assert not weights_cache().folder.exists()
     bank = adapters.bank()
     assert weights_cache().files() == [bank]
-    singles = adapters.singles()
+    singles = singles_of(adapters)
     made = {path: path.stat().st_ino for path in (bank, *singles)}
     again = prepared(QWEN3, given)
-    assert {path: path.stat().st_ino for path in (again.bank(), *again.singles())} == made
+    assert {path: path.stat().st_ino for path in (again.bank(), *singles_of(again))} == made
     assert set(weights_cache().files()) == set(made)
     assert prepared(QWEN3, given[::-1]).bank() != bank, "another order"
-    assert prepared(QWEN3, given[::-1]).singles() == singles[::-1]
+    assert singles_of(prepared(QWEN3, given[::-1])) == singles[::-1]
+
+
+def singles_of(adapters: PreparedAdapters) -> list[Path]:
+    return [adapters.joined(1 << i) for i in range(len(adapters.names))]
 
 
 def _bank(base: Path, given: list[AdapterSource]) -> bytes:
     return prepared(base, given).bank().read_bytes()
+
+
+def test_several_of_a_row_are_one_file(tmp_path):
+    given, _ = three(tmp_path, QWEN3, Q, K)
+    together = prepared(QWEN3, given)
+    joined, bank = tensors_of(together.joined(5)), tensors_of(prepared(QWEN3, given[::2]).bank())
+    assert joined.keys() == bank.keys()
+    for name, values in joined.items():
+        as_in_bank = bank[name].reshape(values.shape[::-1]).T if name.endswith(".lora_b") else bank[name]
+        np.testing.assert_array_equal(values, as_in_bank)
 
 
 def test_processes_make_one_file_together(tmp_path):
@@ -142,10 +159,10 @@ def test_a_file_that_is_changed_between_its_check_and_its_use_is_refused(tmp_pat
     given, _ = three(tmp_path, QWEN3, Q, K)
     adapters = prepared(QWEN3, given)
     write_adapter(given[1].path, drawn(read_base(QWEN3), [K], 17), "qwen3", alpha=3.0)
-    for make in (adapters.bank, adapters.singles):
+    for make in (adapters.bank, lambda: adapters.joined(2)):
         with pytest.raises(InputError, match=r"model\.adapters\.b: .* was changed while it was read"):
             make()
-    assert len(weights_cache().files()) == 1, "that of the adapter before it"
+    assert not weights_cache().files()
     assert prepared(QWEN3, given).contents[1] != adapters.contents[1]
 
 
@@ -189,7 +206,7 @@ def test_narrow_types_are_read(tmp_path, kind):
 
 def single(base: Path, path: Path, scale: float = 1.0) -> Path:
     adapters: PreparedAdapters = prepared(base, [AdapterSource("one", path, scale)])
-    return adapters.singles()[0]
+    return adapters.joined(1)
 
 
 @pytest.mark.parametrize("family", [path.stem for path in sorted(FAMILIES.glob("*.gguf"))])
