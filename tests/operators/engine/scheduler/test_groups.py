@@ -172,7 +172,7 @@ def checks_ages(bench: Bench) -> list[Sequence]:
             found.append(row)
         return row
 
-    bench.queue.take = checked  # type: ignore[method-assign]
+    bench.queue.take = checked  # type: ignore[method-assign, assignment]
     return found
 
 
