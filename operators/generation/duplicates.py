@@ -67,7 +67,8 @@ class RepeatedDraws:
         """Count the repeats among `rows`. Greedy rows draw no numbers, but have ids."""
         for row in rows:
             if self._of_ids or not row.params.greedy:
-                digest = hash(row.seed if self._of_ids else (row.seed, id(row.params), row.prompt.tobytes()))
+                asked = id(row.params), row.adapters, row.prompt.tobytes()
+                digest = hash(row.seed if self._of_ids else (row.seed, *asked))
                 place = digest % PLACES
                 self.count += bool(self._hashes[place] == digest)
                 self._hashes[place] = digest
