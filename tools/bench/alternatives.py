@@ -76,6 +76,9 @@ def server(spec: Spec) -> Figures:
     """Start llama-server, have it complete all rows, and stop it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through `finally`, which stops the server
     bodies = requests(spec)
+    if spec.adapters:  # those that a request does not name have scale 0
+        scales = [[{"id": i, "scale": float(i == own)} for i in range(len(spec.adapters))] for own in spec.adapter_of()]
+        bodies = [{**body, "lora": lora} for body, lora in zip(bodies, scales, strict=True)]
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -108,6 +111,7 @@ def server_command(spec: Spec, port: int) -> list[str]:
         *("--host", HOST, "--port", str(port), "--no-webui"),
         *("--parallel", str(slots), "--ctx-size", str(room * slots), "--fit", "off"),
         *(*caches, *spec.bench.server_arguments),
+        *(word for path in spec.adapters for word in ("--lora", str(path))),
     ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from operators.settings import ModelSettings, SamplingSettings
@@ -25,6 +26,7 @@ from tools.bench.child import ChildFailed
 from tools.bench.figures import Figures, of_job
 from tools.bench.settings import BenchSettings
 from tools.bench.workload import CHATML, Workload
+from tools.models.make_adapter import write_adapter
 
 CELLS = 256
 """The KV cache of a row is a multiple of this."""
@@ -41,6 +43,7 @@ class Spec:
         folder: an empty folder for the files of the case.
         model, runtime, sampling, bench: the settings groups; `runtime` has the slots and row length of the case.
         share_prefix: whether llama-server may use its prompt cache.
+        adapters: files of adapters, of which each row has one, see `adapter_of`.
     """
 
     workload: Workload
@@ -50,6 +53,7 @@ class Spec:
     sampling: SamplingSettings
     bench: BenchSettings
     share_prefix: bool = False
+    adapters: Sequence[Path] = ()
 
     @property
     def model_path(self) -> str:
@@ -58,6 +62,16 @@ class Spec:
     @property
     def threads(self) -> int:
         return self.runtime.threads or usable_cores()
+
+    def with_adapters(self, count: int) -> Spec:
+        """Return the case with so many random adapters, written into its folder."""
+        paths = [self.folder / f"adapter-{i}.gguf" for i in range(count)]
+        return replace(self, adapters=[write_adapter(Path(self.model_path), p, seed=i) for i, p in enumerate(paths)])
+
+    def adapter_of(self) -> list[int]:
+        """Return the number of each row's adapter: in random order, the same for all contenders."""
+        random = np.random.default_rng(0)
+        return [int(i) for i in random.integers(0, len(self.adapters), self.workload.rows.num_rows)]
 
     def program(self, name: str) -> Path:
         return Path(self.bench.peers).expanduser() / name
@@ -87,6 +101,7 @@ class Contender(ABC):
         makes_blocks: completes rows by block diffusion, which needs a mask token.
         needs_file: reads the model from a GGUF file.
         drafts: has a draft model.
+        adapters: number of adapters, of which each row has one.
     """
 
     name: str
@@ -98,6 +113,7 @@ class Contender(ABC):
     makes_blocks: bool = False
     needs_file: bool = False
     drafts: bool = False
+    adapters: int = 0
 
     def reason_to_skip(self, spec: Spec) -> str | None:
         """Return the reason why it cannot be measured here; None if it can."""
@@ -127,7 +143,12 @@ class JobContender(Contender):
 
     def command(self, spec: Spec) -> list[str]:
         job, data, template = (spec.folder / name for name in ("job.yaml", "prompts.jsonl", "chatml.jinja"))
+        spec = spec.with_adapters(self.adapters)
+        adapters = {str(i): str(path) for i, path in enumerate(spec.adapters)} or None
+        spec = replace(spec, model=replace(spec.model, adapters=adapters))
         rows = spec.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
+        if spec.adapters:
+            rows = [{**row, "adapter": str(i)} for row, i in zip(rows, spec.adapter_of(), strict=True)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         template.write_text(CHATML, encoding="utf-8")
         mask = spec.bench.mask_token_id
@@ -135,7 +156,7 @@ class JobContender(Contender):
             "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
             "report": False,  # drawing is not measured
             "output_dir": str(spec.folder / "out"),
-            "data": {"path": str(data)},
+            "data": {"path": str(data)} | ({"adapter_column": "adapter"} if spec.adapters else {}),
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }
@@ -158,7 +179,7 @@ class Function(Contender):
 
     def command(self, spec: Spec) -> list[str]:
         room = self.row_tokens or spec.runtime.max_sequence_tokens
-        sized = replace(spec, runtime=replace(spec.runtime, max_sequence_tokens=room))
+        sized = replace(spec.with_adapters(self.adapters), runtime=replace(spec.runtime, max_sequence_tokens=room))
         (spec.folder / SPEC).write_bytes(pickle.dumps(sized))
         return [sys.executable, "-m", "tools.bench.contenders", self.function, str(spec.folder)]
 

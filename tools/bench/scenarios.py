@@ -175,6 +175,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         slots=(1, 4, 16),
         rows=100,
     ),
+    "adapters": Scenario(
+        "rows with adapters of rank 16 in random order, against one for all rows",
+        (
+            JobContender("job, 1 adapter", adapters=1),
+            JobContender("job, no adapter"),
+            *(JobContender(f"job, {n} adapters", adapters=n) for n in (4, 8)),
+            JobContender("job, 4 drained", ("model.kernels=llama.cpp",), adapters=4),
+            *(Program(f"llama-server with {n}", "tools.bench.alternatives:server", adapters=n) for n in (1, 4, 8)),
+        ),
+        slots=(16,),
+        rows=400,
+    ),
     "scale": Scenario(
         "what the driver costs with many workers, whose model only sleeps: rows are those of each worker, peak memory"
         " is the driver's, and figures begin when all workers are open",
