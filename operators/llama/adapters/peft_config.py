@@ -71,7 +71,7 @@ def read_peft_config(source: AdapterSource) -> PeftConfig:
         config = _config(said)
         for pattern in (*config.ranks, *config.alphas):
             re.compile(pattern)
-    except (ValueError, KeyError, TypeError, re.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, re.error) as error:
         what = f"without {error}" if isinstance(error, KeyError) else f"that cannot be read ({error})"
         raise source.error(f"is a configuration {what}; save the adapter again", path) from error
     if said.get("peft_type", "LORA") != "LORA":

@@ -150,6 +150,8 @@ BAD = {
     "no r": BadFolder("without 'r'", spoil=cut(CONFIG, lambda text: text.replace(b'"r"', b'"R"'))),
     "r 0": BadFolder("a rank is below 1", {"r": 0}),
     "alpha infinite": BadFolder("alpha is NaN or infinite", {"lora_alpha": math.inf}),
+    "r infinite": BadFolder("cannot be read", {"r": math.inf}),
+    "a pattern that is no table": BadFolder("cannot be read", {"rank_pattern": [4]}),
     "no pattern": BadFolder("cannot be read", {"alpha_pattern": {"(": 3}}),
     "another type": BadFolder("peft_type=IA3, and only LORA", {"peft_type": "IA3"}),
     "DoRA": BadFolder("use_dora=True: it is a DoRA", {"use_dora": True}),
