@@ -94,7 +94,8 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp(tmp_path, module
 )
 def test_names_are_those_of_the_base(tmp_path, base, module, target):
     tensors = peft_names(module, pair(target, base))
-    assert list(read(write_peft(tmp_path / "p", tensors), base).tensors) == [target]
+    found = read(write_peft(tmp_path / "p", tensors, alpha_pattern={module: 12}), base).tensors
+    assert {name: each.scale for name, each in found.items()} == {target: 3}, "patterns have the names of the module"
 
 
 def test_embeddings_are_read_and_their_frozen_copies_are_no_part(tmp_path):
