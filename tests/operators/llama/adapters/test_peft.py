@@ -167,6 +167,7 @@ BAD = {
     "tokens": BadFolder("trainable_token_indices=", {"trainable_token_indices": [1]}),
     "experts": BadFolder("target_parameters=", {"target_parameters": ["mlp.experts.down_proj"]}),
     "repeated layers": BadFolder("layer_replication=", {"layer_replication": [[0, 1]]}),
+    "blocks": BadFolder("use_bdlora=.*merge_and_unload", {"use_bdlora": {"nblocks": 2}}),
     "Conv1D": BadFolder("fan_in_fan_out=True", {"fan_in_fan_out": True}),
     "aLoRA": BadFolder("activated LoRA", {"alora_invocation_tokens": [1]}),
     "PiSSA": BadFolder(
