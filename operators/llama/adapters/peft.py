@@ -74,7 +74,7 @@ def _modules(
     for name, tensor in tensors.items():
         half = _HALF.fullmatch(name)
         if half is not None:
-            module = half[1].removeprefix("base_model.model.").replace("language_model.", "")
+            module = half[1].removeprefix("base_model.model.")
             found.setdefault(module, {})[half[2] or half[3]] = tensor
         elif not _is_frozen(base, name, tensor):
             if "lora_magnitude_vector" in name:
@@ -98,8 +98,8 @@ def _is_frozen(base: AdapterBase, name: str, tensor: AdapterMatrix) -> bool:
 
 def _target(source: AdapterSource, base: AdapterBase, module: str) -> str:
     """Return the name of the base's tensor for a module of transformers."""
-    names = _names(base)
-    name = names.get_name(module) or names.get_name(f"model.{module}")
+    names, usual = _names(base), module.replace("language_model.", "")
+    name = names.get_name(usual) or names.get_name(f"model.{usual}")
     if name is None:
         raise source.error(
             f"has an adapter for {module}, which has no counterpart in a GGUF of the architecture {base.architecture}:"

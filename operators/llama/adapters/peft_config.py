@@ -12,7 +12,7 @@ from typing import Any
 from operators.llama.adapters.tensors import AdapterSource
 
 CONFIG = "adapter_config.json"
-_OTHER_BASE = ("pissa", "olora", "corda")
+_OTHER_BASE = ("pissa", "olora", "corda", "lora_ga")
 """Ways to begin a training that change the base, too."""
 _REFUSED: Mapping[str, str] = {
     "use_dora": "it is a DoRA, which also trains a magnitude of each row; train with use_dora=false, or merge it",
@@ -25,6 +25,9 @@ _REFUSED: Mapping[str, str] = {
     "fan_in_fan_out": "its weights lie the other way around (those of GPT-2's Conv1D); merge it",
     "alora_invocation_tokens": "it is an activated LoRA (aLoRA), which acts only behind these tokens; that is not"
     " supported",
+    **dict.fromkeys(
+        ("use_bdlora", "kasa_config", "monteclora_config"), "it is no product of two whole matrices; merge it"
+    ),
     "arrow_config": "it chooses among adapters by itself (Arrow); give these adapters instead",
 }
 """Keys that make another thing of an adapter, and what to do."""
@@ -71,7 +74,7 @@ def read_peft_config(source: AdapterSource) -> PeftConfig:
         config = _config(said)
         for pattern in (*config.ranks, *config.alphas):
             re.compile(pattern)
-    except (ValueError, KeyError, TypeError, re.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, re.error) as error:
         what = f"without {error}" if isinstance(error, KeyError) else f"that cannot be read ({error})"
         raise source.error(f"is a configuration {what}; save the adapter again", path) from error
     if said.get("peft_type", "LORA") != "LORA":

@@ -94,7 +94,8 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp(tmp_path, module
 )
 def test_names_are_those_of_the_base(tmp_path, base, module, target):
     tensors = peft_names(module, pair(target, base))
-    assert list(read(write_peft(tmp_path / "p", tensors), base).tensors) == [target]
+    found = read(write_peft(tmp_path / "p", tensors, alpha_pattern={module: 12}), base).tensors
+    assert {name: each.scale for name, each in found.items()} == {target: 3}, "patterns have the names of the module"
 
 
 def test_embeddings_are_read_and_their_frozen_copies_are_no_part(tmp_path):
@@ -150,6 +151,8 @@ BAD = {
     "no r": BadFolder("without 'r'", spoil=cut(CONFIG, lambda text: text.replace(b'"r"', b'"R"'))),
     "r 0": BadFolder("a rank is below 1", {"r": 0}),
     "alpha infinite": BadFolder("alpha is NaN or infinite", {"lora_alpha": math.inf}),
+    "r infinite": BadFolder("cannot be read", {"r": math.inf}),
+    "a pattern that is no table": BadFolder("cannot be read", {"rank_pattern": [4]}),
     "no pattern": BadFolder("cannot be read", {"alpha_pattern": {"(": 3}}),
     "another type": BadFolder("peft_type=IA3, and only LORA", {"peft_type": "IA3"}),
     "DoRA": BadFolder("use_dora=True: it is a DoRA", {"use_dora": True}),
@@ -164,6 +167,7 @@ BAD = {
     "tokens": BadFolder("trainable_token_indices=", {"trainable_token_indices": [1]}),
     "experts": BadFolder("target_parameters=", {"target_parameters": ["mlp.experts.down_proj"]}),
     "repeated layers": BadFolder("layer_replication=", {"layer_replication": [[0, 1]]}),
+    "blocks": BadFolder("use_bdlora=.*merge_and_unload", {"use_bdlora": {"nblocks": 2}}),
     "Conv1D": BadFolder("fan_in_fan_out=True", {"fan_in_fan_out": True}),
     "aLoRA": BadFolder("activated LoRA", {"alora_invocation_tokens": [1]}),
     "PiSSA": BadFolder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_what_is_written_is_read_and_the_content_is_that_of_the_values(tmp_path_
         read(write_adapter(folder / "b.gguf", {Q: pairs[Q]}, "qwen3", alpha=alpha), QWEN3, scale).content
         != file.content
     )
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_damaged_header_is_refused_or_read(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    pairs = drawn(read_base(QWEN3), [Q], 4)
+    file = write_adapter(folder / "a.gguf", pairs, "qwen3", alpha=2.0)
+    peft = write_peft(folder / "p", peft_names("model.layers.0.self_attn.q_proj", pairs[Q]))
+    for path, whole in ((file, file), (peft / "adapter_model.safetensors", peft)):
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, 320))] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        with suppress(InputError):
+            assert read(whole, QWEN3).tensors
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
