@@ -69,6 +69,8 @@ def library() -> ctypes.CDLL | None:
         return None
     for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
         getattr(native, name).restype = ctypes.c_char_p
+    native.kernels_mix.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
+    native.kernels_mix.restype = None
     return native
 
 
