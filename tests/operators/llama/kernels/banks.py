@@ -50,8 +50,11 @@ def adapter(base: Path, seed: int, rank: int = 16, names: str = ALL, strength: f
     return made
 
 
-def write_bank(path: Path, base: Path, adapters: Sequence[Adapter]) -> NDArray[np.int32]:
-    """Write adapters for the same matrices side by side, each B transposed; return where their ranks begin."""
+def write_bank(
+    path: Path, base: Path, adapters: Sequence[Adapter], *, transposed: bool = True
+) -> NDArray[np.int32]:
+    """Write adapters for the same matrices side by side, each B transposed; return where their ranks begin. One that is
+    not transposed is an adapter as llama.cpp reads it."""
     architecture = GGUFReader(base).fields["general.architecture"].contents()
     writer = GGUFWriter(path, architecture)
     writer.add_string("general.type", "adapter")
@@ -60,7 +63,8 @@ def write_bank(path: Path, base: Path, adapters: Sequence[Adapter]) -> NDArray[n
         a = np.concatenate([each[name][0] for each in adapters], axis=-1 if name == TABLE else -2)
         b = np.concatenate([each[name][1] for each in adapters], axis=-1)
         writer.add_tensor(f"{name}.lora_a", a)
-        writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(b.swapaxes(-1, -2)).reshape(b.shape))
+        turned = np.ascontiguousarray(b.swapaxes(-1, -2)).reshape(b.shape) if transposed else b
+        writer.add_tensor(f"{name}.lora_b", turned)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
