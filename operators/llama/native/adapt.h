@@ -50,19 +50,27 @@ void lower(const float * rows, int64_t apart, const float * next, const float * 
     for (; t < tokens; t++) lower_some<1>(rows, apart, next, inputs + t, size, outputs + t);
 }
 
-// Outputs `at` to `at` + LINES * LINE - 1.
+// What `raise` reads; its weights from some output on.
+struct Ups {
+    const float * rows;
+    int64_t apart;
+    const float * next;
+    const Ranks * ranks;
+    int count;
+    bool adds;
+};
+
 template <int TOKENS, int LINES>
-void raise_some(const float * rows, int64_t apart, const float * next, const Ranks * ranks, int count,
-                const float * const * inputs, int at, float * const * outputs) {
+void raise_some(const Ups & ups, const float * const * inputs, int at, float * const * outputs) {
     Line sums[TOKENS][LINES];
     for (auto & of_token : sums) for (auto & sum : of_token) sum = Line::all(-0.0f);
-    for (int i = 0; i < count; i++) {
-        for (int rank = ranks[i].first; rank < ranks[i].end; rank++) {
-            const float * from = rows + rank * apart + at;
+    for (int i = 0; i < ups.count; i++) {
+        for (int rank = ups.ranks[i].first; rank < ups.ranks[i].end; rank++) {
+            const float * from = ups.rows + rank * ups.apart + at;
             Line row[LINES];
             for (int l = 0; l < LINES; l++) {
                 row[l] = Line::load(from + l * LINE);
-                __builtin_prefetch(next + rank * apart + at + l * LINE);
+                __builtin_prefetch(ups.next + rank * ups.apart + at + l * LINE);
             }
             for (int t = 0; t < TOKENS; t++) {
                 const Line factor = Line::all(inputs[t][rank]);
@@ -71,37 +79,39 @@ void raise_some(const float * rows, int64_t apart, const float * next, const Ran
         }
     }
     for (int t = 0; t < TOKENS; t++) {
-        for (int l = 0; l < LINES; l++) sums[t][l].store(outputs[t] + at + l * LINE);
+        for (int l = 0; l < LINES; l++) {
+            float * to = outputs[t] + at + l * LINE;
+            (ups.adds ? Line::add(Line::load(to), sums[t][l]) : sums[t][l]).store(to);
+        }
     }
 }
 
 template <int TOKENS>
-void raise_tokens(const float * rows, int64_t apart, const float * next, const Ranks * ranks, int count,
-                  const float * const * inputs, int width, float * const * outputs) {
+void raise_tokens(const Ups & ups, const float * const * inputs, int width, float * const * outputs) {
     constexpr int LINES = Line::LINES;
     int at = 0;
-    for (; at + LINES * LINE <= width; at += LINES * LINE) {
-        raise_some<TOKENS, LINES>(rows, apart, next, ranks, count, inputs, at, outputs);
-    }
-    for (; at + LINE <= width; at += LINE) raise_some<TOKENS, 1>(rows, apart, next, ranks, count, inputs, at, outputs);
+    for (; at + LINES * LINE <= width; at += LINES * LINE) raise_some<TOKENS, LINES>(ups, inputs, at, outputs);
+    for (; at + LINE <= width; at += LINE) raise_some<TOKENS, 1>(ups, inputs, at, outputs);
     for (; at < width; at++) {
         for (int t = 0; t < TOKENS; t++) {
             float sum = -0.0f;
-            for (int i = 0; i < count; i++) {
-                for (int r = ranks[i].first; r < ranks[i].end; r++) sum = __builtin_fmaf(inputs[t][r], rows[r * apart + at], sum);
+            for (int i = 0; i < ups.count; i++) {
+                const Ranks of = ups.ranks[i];
+                for (int r = of.first; r < of.end; r++) sum = __builtin_fmaf(inputs[t][r], ups.rows[r * ups.apart + at], sum);
             }
-            outputs[t][at] = sum;
+            outputs[t][at] = ups.adds ? outputs[t][at] + sum : sum;
         }
     }
 }
 
 void raise(const float * rows, int64_t apart, const float * next, const Ranks * ranks, int count, const float * const * inputs,
-           int tokens, int width, float * const * outputs) {
+           int tokens, int width, bool adds, float * const * outputs) {
     constexpr int MOST = Line::TOKENS;
+    const Ups ups = {rows, apart, next, ranks, count, adds};
     int t = 0;
-    for (; t + MOST <= tokens; t += MOST) raise_tokens<MOST>(rows, apart, next, ranks, count, inputs + t, width, outputs + t);
-    for (; t + 2 <= tokens; t += 2) raise_tokens<2>(rows, apart, next, ranks, count, inputs + t, width, outputs + t);
-    for (; t < tokens; t++) raise_tokens<1>(rows, apart, next, ranks, count, inputs + t, width, outputs + t);
+    for (; t + MOST <= tokens; t += MOST) raise_tokens<MOST>(ups, inputs + t, width, outputs + t);
+    for (; t + 2 <= tokens; t += 2) raise_tokens<2>(ups, inputs + t, width, outputs + t);
+    for (; t < tokens; t++) raise_tokens<1>(ups, inputs + t, width, outputs + t);
 }
 
 }  // namespace

@@ -37,8 +37,9 @@ struct Piece {
 // A thread's share of an operation.
 class Share {
   public:
-    Share(const AdapterKernels & kernels, const ggml_tensor * op, const Mix & mix, const Rows & rows, const Batches & batches)
-        : kernels_(kernels), mix_(mix), rows_(rows), batches_(batches), weights_(op->src[0]), is_b_(is_b(weights_)),
+    Share(const AdapterKernels & kernels, const Note & note, const Rows & rows, const Batches & batches)
+        : kernels_(kernels), mix_(note.map->mix), rows_(rows), batches_(batches), weights_(note.op->src[0]),
+          out_(note.sum ? note.sum : note.op), adds_(note.sum != nullptr), is_b_(is_b(weights_)),
           size_(is_b_ ? weights_->ne[1] : weights_->ne[0]) {}
 
     void compute(int64_t thread, int64_t threads) {
@@ -50,7 +51,7 @@ class Share {
             for (int64_t i = 0; i < pieces; i++, done += cost) {
                 if (done * threads / total != thread) continue;
                 for (int t = 0; !is_mine && t < block.tokens; t++) {
-                    batches_.find(rows_, first + t, block.inputs[t], block.outputs[t]);
+                    batches_.find(rows_, out_, first + t, block.inputs[t], block.outputs[t]);
                 }
                 is_mine = true;
                 follow(piece_of(block, (int) i));
@@ -78,7 +79,10 @@ class Share {
         for (int i = 0; i < block.adapters; i++) ranks += block.ranks[i].end - block.ranks[i].first;
         return ranks;
     }
-    int64_t pieces_of(const Block & block) const { return is_b_ ? (size_ + OUTPUTS - 1) / OUTPUTS : ranks_of(block) / RANKS; }
+    int64_t pieces_of(const Block & block) const {
+        if (!is_b_) return ranks_of(block) / RANKS;
+        return adds_ && block.adapters == 0 ? 0 : (size_ + OUTPUTS - 1) / OUTPUTS;
+    }
     int64_t cost_of(const Block & block) const {
         return (block.tokens + OF_TOKEN) * (is_b_ ? ranks_of(block) + OF_TOKEN : RANKS);
     }
@@ -110,15 +114,15 @@ class Share {
         const bool both = block.adapters > 0 && next.block->adapters > 0;  // fetches the ranks of the next piece's first one
         const int64_t later = both ? next.block->ranks[0].first - block.ranks[0].first : 0;
         kernels_.raise(block.matrix + piece.first, size_, next.block->matrix + next.first + later * size_, block.ranks,
-                       block.adapters, block.inputs, block.tokens, piece.width, outputs);
+                       block.adapters, block.inputs, block.tokens, piece.width, adds_, outputs);
     }
 
     const AdapterKernels & kernels_;
     const Mix & mix_;
     const Rows & rows_;
     const Batches & batches_;
-    const ggml_tensor * const weights_;
-    const bool is_b_;
+    const ggml_tensor * const weights_, * const out_;
+    const bool adds_, is_b_;
     const int64_t size_;  // inputs of A, outputs of B, which lies transposed: floats from a rank to the next
     Block blocks_[2];     // one of them is that of the piece that waits
     bool current_ = false;
@@ -175,14 +179,13 @@ bool Adapted::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
     if (!op->extra) return false;
     const Note * note = op->extra == this ? nullptr : (const Note *) op->extra;
     const Rows * rows = note && note->op == op ? note->map->rows_of(*note) : nullptr;
-    if (!rows) return fill_with_nan(op, params->ith, params->nth), true;
-    const Mix & mix = note->map->mix;
-    const Batches batches(op, std::min<int64_t>(note->rows, mix.sequences), params->wdata);
+    if (!rows) return fill_with_nan(note && note->op == op && note->sum ? note->sum : op, params->ith, params->nth), true;
+    const Batches batches(op, std::min<int64_t>(note->rows, note->map->mix.sequences), params->wdata);
     if (batches.by_expert()) {
         if (params->ith == 0) batches.sort(*rows);
         llama.barrier(params->threadpool);
     }
-    Share(*kernels, op, mix, *rows, batches).compute(params->ith, params->nth);
+    Share(*kernels, *note, *rows, batches).compute(params->ith, params->nth);
     return true;
 }
 
@@ -194,4 +197,36 @@ bool Witness::work_size(int, const ggml_tensor * op, size_t &) {
 bool Witness::compute_forward(ggml_compute_params * params, ggml_tensor * op) {
     if (params->ith == 0 && op->extra && RowMap::begins(op)) ((RowMap *) op->extra)->read(op);
     return false;
+}
+
+bool Sum::is_one(const ggml_tensor * op) {
+    const bool is_scaled = op->op == GGML_OP_SCALE && op->src[0] && op->src[0]->src[0];
+    if (is_scaled) return Adapted::is_one(op->src[0]) && is_b(op->src[0]->src[0]);
+    return op->op == GGML_OP_ADD && op->src[1]->op == GGML_OP_SCALE && is_one(op->src[1]);
+}
+
+bool Sum::work_size(int, const ggml_tensor * op, size_t & size) {
+    auto & extra = const_cast<ggml_tensor *>(op)->extra;
+    extra = nullptr;
+    if (op->op == GGML_OP_SCALE) return false;
+    ggml_tensor * const scaled = op->src[1];
+    const ggml_tensor * const b = scaled->src[0], * const sum = op->src[0];
+    float by[2];  // and what is added
+    memcpy(by, scaled->op_params, sizeof by);
+    Note * const note = RowMap::of_thread().noted(b->extra);
+    // In place: then nobody else reads the sum, which is there before its adapters are computed.
+    const bool is_in_place = op->data && op->data == sum->data && sum->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32;
+    if (!note || !is_in_place || by[0] != 1 || by[1] != 0) return false;
+    for (int i = 0; i < 4; i++) {
+        if (sum->ne[i] != b->ne[i] || sum->nb[i] != b->nb[i]) return false;
+    }
+    note->sum = sum;
+    extra = scaled->extra = note;
+    size = 0;
+    return true;
+}
+
+bool Sum::compute_forward(ggml_compute_params *, ggml_tensor * op) {
+    const auto * note = (const Note *) op->extra;
+    return note && note->op == (op->op == GGML_OP_ADD ? op->src[1] : op)->src[0];
 }

@@ -14,6 +14,15 @@ class Adapted : public ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
 };
 
+// Scales the products with adapters by 1, and adds them to those of the matrix: done with the products already, if llama.cpp
+// adds in place. What is left to do are reads and writes, which prompts wait for.
+class Sum : public ggml::cpu::tensor_traits {
+  public:
+    static bool is_one(const ggml_tensor * op);
+    bool work_size(int threads, const ggml_tensor * op, size_t & size) override;
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override;
+};
+
 // Computes nothing: shows the operations that say which rows a graph's tokens are.
 class Witness : public ggml::cpu::tensor_traits {
   public:

@@ -19,7 +19,8 @@ struct AdapterKernels {
     void (*lower)(const float * rows, int64_t apart, const float * next, const float * const * inputs, int tokens, int size,
                   float * const * outputs);
     // outputs[t][0..width - 1] = the sum over `count` adapters, and over their ranks, of inputs[t][rank] times that row
-    // of B; -0 with no adapter, which added to any number leaves it. `next`: where rank 0 of what comes next is.
+    // of B; -0 with no adapter, which added to any number leaves it. `adds`: it is added to what is there. `next`: where
+    // rank 0 of what comes next is.
     void (*raise)(const float * rows, int64_t apart, const float * next, const Ranks * ranks, int count,
-                  const float * const * inputs, int tokens, int width, float * const * outputs);
+                  const float * const * inputs, int tokens, int width, bool adds, float * const * outputs);
 };

@@ -48,17 +48,17 @@ class Batches {
             if (begins_[i] < begins_[i + 1]) f(Batch{rows.groups[i % groups].mask, i / groups, begins_[i], begins_[i + 1]});
         }
     }
-    // Says where the numbers of token `i` of a batch are.
-    void find(const Rows & rows, int i, const float *& from, float *& to) const {
+    // Says where the numbers of token `i` of a batch are, those of its outputs in `out`, which has the sizes of the operation.
+    void find(const Rows & rows, const ggml_tensor * out, int i, const float *& from, float *& to) const {
         const ggml_tensor * inputs = op_->src[1];
         if (by_expert()) {
             const Pair pair = pairs_[i];
-            from = at(inputs, pair.slot % inputs->ne[1], pair.token, 0), to = at(op_, pair.slot, pair.token, 0);
+            from = at(inputs, pair.slot % inputs->ne[1], pair.token, 0), to = at(out, pair.slot, pair.token, 0);
             return;
         }
         const int64_t row = rows.sorted[i], a = row % op_->ne[1], rest = row / op_->ne[1];
         const int64_t b = rest % op_->ne[2], c = rest / op_->ne[2];
-        from = at(inputs, a, b, c), to = at(op_, a, b, c);
+        from = at(inputs, a, b, c), to = at(out, a, b, c);
     }
 
   private:

@@ -73,6 +73,7 @@ struct Line {
 
     static Line load(const float * from) { return {_mm512_loadu_ps(from)}; }
     static Line all(float value) { return {_mm512_set1_ps(value)}; }
+    static Line add(Line a, Line b) { return {_mm512_add_ps(a.x, b.x)}; }
     static Line add_product(Line a, Line b, Line c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
     void store(float * to) const { _mm512_storeu_ps(to, x); }
     Wide halves() const {

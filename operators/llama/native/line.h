@@ -11,6 +11,7 @@ struct Line {
     static Line add_product(Line a, Line b, Line c) {
         return {Wide::add_product(a.low, b.low, c.low), Wide::add_product(a.high, b.high, c.high)};
     }
+    static Line add(Line a, Line b) { return {Wide::add(a.low, b.low), Wide::add(a.high, b.high)}; }
     void store(float * to) const { low.store(to), high.store(to + LANES); }
     Wide halves() const { return Wide::add(low, high); }
 };

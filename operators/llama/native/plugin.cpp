@@ -28,6 +28,7 @@ Attention attention;
 Router router;
 Adapted adapted;
 Witness witness;
+Sum sum;
 
 // Operations whose outputs are a row's own, in llama.cpp's kernels: a row has the same bits in any company.
 bool is_of_rows(ggml_op op) {
@@ -71,6 +72,7 @@ class OurExtra : public Extra {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) return &attention;
         if (Witness::is_one(op)) return &witness;
         if (Adapted::is_one(op)) return &adapted;
+        if (Sum::is_one(op)) return &sum;
         if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) {
             return is_ours(op->src[0]) ? (Traits *) &product : Router::computes(op) ? (Traits *) &router : &other;
         }

@@ -81,8 +81,15 @@ void RowMap::see(ggml_tensor * op) {
 Note * RowMap::note(const ggml_tensor * op, int64_t rows) {
     if (!first_ || is_read_) return not_mapped_++, nullptr;
     if (n_notes_ == notes_.size()) notes_.emplace_back();
-    notes_[n_notes_] = {op, this, rows, outputs_ != nullptr};
+    notes_[n_notes_] = {op, this, nullptr, rows, outputs_ != nullptr};
     return &notes_[n_notes_++];
+}
+
+Note * RowMap::noted(void * extra) {
+    for (size_t i = n_notes_; i-- > 0;) {
+        if (&notes_[i] == extra) return &notes_[i];
+    }
+    return nullptr;
 }
 
 bool RowMap::is_mapped(const Note & note) const {

@@ -40,6 +40,7 @@ class RowMap;
 struct Note {
     const ggml_tensor * op;
     RowMap * map;
+    const ggml_tensor * sum;  // to which its outputs are added in place; nullptr: they are its own
     int64_t rows;
     bool is_after_outputs;
 };
@@ -55,6 +56,7 @@ class RowMap {
     static bool begins(const ggml_tensor * op);         // whether it is the first of a graph: tokens are looked up
     void see(ggml_tensor * op);                         // an operation that says something of rows
     Note * note(const ggml_tensor * op, int64_t rows);  // an operation with adapters; nullptr outside of a graph
+    Note * noted(void * extra);                         // `extra` if it is a note of this graph, else nullptr
     void refuse() { not_mapped_++; }                    // one that is not known
 
     // When it is computed:
