@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from importlib.util import find_spec
@@ -25,17 +26,19 @@ from operators.formats.format import FinalFile, Format
 from operators.formats.reader import Reader, RowBlock
 from operators.rows.arrow_types import parse_schema
 from operators.rows.times import times_of_texts
-from pipeline.api.errors import ConfigError, InputError, did_you_mean, install
+from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean, install
 from pipeline.api.records import ROW, SUPERSEDES
 from pipeline.system.result_csv import unmarked
 
 READ_ROWS = 8192
-MOST_COLUMNS = 16_384
+MOST_COLUMNS, MOST_UNITS = 16_384, 32_767
+"""Of a sheet; and UTF-16 units of a text."""
 _WHOLE = float(1 << 53)
 """From here on a double is not every whole number."""
 _DAY_0 = date(1899, 12, 31)
 """The day of a time without a day."""
 _KINDS = {"Float": "numbers", "Int": "numbers", "String": "texts", "Bool": "booleans", "DateTime": "dates"}
+_NOT_IN_XML = re.compile("[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]")
 _TYPES = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
@@ -208,6 +211,17 @@ def check(field: pa.Field) -> None:
     """Raise SchemaError for a column that Parquet or a sheet cannot hold."""
     parquet.check(field)
     csv.check(field)
+    if why := why_not(field.name):
+        raise SchemaError(f"the name of column {field.name!r} {why}; write output=csv, or give it another name")
+
+
+def why_not(text: str) -> str:
+    """Return why no cell can hold a text, if so."""
+    if len(text) > MOST_UNITS // 2 and (units := len(text.encode("utf-16-le")) // 2) > MOST_UNITS:
+        return f"is {units:,} long (in UTF-16), and a cell holds {MOST_UNITS:,}"
+    if found := _NOT_IN_XML.search(text):
+        return f"has the character U+{ord(found[0]):04X} (number {found.start() + 1:,}), which no Excel file can hold"
+    return ""
 
 
 def conclude(path: Path, data: Sequence[Path], rejects: Sequence[Path], newest: bool, defuse: bool) -> None:
