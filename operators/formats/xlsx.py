@@ -47,7 +47,7 @@ class XlsxReader(Reader):
 
     takes_types = True
     texts = True
-    keys = ("sheet", "defused")
+    keys = (*Reader.keys, "sheet", "defused")
     _rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:
@@ -128,19 +128,20 @@ class XlsxReader(Reader):
 
     def _title(self, titles: Sequence[str], told: list[str]) -> str:
         """Return the name of the sheet to read."""
-        if self.sheet is None:
+        sheet = self.how.sheet
+        if sheet is None:
             if len(titles) > 1:
                 others = ", ".join(f"'{title}'" for title in titles[1:])
                 told.append(
                     f"of {self.file} the first sheet, '{titles[0]}', is read; data.sheet= takes others: {others}"
                 )
             return titles[0]
-        if isinstance(self.sheet, int) and 1 <= self.sheet <= len(titles):
-            return titles[self.sheet - 1]
-        if self.sheet in titles:
-            return str(self.sheet)
-        hint = did_you_mean(str(self.sheet), titles, "data.sheet=")
-        raise ConfigError(f"data.sheet={self.sheet}: {self.file} has the sheets {', '.join(titles)}{hint}")
+        if isinstance(sheet, int) and 1 <= sheet <= len(titles):
+            return titles[sheet - 1]
+        if sheet in titles:
+            return str(sheet)
+        hint = did_you_mean(str(sheet), titles, "data.sheet=")
+        raise ConfigError(f"data.sheet={sheet}: {self.file} has the sheets {', '.join(titles)}{hint}")
 
 
 def _load(

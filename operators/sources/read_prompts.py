@@ -167,9 +167,8 @@ class ReadPrompts(Source):
         marked = [str(file) for file in self._files if has_marks(file.name)]
         if data.defused is None and marked:
             self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
-        keys = ("quote", "encoding", "separator", "header", "null_texts", "defused", "sheet", "union")
-        types, more = self._folders.others(types), {key: getattr(data, key) for key in keys}
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **more) for file in self._files]
+        types = self._folders.others(types)
+        return [FORMATS[file.format].reader(file, types, data, only=only, as_json=free) for file in self._files]
 
     @cached_property
     def _files(self) -> list[InputFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.formats.input_file import InputFile
+from operators.formats.reader import ReadKeys
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN
 from operators.formats.text_file import TextReader
 from operators.formats.unpack import CODECS
@@ -72,6 +73,10 @@ def test_progress_is_by_rows_where_they_are_known_and_else_by_bytes(path: Path) 
 def test_columns_get_the_names_that_they_are_given(path: Path) -> None:
     found = read(path, 10, seek=1, rename={"n": "m", "x": "n"})
     assert found.values == [{"prompt": row["prompt"], "m": row["n"], "n": row["x"]} for row in ROWS[10:]]
+
+
+def test_each_key_of_reading_is_one_of_a_reader() -> None:
+    assert {key.name for key in fields(ReadKeys)} == {key for form in FORMATS.values() for key in form.reader.keys}
 
 
 @pytest.mark.parametrize("key", ["data.schema", "data.types"])
