@@ -16,23 +16,24 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import IO, Any, BinaryIO, ClassVar
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.formats.encodings import not_of
-from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
+from operators.formats.format import Format, check_text
 from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
+from operators.formats.result_csv import MARK, CsvKeys, scan, write
 from operators.formats.separator import SAMPLE_ROWS, find_separator, separator_line
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
+from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import is_whole, parse_schema
 from operators.rows.times import times_of_texts
 from pipeline.api.errors import ConfigError, InputError
-from pipeline.system.result_csv import MARK, write_csv
-from pipeline.system.result_files import known_to_polars
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
@@ -261,22 +262,6 @@ def _rows(
         size = 0
 
 
-def write(
-    table: pa.Table, file: BinaryIO, compression: str, level: int | None, separator: str, bom: bool, defuse: bool
-) -> None:
-    """Write `table` as CSV (`pipeline/system/result_csv.py`); see Format."""
-    text = io.BytesIO()
-    write_csv(table, text, separator, bom=bom, defuse=defuse)
-    packed(text.getbuffer(), file, compression, level)
-
-
-def check(field: pa.Field) -> None:
-    """Raise SchemaError for a column whose values are no texts from which they can be read again."""
-    if not known_to_polars(field.type):
-        raise unknown_type(field, "CSV")
-    refuse_bytes(field, "CSV")
-
-
 CSV = Format(
     "csv",
     CsvReader,
@@ -285,8 +270,10 @@ CSV = Format(
     hub="csv",
     compressions=(NO_COMPRESSION, "gzip", "zstd"),
     write=write,
-    keys=("separator", "bom", "defuse"),
+    own=CsvKeys,
     rejects=True,
-    check=check,
+    check=partial(check_text, files="CSV"),
+    scan=scan,
+    on_card=False,  # pandas has no null in a column of whole numbers
     times=times_of_texts,
 )

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from operators.formats.encodings import NAMES, is_encoding, near
 from operators.formats.input_file import InputFile
+from operators.formats.result_csv import has_marks
 from operators.formats.separator import NAMED
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.keys import Rule, check, check_values, default_of, in_data, when_given
 from pipeline.api.records import Reject
-from pipeline.system.result_csv import has_marks
 
 AUTO = "auto"
 """The value of `data.quote` with which `"` is around fields, but nothing in .tsv."""

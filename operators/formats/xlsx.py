@@ -21,14 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from operators.formats import csv, parquet
+from operators.formats import parquet
+from operators.formats.csv import CSV
 from operators.formats.format import FinalFile, Format
 from operators.formats.reader import Reader, RowBlock
+from operators.formats.result_csv import DefuseKey, unmarked
 from operators.rows.arrow_types import parse_schema
 from operators.rows.times import times_of_texts
 from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean, install
 from pipeline.api.records import ROW, SUPERSEDES
-from pipeline.system.result_csv import unmarked
 
 READ_ROWS = 8192
 MOST_COLUMNS, MOST_UNITS = 16_384, 32_767
@@ -211,7 +212,7 @@ def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None, 
 def check(field: pa.Field) -> None:
     """Raise SchemaError for a column that Parquet or a sheet cannot hold."""
     parquet.check(field)
-    csv.check(field)
+    CSV.check(field)
     if why := why_not(field.name):
         raise SchemaError(f"the name of column {field.name!r} {why}; write output=csv, or give it another name")
 
@@ -261,9 +262,10 @@ XLSX = Format(
     "xlsx",
     XlsxReader,
     (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
+    alone=True,
     compressions=parquet.PARQUET.compressions,
     write=write,
-    keys=("defuse",),
+    own=DefuseKey,
     check=check,
     times=times_of_texts,
     final=FinalFile("parquet", conclude, require, MOST_COLUMNS),

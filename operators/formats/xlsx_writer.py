@@ -21,12 +21,12 @@ import xlsxwriter
 from xlsxwriter.exceptions import FileCreateError
 from xlsxwriter.worksheet import Worksheet
 
+from operators.formats.result_csv import is_text, marked, texts_of
 from operators.formats.xlsx import why_not
 from pipeline.api.errors import PipelineError
 from pipeline.api.records import ROW
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, replacing
 from pipeline.system.disk_errors import writing
-from pipeline.system.result_csv import is_text, marked, texts_of
 
 MOST_ROWS = 1_048_576
 """Of a sheet, the header's row included."""

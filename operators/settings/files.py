@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from operators.formats.reader import ReadKeys
-from operators.formats.registry import WRITTEN
+from operators.formats.registry import WRITTEN, FormatKeys
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
 from pipeline.api.keys import at_least, check_values, in_data, maps, not_in_data, one_of, when_given
-from pipeline.system.result_csv import SEPARATORS
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 LEVELS = {"zstd": 22, "gzip": 9}
@@ -131,17 +131,13 @@ class CardSettings:
 
 
 @dataclass
-class OutputSettings:
+class OutputSettings(FormatKeys):
     """The contents of the result files, and their copies (`output`).
 
     Args:
         format: parquet, jsonl, arrow (Arrow IPC files), csv, or xlsx (Parquet, and of it results.xlsx at the end).
         compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
-        separator: what stands between the fields of CSV: , ; | or a tab.
-        bom: begin a CSV file with the mark by which Excel knows UTF-8.
-        defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
-            begin with it; files whose names have .defused are read without these marks.
         split_by: a column of texts (train, test ...): the rows of each of its values have files of their own, which
             `datasets` loads as a split of that name; null: all rows of a chunk are one file.
         prompt_text: keep the exact text that the model was given.
@@ -156,12 +152,12 @@ class OutputSettings:
             what they say. Without any of these it is written if `publish` or `split_by` is given.
     """
 
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"format": name} for name in WRITTEN}
+    """Options of the config group, `output=csv` and so on, with their values."""
+
     format: str = "parquet"
     compression: str = "auto"
     compression_level: int | None = None
-    separator: str = when_given(",", *one_of(SEPARATORS))
-    bom: bool = when_given(False)
-    defuse: bool = when_given(False)
     split_by: str | None = when_given(None)
     prompt_text: bool = False
     completion_ids: bool = False
