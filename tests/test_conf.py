@@ -8,7 +8,7 @@ import pytest
 from pipeline.config.build import build_node
 from pipeline.config.compose import composed
 from pipeline.config.jobs import find_job, list_jobs
-from pipeline.config.keys import CONF
+from pipeline.config.keys import options
 
 pytestmark = pytest.mark.slow("Hydra composes each job and each option anew")
 
@@ -17,12 +17,9 @@ NEEDS = {
     **{flow: {"output.format": "parquet"} for flow in ("openai_batch", "openai_rerank")},
 }
 """What an option does not work without."""
-GROUPS = {
-    folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()
-}
 TOGETHER = [
-    {group: names[turn] for group, names in sorted(GROUPS.items()) if turn < len(names)}
-    for turn in range(max(map(len, GROUPS.values())))
+    {group: names[turn] for group, names in sorted(options().items()) if turn < len(names)}
+    for turn in range(max(map(len, options().values())))
 ]
 """Every option once, one of each group at a time."""
 
@@ -32,12 +29,12 @@ def test_a_job(job):
     builds(job, {})
 
 
-@pytest.mark.parametrize("options", TOGETHER, ids=lambda options: "-".join(options.values()))
-def test_options(options):
-    builds("generate", options)
+@pytest.mark.parametrize("chosen", TOGETHER, ids=lambda chosen: "-".join(chosen.values()))
+def test_options(chosen):
+    builds("generate", chosen)
 
 
-def builds(job: str, options: dict[str, str]) -> None:
-    values = {key: value for name in options.values() for key, value in NEEDS.get(name, {}).items()}
-    for name, node in composed(find_job(job), options, values).nodes.items():
+def builds(job: str, chosen: dict[str, str]) -> None:
+    values = {key: value for name in chosen.values() for key, value in NEEDS.get(name, {}).items()}
+    for name, node in composed(find_job(job), chosen, values).nodes.items():
         build_node(name, node)

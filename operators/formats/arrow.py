@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.ipc
 
-from operators.formats.format import NO_COMPRESSION, Format, too_deep
+from operators.formats.format import Format, too_deep
 from operators.formats.reader import Reader, RowBlock
+from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import plain_schema
+from operators.rows.polars_frames import scan_typed
 from pipeline.api.errors import InputError
 from pipeline.api.records import Reject, python_values, record_json
 
@@ -130,4 +133,5 @@ ARROW = Format(
     compressions=(NO_COMPRESSION, "zstd", "lz4"),
     write=write,
     check=check,
+    scan=lambda files, schema: scan_typed("arrow", files, pl.scan_ipc),
 )

@@ -16,23 +16,24 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.formats.encodings import not_of
-from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
+from operators.formats.format import Format, check_text
 from operators.formats.input_file import BUFFER_BYTES
 from operators.formats.reader import AUTO
+from operators.formats.result_csv import MARK, CsvKeys, scan, write
 from operators.formats.separator import SAMPLE_ROWS, find_separator, separator_line
 from operators.formats.text_file import KEPT_BYTES, Row, TextReader, as_text
+from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import is_whole, parse_schema
 from operators.rows.times import times_of_texts
 from pipeline.api.errors import ConfigError, InputError
-from pipeline.system.result_csv import MARK, write_csv
-from pipeline.system.result_files import known_to_polars
 
 UNCLOSED = 'a quote is opened and not closed; close it, and write "" for a quote inside quotes'
 QUOTE_THEM = "a field with a delimiter or a line break needs quotes"
@@ -48,20 +49,22 @@ class CsvReader(TextReader):
     Bytes that are not of its encoding are half characters in its fields (Python's `surrogateescape`).
     """
 
-    keys = ("encoding", "separator", "header", "null_texts", "defused")
+    keys = (*TextReader.keys, "separator", "header", "null_texts", "defused")
     takes_types = True
     texts = True
+    of_ending: ClassVar[Mapping[str, tuple[str, str | None]]] = {".tsv": ("\t", None)}
+    """The separator and the quote of files by the ending of their names, unless keys say otherwise."""
     _names: Sequence[str] = ()
     _separator = ","
 
     def schema(self, sample_rows: int) -> pa.Schema:
         rows = self.sample(sample_rows)
         found = [values for row in rows if not isinstance(values := self.values(row), str)]
-        if rows and not found and isinstance(self.header, Sequence):
-            why = f"data.header has {len(self.header)} names, and no row of {self.file} as many fields"
+        if rows and not found and isinstance(self.how.header, Sequence):
+            why = f"data.header has {len(self.how.header)} names, and no row of {self.file} as many fields"
             raise ConfigError(f"{why}, with {self._separator!r} between them (data.separator); name all columns")
         given = parse_schema(self.types, self.key)
-        if self.union:
+        if self.how.union:
             given = pa.schema([field for field in given if field.name in self._names])
         for column in given if self._names else ():
             if column.name not in self._names:
@@ -77,8 +80,8 @@ class CsvReader(TextReader):
 
     def rows(self, file: IO[Any]) -> Iterator[Row]:
         """Yield the rows, without the header; the names of the columns are stored in `_names`."""
-        tabs = self.file.suffix == ".tsv"
-        quote = self.quote if self.quote != AUTO else None if tabs else '"'
+        separator, quote = self.of_ending.get(self.file.suffix, (None, '"'))
+        quote = quote if self.how.quote == AUTO else self.how.quote
         quoting = {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": quote}
         # It stays in use: a wrapper that is collected closes the file.
         self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -93,10 +96,10 @@ class CsvReader(TextReader):
             found = [fields for _, _, fields in islice(parsed, SAMPLE_ROWS + 1)]
             return found if is_all and len(found) <= SAMPLE_ROWS else found[:-1] or found  # the last one may be cut
 
-        self._separator = self.separator or of_excel or ("\t" if tabs else self._found(first_rows))
+        self._separator = self.how.separator or of_excel or separator or self._found(first_rows)
         dialect = {"delimiter": self._separator, **quoting}
         rows = _rows(self._text, dialect, self.max_row_bytes, lines, 1 if of_excel is None else 2)
-        if self.header is not True:
+        if self.how.header is not True:
             self._names = self._given(first_rows(self._separator))
             return rows
         line, _, self._names = next(rows, (1, "", []))
@@ -110,8 +113,8 @@ class CsvReader(TextReader):
         return rows
 
     def _found(self, first_rows: Callable[[str], list[list[str] | str]]) -> str:
-        columns = len(self.header) if isinstance(self.header, Sequence) else None
-        separator, how = find_separator(first_rows, columns, has_header=self.header is True)
+        columns = len(self.how.header) if isinstance(self.how.header, Sequence) else None
+        separator, how = find_separator(first_rows, columns, has_header=self.how.header is True)
         if separator is None:
             raise ConfigError(f"{self.file} may have {how} between its fields; say which with data.separator=")
         if how:
@@ -120,10 +123,10 @@ class CsvReader(TextReader):
 
     def _given(self, rows: Sequence[Sequence[str] | str]) -> Sequence[str]:
         """Return the names of the columns of a file without a header, whose first rows these are."""
-        if isinstance(self.header, Sequence):
-            if rows and list(rows[0]) == list(self.header):
+        if isinstance(self.how.header, Sequence):
+            if rows and list(rows[0]) == list(self.how.header):
                 raise ConfigError(f"{self.file} has a header line with the names of data.header; leave data.header out")
-            return self.header
+            return self.how.header
         width = next((len(row) for row in rows if not isinstance(row, str)), 0)
         names = [f"column_{i + 1}" for i in range(width)]
         self.guesses["data.header"] = f"columns are named column_1 to column_{width}"
@@ -134,9 +137,9 @@ class CsvReader(TextReader):
         if isinstance(fields, str):
             return fields
         if len(fields) != len(self._names):
-            header = "the header" if self.header is True else "data.header"
+            header = "the header" if self.how.header is True else "data.header"
             return f"has {len(fields)} fields, {header} has {len(self._names)}; {QUOTE_THEM}"
-        if self.null_texts and "" in fields:
+        if self.how.null_texts and "" in fields:
             fields = _with_nulls(text, fields, self._quote)
         return dict(zip(self._names, self._plain(fields), strict=True))
 
@@ -259,22 +262,6 @@ def _rows(
         size = 0
 
 
-def write(
-    table: pa.Table, file: BinaryIO, compression: str, level: int | None, separator: str, bom: bool, defuse: bool
-) -> None:
-    """Write `table` as CSV (`pipeline/system/result_csv.py`); see Format."""
-    text = io.BytesIO()
-    write_csv(table, text, separator, bom=bom, defuse=defuse)
-    packed(text.getbuffer(), file, compression, level)
-
-
-def check(field: pa.Field) -> None:
-    """Raise SchemaError for a column whose values are no texts from which they can be read again."""
-    if not known_to_polars(field.type):
-        raise unknown_type(field, "CSV")
-    refuse_bytes(field, "CSV")
-
-
 CSV = Format(
     "csv",
     CsvReader,
@@ -283,8 +270,10 @@ CSV = Format(
     hub="csv",
     compressions=(NO_COMPRESSION, "gzip", "zstd"),
     write=write,
-    keys=("separator", "bom", "defuse"),
+    own=CsvKeys,
     rejects=True,
-    check=check,
+    check=partial(check_text, files="CSV"),
+    scan=scan,
+    on_card=False,  # pandas has no null in a column of whole numbers
     times=times_of_texts,
 )

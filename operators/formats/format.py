@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, BinaryIO
 
+import polars as pl
 import pyarrow as pa
 
 from operators.formats.reader import Reader
+from operators.rows.polars_frames import known_to_polars
 from operators.rows.times import Times
 from pipeline.api.errors import SchemaError
-
-NO_COMPRESSION = "none"
 
 
 def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | None, **keys: Any) -> None:
@@ -46,12 +47,15 @@ class Format:
         reader: reads such a file.
         endings: of the names of files that are read so without `data.format`.
         packed: a file is compressed as a whole, if at all.
+        alone: where files of other formats lie beside such files in a directory, these are rarely rows, and not read.
         hub: its name in `datasets`; empty: none.
         compressions: values of `output.compression`, the default first; none: results are not written in it.
         write: takes a table, an open file, a compression and its level, and `keys`. Equal tables give equal bytes.
-        keys: of `output`, those that only this format has; `write` takes them by name.
+        own: the dataclass of the keys of `output` that not every format has; `write` takes them by name.
         rejects: files in rejects/ are of this format too; else they are Parquet, as they were of runs before.
         check: raises SchemaError for a column that such a file cannot hold.
+        scan: has polars read files of results, given the types of their columns; None: there are none in data/.
+        on_card: readers of such files can use the types of the dataset card.
         final: the one file that results are in the end; None: they are files in data/.
         times: those that such a file can hold; None: all.
     """
@@ -60,14 +64,27 @@ class Format:
     reader: type[Reader]
     endings: tuple[str, ...] = ()
     packed: bool = False
+    alone: bool = False
     hub: str = ""
     compressions: tuple[str, ...] = ()
     write: Callable[..., None] = _only_read
-    keys: tuple[str, ...] = ()
+    own: type[Any] | None = None
     rejects: bool = False
     check: Callable[[pa.Field], None] = lambda field: None
+    scan: Callable[[list[Path], Mapping[str, str]], pl.LazyFrame] | None = None
+    on_card: bool = True
     final: FinalFile | None = None
     times: Times | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of the keys of `own`."""
+        return [] if self.own is None else [key.name for key in fields(self.own)]
+
+    @property
+    def parts(self) -> str:
+        """The format of the files in data/."""
+        return self.name if self.final is None else self.final.parts
 
 
 def unknown_type(field: pa.Field, files: str) -> SchemaError:
@@ -86,16 +103,11 @@ def too_deep(field: pa.Field, files: str) -> SchemaError:
     )
 
 
-def packed(content: bytes | memoryview, file: BinaryIO, compression: str, level: int | None) -> None:
-    """Write `content`, compressed as a whole. Equal contents give equal bytes."""
-    if compression == NO_COMPRESSION:
-        file.write(content)
-    else:  # Arrow's gzip header has neither a time nor a name
-        file.write(pa.Codec(compression, compression_level=level).compress(content))
-
-
-def refuse_bytes(field: pa.Field, files: str) -> None:
-    """Raise SchemaError for a column of bytes, also inside of lists and structs, which `files` cannot hold."""
+def check_text(field: pa.Field, files: str) -> None:
+    """Raise SchemaError for a column that `files`, which polars reads and are texts, cannot hold: one of bytes, also
+    inside of lists and structs, or of a type that polars does not know."""
+    if not known_to_polars(field.type):
+        raise unknown_type(field, files)
     if _holds_bytes(field.type):
         raise SchemaError(
             f"column '{field.name}' has type {field.type}, and {files} cannot hold bytes; write output=parquet or"

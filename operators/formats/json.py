@@ -154,5 +154,5 @@ class _Elements(io.RawIOBase):
             )
 
 
-JSON = Format("json", JsonReader, (".json",), packed=True, hub="json")
+JSON = Format("json", JsonReader, (".json",), packed=True, alone=True, hub="json")
 """Read only; `datasets` has one name for it and for JSONL."""

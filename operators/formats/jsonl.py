@@ -11,24 +11,24 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from operators.formats.encodings import UTF_8
-from operators.formats.format import NO_COMPRESSION, Format, packed, refuse_bytes, unknown_type
+from operators.formats.format import Format, check_text
 from operators.formats.input_file import BOM, BUFFER_BYTES
 from operators.formats.lines import LinesReader, not_decoded
 from operators.formats.reader import NoRowFitsError, RowBlock
+from operators.formats.result_jsonl import scan, write
 from operators.formats.text_file import Row, Unread
+from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
 from operators.rows.json_values import noun, unique_keys
 from operators.rows.times import times_of_polars
 from pipeline.api.errors import HALF_A_CHARACTER
-from pipeline.system.result_files import known_to_polars
 
 SCALARS = {
     **dict.fromkeys((pa.int32().id, pa.int64().id, pa.uint64().id), int),
@@ -252,20 +252,6 @@ def _struct_in(kind: pa.DataType) -> pa.DataType | None:
     return kind if pa.types.is_struct(kind) else None
 
 
-def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None) -> None:
-    """Write `table` as JSON lines; see Format."""
-    text = io.BytesIO()
-    pl.DataFrame(table).write_ndjson(text)
-    packed(text.getbuffer(), file, compression, level)
-
-
-def check(field: pa.Field) -> None:
-    """Raise SchemaError for a column that JSON cannot hold, as bytes, or that polars cannot write."""
-    if not known_to_polars(field.type):
-        raise unknown_type(field, "JSON lines")
-    refuse_bytes(field, "JSON")
-
-
 JSONL = Format(
     "jsonl",
     JsonlReader,
@@ -274,6 +260,7 @@ JSONL = Format(
     hub="json",
     compressions=(NO_COMPRESSION, "gzip", "zstd"),
     write=write,
-    check=check,
+    check=partial(check_text, files="JSON lines"),
+    scan=scan,
     times=times_of_polars,
 )

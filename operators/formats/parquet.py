@@ -6,13 +6,16 @@ import io
 from collections.abc import Iterator
 from functools import cached_property
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from operators.formats.arrow import checked_block
-from operators.formats.format import NO_COMPRESSION, Format, too_deep, unknown_type
+from operators.formats.format import Format, too_deep, unknown_type
 from operators.formats.reader import Reader, RowBlock
+from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import plain_schema
+from operators.rows.polars_frames import scan_typed
 from operators.rows.times import times_of_parquet
 from pipeline.system.atomic_files import write_parquet
 
@@ -72,5 +75,6 @@ PARQUET = Format(
     compressions=("zstd", "snappy", "gzip", "lz4", NO_COMPRESSION),
     write=write_parquet,
     check=check,
+    scan=lambda files, schema: scan_typed("parquet", files, pl.scan_parquet),
     times=times_of_parquet,
 )

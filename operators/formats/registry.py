@@ -1,9 +1,9 @@
-"""The formats of files. To add one, write a file like those beside this one and add its Format here.
-
-If results may have it, `result_files.SCANS` says how polars reads it back, and conf/output/ has an option of its name.
-"""
+"""The formats of files. To add one, write a file like those beside this one and add its Format here, and the keys of
+`output` that it has of its own."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from operators.formats.arrow import ARROW
 from operators.formats.csv import CSV
@@ -11,6 +11,7 @@ from operators.formats.json import JSON
 from operators.formats.jsonl import JSONL
 from operators.formats.lines import LINES
 from operators.formats.parquet import PARQUET
+from operators.formats.result_csv import CsvKeys, DefuseKey
 from operators.formats.xlsx import XLSX
 
 FORMATS = {form.name: form for form in (PARQUET, JSONL, JSON, CSV, ARROW, XLSX, LINES)}
@@ -19,3 +20,8 @@ ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.end
 """The format of a file, by the ending of its name."""
 WRITTEN = {name: form for name, form in FORMATS.items() if form.compressions}
 """Those of results, by `output.format`."""
+
+
+@dataclass(kw_only=True)
+class FormatKeys(CsvKeys, DefuseKey):
+    """Keys of `output` that only some formats have."""

@@ -32,7 +32,7 @@ Unread: TypeAlias = Callable[[Mapping[str, Any]], Iterable[str]]
 class TextReader(Reader):
     """Reads a text file, which may be compressed and in any encoding."""
 
-    keys: ClassVar[Collection[str]] = ("encoding",)
+    keys: ClassVar[Collection[str]] = (*Reader.keys, "encoding")
 
     block_bytes = 1 << 19
     """Text of a block."""
@@ -45,7 +45,7 @@ class TextReader(Reader):
     def text(self) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
         """Open the text in UTF-8, and the raw file, whose `tell` gives the progress."""
         with self.file.unpacked() as (content, raw):
-            self.encoding, guessed = encoding_of(content.peek(HEAD_BYTES)[:HEAD_BYTES], self.file_encoding)
+            self.encoding, guessed = encoding_of(content.peek(HEAD_BYTES)[:HEAD_BYTES], self.how.encoding)
             if guessed:
                 self.guesses["data.encoding"] = f"read as {self.encoding}, without a mark (BOM) that says so"
             if self.encoding != UTF_8:

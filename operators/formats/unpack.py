@@ -13,10 +13,11 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+NO_COMPRESSION = "none"
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 """Compression by the last extension of a file."""
 PACKED_BYTES = 1 << 16
@@ -59,3 +60,11 @@ class _Unpacked(io.RawIOBase):
             if data := self._archive.decompress(packed, len(buffer)):
                 buffer[: len(data)] = data
                 return len(data)
+
+
+def packed(content: bytes | memoryview, file: BinaryIO, compression: str, level: int | None) -> None:
+    """Write `content`, compressed as a whole. Equal contents give equal bytes."""
+    if compression == NO_COMPRESSION:
+        file.write(content)
+    else:  # Arrow's gzip header has neither a time nor a name
+        file.write(pa.Codec(compression, compression_level=level).compress(content))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from importlib.util import find_spec
@@ -20,22 +21,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from operators.formats import csv, parquet
+from operators.formats import parquet
+from operators.formats.csv import CSV
 from operators.formats.format import FinalFile, Format
 from operators.formats.reader import Reader, RowBlock
+from operators.formats.result_csv import DefuseKey, unmarked
 from operators.rows.arrow_types import parse_schema
 from operators.rows.times import times_of_texts
-from pipeline.api.errors import ConfigError, InputError, did_you_mean, install
+from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean, install
 from pipeline.api.records import ROW, SUPERSEDES
-from pipeline.system.result_csv import unmarked
 
 READ_ROWS = 8192
-MOST_COLUMNS = 16_384
+MOST_COLUMNS, MOST_UNITS = 16_384, 32_767
+"""Of a sheet; and UTF-16 units of a text."""
 _WHOLE = float(1 << 53)
 """From here on a double is not every whole number."""
 _DAY_0 = date(1899, 12, 31)
 """The day of a time without a day."""
 _KINDS = {"Float": "numbers", "Int": "numbers", "String": "texts", "Bool": "booleans", "DateTime": "dates"}
+_NOT_IN_XML = re.compile("[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]")
 _TYPES = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
 
@@ -44,7 +48,7 @@ class XlsxReader(Reader):
 
     takes_types = True
     texts = True
-    keys = ("sheet", "defused")
+    keys = (*Reader.keys, "sheet", "defused")
     _rows: int | None = None
 
     def schema(self, sample_rows: int) -> pa.Schema:
@@ -125,19 +129,20 @@ class XlsxReader(Reader):
 
     def _title(self, titles: Sequence[str], told: list[str]) -> str:
         """Return the name of the sheet to read."""
-        if self.sheet is None:
+        sheet = self.how.sheet
+        if sheet is None:
             if len(titles) > 1:
                 others = ", ".join(f"'{title}'" for title in titles[1:])
                 told.append(
                     f"of {self.file} the first sheet, '{titles[0]}', is read; data.sheet= takes others: {others}"
                 )
             return titles[0]
-        if isinstance(self.sheet, int) and 1 <= self.sheet <= len(titles):
-            return titles[self.sheet - 1]
-        if self.sheet in titles:
-            return str(self.sheet)
-        hint = did_you_mean(str(self.sheet), titles, "data.sheet=")
-        raise ConfigError(f"data.sheet={self.sheet}: {self.file} has the sheets {', '.join(titles)}{hint}")
+        if isinstance(sheet, int) and 1 <= sheet <= len(titles):
+            return titles[sheet - 1]
+        if sheet in titles:
+            return str(sheet)
+        hint = did_you_mean(str(sheet), titles, "data.sheet=")
+        raise ConfigError(f"data.sheet={sheet}: {self.file} has the sheets {', '.join(titles)}{hint}")
 
 
 def _load(
@@ -207,7 +212,18 @@ def write(table: pa.Table, file: BinaryIO, compression: str, level: int | None, 
 def check(field: pa.Field) -> None:
     """Raise SchemaError for a column that Parquet or a sheet cannot hold."""
     parquet.check(field)
-    csv.check(field)
+    CSV.check(field)
+    if why := why_not(field.name):
+        raise SchemaError(f"the name of column {field.name!r} {why}; write output=csv, or give it another name")
+
+
+def why_not(text: str) -> str:
+    """Return why no cell can hold a text, if so."""
+    if len(text) > MOST_UNITS // 2 and (units := len(text.encode("utf-16-le")) // 2) > MOST_UNITS:
+        return f"is {units:,} long (in UTF-16), and a cell holds {MOST_UNITS:,}"
+    if found := _NOT_IN_XML.search(text):
+        return f"has the character U+{ord(found[0]):04X} (number {found.start() + 1:,}), which no Excel file can hold"
+    return ""
 
 
 def conclude(path: Path, data: Sequence[Path], rejects: Sequence[Path], newest: bool, defuse: bool) -> None:
@@ -246,9 +262,10 @@ XLSX = Format(
     "xlsx",
     XlsxReader,
     (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
+    alone=True,
     compressions=parquet.PARQUET.compressions,
     write=write,
-    keys=("defuse",),
+    own=DefuseKey,
     check=check,
     times=times_of_texts,
     final=FinalFile("parquet", conclude, require, MOST_COLUMNS),

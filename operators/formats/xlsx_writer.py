@@ -21,22 +21,23 @@ import xlsxwriter
 from xlsxwriter.exceptions import FileCreateError
 from xlsxwriter.worksheet import Worksheet
 
+from operators.formats.result_csv import is_text, marked, texts_of
+from operators.formats.xlsx import why_not
 from pipeline.api.errors import PipelineError
 from pipeline.api.records import ROW
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX, replacing
 from pipeline.system.disk_errors import writing
-from pipeline.system.result_csv import is_text, marked, texts_of
 
-MOST_ROWS, MOST_COLUMNS, MOST_UNITS = 1_048_576, 16_384, 32_767
-"""Of a sheet, the header's row included; and UTF-16 units of a text."""
+MOST_ROWS = 1_048_576
+"""Of a sheet, the header's row included."""
 _SHOWN = {date: "yyyy-mm-dd", datetime: "yyyy-mm-dd hh:mm:ss"}
 _EXACT = 1 << 53
 _FIRST_DAY = datetime(1900, 3, 1)
 _MADE = datetime(2000, 1, 1)
 """The time of creation of every file."""
 INSTEAD = (
-    "All results are in data/ as Parquet. Begin anew with overwrite=true and output=csv, which takes completions from"
-    " the store, or with that column shortened or left out"
+    "All results are in data/ as Parquet. Begin anew with overwrite=true and output=csv, jsonl or parquet, which takes"
+    " completions from the store, or with that column changed or left out"
 )
 UNFIT = "(no cell can hold this text; it stands in rejects/)"
 Sheet = tuple[pa.Schema, int, Iterable[pa.RecordBatch]]
@@ -105,7 +106,7 @@ def _fill(book: xlsxwriter.Workbook, sheets: dict[str, Sheet], defuse: bool, nam
             unfit = partial(_refuse, name, batch) if number == 0 else _replaced
             columns = [
                 [
-                    unfit(column, i, why) if type(value) is str and (why := _why_not(value)) else value
+                    unfit(column, i, why) if type(value) is str and (why := why_not(value)) else value
                     for i, value in enumerate(cells_of(batch.column(column), defuse))
                 ]
                 for column in batch.schema.names
@@ -135,15 +136,6 @@ def _refuse(name: str, batch: pa.RecordBatch, column: str, i: int, why: str) -> 
 
 def _replaced(column: str, i: int, why: str) -> str:
     return UNFIT
-
-
-def _why_not(text: str) -> str:
-    """Return why no cell can hold a text, if so."""
-    if len(text) > MOST_UNITS // 2 and (units := len(text.encode("utf-16-le")) // 2) > MOST_UNITS:
-        return f"is {units:,} long (in UTF-16), and a cell holds {MOST_UNITS:,}"
-    if "\ufffe" in text or "\uffff" in text:
-        return "has a character that is none (U+FFFE or U+FFFF), which no cell holds"
-    return ""
 
 
 def cells_of(column: pa.Array, defuse: bool) -> list[Any]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, SQLInterfaceError, SQLSyntaxError
 
 from operators.rows.batches import set_apart
+from operators.rows.polars_frames import known_to_polars
 from operators.rows.times import rows_beyond, times_of_polars
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.forecast import Forecast, Task, share
 from pipeline.api.records import Batch, Rejects, python_values
-from pipeline.system.result_files import known_to_polars
 
 _BEYOND_THE_ROW = re.compile(
     r"\b(array_agg|avg|corr|count|covar\w*|first\w*|last\w*|listagg|max|median|min|quantile\w*|row_number|std\w*"

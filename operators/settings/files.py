@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from operators.formats.encodings import NAMES, is_encoding, near
-from operators.formats.registry import WRITTEN
-from operators.formats.separator import NAMED
+from operators.formats.reader import ReadKeys
+from operators.formats.registry import WRITTEN, FormatKeys
 from operators.settings.checks import check, check_one_of
 from pipeline.api.errors import ConfigError
-from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, when_given
-from pipeline.system.result_csv import SEPARATORS
+from pipeline.api.keys import at_least, check_values, in_data, maps, not_in_data, one_of, when_given
 
 FINISH_REASONS = ("stop", "stop_string", "length")
 LEVELS = {"zstd": 22, "gzip": 9}
@@ -22,25 +21,9 @@ LEVELS = {"zstd": 22, "gzip": 9}
 NO_MESSAGES = "data.messages_column is not set; name the column with the messages"
 _NONE_OR_MORE = at_least(0, "it is 0 (none) or more")
 _TOOLS = "it is a list of tools, the path of a JSON file with one, or null"
-_QUOTE: Rule = (
-    "it is auto, one character or null",
-    lambda v: v in (None, "auto") or (len(v) == 1 and v not in ",\t\r\n"),
-)
-_SEPARATOR: Rule = (
-    f"it is one character, a word ({', '.join(word for word in NAMED if word.isalpha())}) or null",
-    lambda v: v is None or v in NAMED or (len(v) == 1 and v not in '"\r\n'),
-)
-_HEADER: Rule = (
-    "it is true, false or a list of the names of all columns, in their order",
-    lambda v: isinstance(v, bool) or (isinstance(v, list) and bool(v) and all(v) and set(map(type, v)) == {str}),
-)
 _TYPES = "it maps names of columns to types, or is text or null"
 _TO_NAMES = maps("names in the files to others", lambda pair: all(isinstance(text, str) for text in pair))
 _TO_TYPES = maps("names of columns to types", lambda pair: all(isinstance(text, str) for text in pair))
-
-
-def _is_sheet(value: Any) -> bool:
-    return value >= 1 if type(value) is int else isinstance(value, str)
 
 
 def _are_paths(value: Any) -> bool:
@@ -49,7 +32,7 @@ def _are_paths(value: Any) -> bool:
 
 
 @dataclass
-class DataSettings:
+class DataSettings(ReadKeys):
     """The source of the prompts (`data`). docs/data.md has the formats, URLs and datasets at length.
 
     Args:
@@ -80,21 +63,9 @@ class DataSettings:
             only these columns are read.
         types: column name to type for single columns, the others are read off the data; or text: all columns of a CSV
             file are text.
-        quote: the character around fields of CSV that have a delimiter or a line break; null: quotes are part of the
-            text; auto: `"`, but null for .tsv.
-        null_texts: an empty field of a text column of CSV is null unless it has quotes, as `output=csv` writes it; with
-            false it is an empty text.
-        sheet: of Excel files, by name or number from 1; null: the first.
-        defused: take off the marks that `output.defuse` has put before texts; null: if a file's name has .defused.
-        separator: the character between fields of CSV; null: a comma, or what the file's first lines say (a header with
-            `;`, tabs or `|` and no comma, or a line `sep=;`), and a tab for .tsv.
-        header: whether the first line of CSV has the names of the columns; or a list of names, where it has not.
-        encoding: of text files (CSV, JSONL, lines), as Python names it: cp1252, latin-1, utf-16 ...; null: UTF-8, or
-            what the file's first bytes say (a mark, or a zero in every other byte).
         rename: column of the files to the name that it gets; `row` and `lineage` need another one.
         partitions: folders KEY=VALUE (Hive partitions) below a directory or in a glob are read, and are columns of
             their rows.
-        union: files that differ by a column or by the width of a number are read together: what a file lacks is null.
         limit: rows to read at most.
         empty: what an input without rows or without files is: error, or ok, a run of no rows that is done.
     """
@@ -120,18 +91,8 @@ class DataSettings:
     id_column: str | None = None
     schema: Any = in_data(None, *_TO_TYPES, reads=True)
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v), reads=True)
-    quote: str | None = in_data("auto", *_QUOTE, reads=True)
-    null_texts: bool = when_given(False, reads=True)
-    defused: bool | None = when_given(None, reads=True)
-    sheet: Any = when_given(
-        None, "it is a name, a number from 1, or null", lambda v: v is None or _is_sheet(v), reads=True
-    )
-    separator: str | None = when_given(None, *_SEPARATOR, reads=True)
-    header: Any = when_given(True, *_HEADER, reads=True)
-    encoding: str | None = when_given(None, reads=True)
     rename: Any = in_data(None, "it maps names in the files to others, or is null", _TO_TYPES[1], reads=True)
     partitions: bool = when_given(False, reads=True)
-    union: bool = when_given(False, reads=True)
     limit: int | None = in_data(None, *at_least(1, "it is 1 or more, or null for all rows"), reads=True)
     empty: str = not_in_data("error", *one_of(("error", "ok")))
 
@@ -147,12 +108,7 @@ class DataSettings:
         return [name for name in columns if name is not None]
 
     def __post_init__(self) -> None:
-        check_values(self, "data")
-        self.separator = NAMED.get(self.separator or "", self.separator)
-        both = self.separator is not None and self.separator == self.quote
-        check(not both, "data.separator", self.separator, "data.quote is the same character")
-        name = self.encoding
-        check(name is None or is_encoding(name), "data.encoding", name, NAMES + ("" if name is None else near(name)))
+        super().__post_init__()
         both = self.prompt_template is not None and self.messages_column is not None
         check(not both, "data.prompt_template", self.prompt_template, "data.messages_column is set, too; keep one")
         for key in ("message_keys", "message_roles"):
@@ -178,17 +134,13 @@ class CardSettings:
 
 
 @dataclass
-class OutputSettings:
+class OutputSettings(FormatKeys):
     """The contents of the result files, and their copies (`output`).
 
     Args:
         format: parquet, jsonl, arrow (Arrow IPC files), csv, or xlsx (Parquet, and of it results.xlsx at the end).
         compression: what the format has (operators/formats); auto is the first of these.
         compression_level: of zstd (1 to 22) and gzip (1 to 9); null leaves it to the library.
-        separator: what stands between the fields of CSV: , ; | or a tab.
-        bom: begin a CSV file with the mark by which Excel knows UTF-8.
-        defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
-            begin with it; files whose names have .defused are read without these marks.
         split_by: a column of texts (train, test ...): the rows of each of its values have files of their own, which
             `datasets` loads as a split of that name; null: all rows of a chunk are one file.
         prompt_text: keep the exact text that the model was given.
@@ -203,12 +155,12 @@ class OutputSettings:
             what they say. Without any of these it is written if `publish` or `split_by` is given.
     """
 
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"format": name} for name in WRITTEN}
+    """Options of the config group, `output=csv` and so on, with their values."""
+
     format: str = "parquet"
     compression: str = "auto"
     compression_level: int | None = None
-    separator: str = when_given(",", *one_of(SEPARATORS))
-    bom: bool = when_given(False)
-    defuse: bool = when_given(False)
     split_by: str | None = when_given(None)
     prompt_text: bool = False
     completion_ids: bool = False

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.formats.registry import WRITTEN
+from operators.formats.result_csv import DEFUSED
 from operators.formats.unpack import CODECS
 from operators.rows.splits import NAMES, alike, is_split_name
 from operators.rows.times import rows_beyond
@@ -21,7 +22,6 @@ from operators.settings import OutputSettings
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
 from pipeline.api.records import SUPERSEDES
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
-from pipeline.system.result_csv import DEFUSED
 from pipeline.system.result_files import names_of, scan_folder, shown_rows
 
 MOST_SPLITS = 100

@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
-from operators.formats.json import JSON
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
 from operators.formats.unpack import CODECS
-from operators.formats.xlsx import XLSX
 from operators.settings import DataSettings
 from operators.settings.checks import check_one_of
 from operators.sources.folders import REMEDY, is_partition, partitions_of, with_partitions
@@ -131,7 +129,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     if others := [name for name in others if name not in met]:
         listed = f"{some(others)} ({len(others)} in all)"
         warn(f"{where} has what is not read: {listed}; the names of files that are read end in {_endings(wanted)}")
-    for form in (JSON, XLSX):  # rarely rows, and read of no directory with others before
+    for form in (form for form in FORMATS.values() if form.alone):
         beside = [file.name for file in chosen if file.format == form.name]
         if beside and len(beside) < len(chosen):
             chosen = [file for file in chosen if file.format != form.name]

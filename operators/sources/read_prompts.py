@@ -12,6 +12,7 @@ import pyarrow as pa
 from operators.formats.input_file import InputFile, Stamp
 from operators.formats.reader import Reader, RowBlock
 from operators.formats.registry import FORMATS
+from operators.formats.result_csv import has_marks
 from operators.rows.arrow_types import plain_schema
 from operators.settings import DataSettings
 from operators.settings.checks import check
@@ -29,7 +30,6 @@ from operators.sources.input_columns import (
 from operators.sources.message_keys import MessageKeys
 from operators.sources.union import widened
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, InputError, Item, Rejects, Runtime, Source
-from pipeline.system.result_csv import has_marks
 
 BATCH_ROWS = 1024
 MOST_KEYS, OTHER_KEYS = 20, "(others)"
@@ -167,9 +167,8 @@ class ReadPrompts(Source):
         marked = [str(file) for file in self._files if has_marks(file.name)]
         if data.defused is None and marked:
             self._warn(f"{some(marked)}: marks of output.defuse are taken off texts; data.defused=false keeps them")
-        keys = ("quote", "encoding", "separator", "header", "null_texts", "defused", "sheet", "union")
-        types, more = self._folders.others(types), {key: getattr(data, key) for key in keys}
-        return [FORMATS[file.format].reader(file, types, only=only, as_json=free, **more) for file in self._files]
+        types = self._folders.others(types)
+        return [FORMATS[file.format].reader(file, types, data, only=only, as_json=free) for file in self._files]
 
     @cached_property
     def _files(self) -> list[InputFile]:

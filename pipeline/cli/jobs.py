@@ -17,7 +17,7 @@ from pipeline.config.annotations import INTERPOLATION, Schema, any_of, schema_of
 from pipeline.config.build import TARGET, load_object
 from pipeline.config.expand import OVERRIDDEN, STEP
 from pipeline.config.jobs import jobs_table, list_jobs
-from pipeline.config.keys import CONF, known_keys, schemas
+from pipeline.config.keys import known_keys, options, schemas
 from pipeline.settings import JobSettings, NodeSettings
 from pipeline.system.terminal import say
 
@@ -71,9 +71,9 @@ def _words(folders: Sequence[Path]) -> Iterator[str]:
     """Yield commands, jobs, options of config groups, and `key=` for each setting. `folders`: of `--config-dir`."""
     yield from COMMANDS
     yield from (f"job={job.name}" for job in list_jobs(folders))
-    for option in sorted(path for folder in (CONF, *folders) for path in folder.glob("*/*.yaml")):
-        if option.parent.name != "job":
-            yield f"{option.parent.name}={option.stem}"
+    named = {f"{path.parent.name}={path.stem}" for folder in folders for path in folder.glob("*/*.yaml")}
+    named |= {f"{group}={name}" for group, names in options().items() for name in names}
+    yield from sorted(option for option in named if not option.startswith("job="))
     yield from (f"{key}=" for key in known_keys())
     yield from ("dry_run=true", "dry_run=plan", "overwrite=true", "show=graph", "--config-dir", "--help", "-m")
 

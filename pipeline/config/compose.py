@@ -28,7 +28,7 @@ from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile, name_arguments
-from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, schemas, unknown_key, unknown_keys
+from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, made_options, schemas, unknown_key, unknown_keys
 from pipeline.config.sweeps import in_sweep, overrides_given
 from pipeline.dataflow.new_rows import ROW_ID
 from pipeline.run_dir.manifest import read_values
@@ -102,6 +102,9 @@ def _store_schemas() -> None:
             if group == "model":
                 node.kernels = "${runtime.kernels}"
             store.store(group=group, name=name, node=node)
+    for group, made in made_options().items():
+        for name, values in made.items():
+            store.store(group=group, name=name, node=OmegaConf.create({"defaults": [SCHEMA, "_self_"], **values}))
 
 
 def register_job(job: JobFile) -> None:

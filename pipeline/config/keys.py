@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,22 @@ def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
     named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
     each = {group: {SCHEMA: classes} if isinstance(classes, str) else classes for group, classes in named.items()}
     return {group: {name: load_object(target) for name, target in targets.items()} for group, targets in each.items()}
+
+
+@cache
+def made_options() -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of config groups that are no files of conf/, with their values: the `options` of the first
+    dataclass of a group."""
+    return {group: getattr(each[SCHEMA], "options", {}) for group, each in schemas().items() if SCHEMA in each}
+
+
+@cache
+def options() -> Mapping[str, Sequence[str]]:
+    """Return the names of the options of each config group."""
+    names = {group: {*made} for group, made in made_options().items()}
+    for path in CONF.glob("*/*.yaml"):
+        names.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(each) for group, each in names.items()}
 
 
 @cache

@@ -29,7 +29,7 @@ from pipeline.system.atomic_files import write_atomically
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
-from pipeline.system.result_files import newest, scan
+from pipeline.system.result_files import format_of, newest, scan
 from pipeline.system.terminal import visible
 
 SIZES = {
@@ -44,8 +44,6 @@ _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | 
     for same in ("bool", "string", "large_string", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 }
 """dtype in the Hub's metadata by Arrow type."""
-_UNTYPED = re.compile(r"csv(\.|$)")
-"""Endings of files on which readers cannot use types of the card: pandas has no null in a column of whole numbers."""
 _PATH = re.compile(r"(/[^\s{}/]+){2,}")
 _SEAL = "<!-- Replaced by the next run as long as it is as it was written: {} -->\n"
 log = logging.getLogger(__name__)
@@ -175,7 +173,8 @@ def _front(job: str, license: str | None, generated: bool, rows: int, folders: S
     info = [
         {"config_name": f.config, "features": [{"name": n, "dtype": _FEATURES[kind]} for n, kind in f.columns.items()]}
         for f in listed
-        if f.columns and all(kind in _FEATURES for kind in f.columns.values()) and not _UNTYPED.search(f.suffix)
+        if f.columns and all(kind in _FEATURES for kind in f.columns.values())
+        if (form := format_of(f.suffix)) is not None and form.on_card
     ]
     return front | ({"dataset_info": info} if info else {})
 

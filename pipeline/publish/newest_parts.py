@@ -20,11 +20,12 @@ from pipeline.run_dir.state import RunState, ShardRecord
 from pipeline.settings import AGAIN, JobSettings
 from pipeline.system.atomic_files import sha256_of, write_parquet
 from pipeline.system.disk_errors import writing
+from pipeline.system.result_files import formats
 
 
 def check_format(settings: JobSettings, form: str) -> None:
     """Raise ConfigError for results, in the format `form`, of which no such copies are made."""
-    if settings.append_changed == AGAIN and form not in ("parquet", "xlsx"):  # the parts of xlsx are Parquet
+    if settings.append_changed == AGAIN and formats()[form].parts != "parquet":
         raise ConfigError(
             f"output.publish of output={form} with append_changed=again would publish rows of which newer ones came;"
             " write output=parquet"

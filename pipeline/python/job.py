@@ -12,7 +12,7 @@ import yaml
 from pipeline.api.errors import ConfigError
 from pipeline.config.annotations import marked
 from pipeline.config.build import TARGET
-from pipeline.config.keys import CONF
+from pipeline.config.keys import options
 from pipeline.settings import GROUPS
 from pipeline.system.redaction import secret_places
 
@@ -119,13 +119,12 @@ def options_and_values(settings: Mapping[str, Any]) -> tuple[dict[str, str], dic
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key in (*GROUPS, "flow") and isinstance(value, str | Path):
-            if (CONF / key / f"{value}.yaml").is_file():
+            if str(value) in options()[key]:
                 chosen[key] = str(value)
             elif key == "model":
                 chosen[key], values["model.path"] = "gguf", str(value)
             else:
-                options = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
-                raise ConfigError(f"{key}={value!r} is no option; there are {', '.join(options)}")
+                raise ConfigError(f"{key}={value!r} is no option; there are {', '.join(options()[key])}")
         elif key in GROUPS and isinstance(value, Mapping):
             values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from pipeline.api.errors import ConfigError
@@ -15,6 +16,7 @@ from pipeline.settings import OUTPUTS
 from pipeline.system.atomic_files import TEMPORARY_SUFFIX
 from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
+from pipeline.system.result_files import formats
 
 DATA, REJECTS, METRICS = "data", "rejects", "metrics"
 RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT = "run.log", "config.yaml", "manifest.json", "status.json", "report.html"
@@ -37,19 +39,11 @@ COMPLETIONS = "completions.sqlite"
 GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 """Folders of results that are being replaced; pipeline.run_dir.replacing says what they tell."""
 
-SPREADSHEETS = ("results.xlsx", "results.defused.xlsx")
-"""Final files of `output=xlsx`."""
-
 _PART = re.compile(r"part-\d+(?:-(?P<split>\w+))?(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
-_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES, *SPREADSHEETS)
+_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
 """Files that are written under a temporary name, which a killed process leaves."""
-# In the order of removal. The state comes last and its log before it: SQLite would replay an old log into a new file.
-_OURS = (
-    *(RUN_LOG, *_REPLACED, *(f"{name}{TEMPORARY_SUFFIX}" for name in _REPLACED)),
-    *(f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", STATE_FILE),
-)
 _OUTLIVES = {
     LOCK_FILE,
     CARD,
@@ -60,6 +54,17 @@ _OUTLIVES = {
     GONE,
     *(COMPLETIONS + end for end in _WITH_DATABASE),
 }
+
+
+@cache
+def _ours() -> Sequence[str]:
+    """Return the names of the files of a run, in the order of removal. The state comes last and its log before it:
+    SQLite would replay an old log into a new file."""
+    made_of_others = [name for name, form in formats().items() if form.parts != name]
+    final = [f"results{marks}.{name}" for name in made_of_others for marks in ("", ".defused")]
+    replaced = [*_REPLACED, *final]
+    temporary = [f"{name}{TEMPORARY_SUFFIX}" for name in replaced]
+    return (RUN_LOG, *replaced, *temporary, *(STATE_FILE + end for end in ("-wal", "-shm", "")))
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -97,7 +102,7 @@ def refuse_unremovable(directory: Path) -> None:
                 f"{path} is a symbolic link to {path.readlink()}, and overwrite=true removes nothing outside of"
                 " output_dir; remove the link, or give another output_dir="
             )
-    if folder := next((path for name in _OURS if (path := directory / name).is_dir()), None):
+    if folder := next((path for name in _ours() if (path := directory / name).is_dir()), None):
         raise ConfigError(f"{folder} is a folder, where a run has a file; move it away, or give another output_dir=")
 
 
@@ -123,14 +128,14 @@ def set_aside(path: Path) -> None:
 
 def files_of_run(directory: Path, others: Iterable[str] = ()) -> list[Path]:
     """Return the files and folders that `wipe` removes, and `others` by name, whether they exist or not."""
-    return [*parts(directory), *(directory / name for name in (METRICS, *others, *_OURS))]
+    return [*parts(directory), *(directory / name for name in (METRICS, *others, *_ours()))]
 
 
 def wipe(directory: Path) -> None:
     """Remove the files of a run, except the completion store: it is keyed by content and stays valid."""
     remove_parts(directory, keep=())
     shutil.rmtree(directory / METRICS, ignore_errors=True)
-    for name in _OURS:
+    for name in _ours():
         with writing(directory / name):
             (directory / name).unlink(missing_ok=True)
 

@@ -48,9 +48,9 @@ NESTED = {"parquet", "jsonl", "arrow"}
 
 
 def read_back(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Return rows as results of a format give them back: of CSV lists are lists again, since the run knows its
-    columns."""
-    texts = () if name in NESTED else dict if name == "csv" else (dict, list)
+    """Return rows as results of a format give them back: of CSV and the like lists are lists again, since the run knows
+    its columns."""
+    texts = () if name in NESTED else dict if WRITTEN[name].final is None else (dict, list)
     return [{key: record_json(v) if isinstance(v, texts) else v for key, v in row.items()} for row in rows]
 
 

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from operators.formats.registry import WRITTEN
+from operators.formats.result_csv import SEPARATORS, marked, unmarked
 from operators.formats.unpack import CODECS
 from pipeline.api.errors import ConfigError
-from pipeline.system.result_csv import SEPARATORS, marked, unmarked
 from pipeline.system.result_files import names_of, scan
 from tests.operators.sources.reading import read
 

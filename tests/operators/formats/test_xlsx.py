@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from operators.formats.xlsx import XLSX
 from operators.formats.xlsx_writer import MOST_ROWS, UNFIT, write_book
 from operators.settings import DataSettings, OutputSettings
 from operators.sinks.write_rows import WriteRows
@@ -33,9 +34,8 @@ PIECES = [
     "\t",
     "\r",
     "\n",
-    "\0",
-    "\x0b",
     "_x0041_",
+    "_x000B_",
     " ",
     "a",
     "<r>",
@@ -138,16 +138,20 @@ def test_a_text_that_no_cell_holds_and_too_many_rows_are_refused_with_a_remedy(t
     says = r"a\.xlsx cannot be written: in row 7 the text of column 't' is 32,768 long .*output=csv"
     with pytest.raises(PipelineError, match=says):
         book(tmp_path / "a.xlsx", [*fits, {"row": 7, "t": "😀" * 16_384}], schema)
-    with pytest.raises(
-        PipelineError, match=r"in row 3 the text of column 't' has a character that is none .*output=csv"
-    ):
-        book(tmp_path / "a.xlsx", [{"row": 3, "t": "a\uffff"}], schema)
+    for code in {*range(0x20), 0xFFFE, 0xFFFF} - set(b"\t\n\r"):
+        says = (
+            f"in row 3 the text of column 't' has the character U\\+{code:04X} .number 2.*output=csv, jsonl or parquet"
+        )
+        with pytest.raises(PipelineError, match=says):
+            book(tmp_path / "a.xlsx", [{"row": 3, "t": f"a{chr(code)}"}], schema)
+    with pytest.raises(SchemaError, match=r"name of column 'a\\x0b' has the character U\+000B"):
+        XLSX.check(pa.field("a\x0b", pa.string()))
     with pytest.raises(PipelineError, match=r"1,048,576 rows, and a sheet holds 1,048,575 .*output=csv"):
         write_book(tmp_path / "a.xlsx", {"results": (schema, MOST_ROWS, [])}, defuse=False)
-    rejects = pa.table({"row": [0], "t": ["x" * 40_000]})
-    sheets = {"results": (schema, 0, []), "rejects": (rejects.schema, 1, rejects.to_batches())}
+    rejects = pa.table({"row": [0, 1], "t": ["x" * 40_000, "\x0b"]})
+    sheets = {"results": (schema, 0, []), "rejects": (rejects.schema, 2, rejects.to_batches())}
     write_book(tmp_path / "a.xlsx", sheets, defuse=False)
-    assert openpyxl.load_workbook(tmp_path / "a.xlsx")["rejects"]["B2"].value == UNFIT
+    assert [row[1].value for row in openpyxl.load_workbook(tmp_path / "a.xlsx")["rejects"]] == ["t", UNFIT, UNFIT]
     wide = pa.schema([ROW, *((f"c{i}", pa.int64()) for i in range(16_384))])
     with pytest.raises(SchemaError, match="16,385 columns, and output=xlsx holds 16,384; write output=csv"):
         WriteRows(OutputSettings("xlsx")).plan(wide)

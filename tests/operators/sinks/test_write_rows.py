@@ -114,7 +114,7 @@ def deep(depth: int) -> pa.DataType:
 
 
 DEEP = "is nested deeper than .* write output=jsonl"
-BYTES = "has type .*JSON cannot hold bytes; write output=parquet or output=arrow"
+BYTES = "has type .*JSON lines cannot hold bytes; write output=parquet or output=arrow"
 UNKNOWN = "has type .* cannot be written into .*; write output=arrow"
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.formats.input_file import MAGIC
+from operators.formats.registry import FORMATS
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError, SchemaError
@@ -204,7 +205,7 @@ ZIPPED = r"begins like gzip, which is unpacked where the name ends in \.gz"
         ("a.csv", b"a,b\n\xff\xfe,\x80\n".replace(b"a", b"\xff", 1), {}, "cannot be read as CSV"),
         ("a.txt", b"hello", {}, "none of the extensions .parquet"),
         ("a.jsonl", b'{"a": 1}', {"format": "parquet"}, "begins like JSON"),
-        ("a.jsonl", b"{}", {"format": "jsn"}, "it is one of auto, parquet, jsonl, json, csv, arrow, xlsx, lines"),
+        ("a.jsonl", b"{}", {"format": "jsn"}, f"it is one of auto, {', '.join(FORMATS)}"),
         ("a.jsonl", b'{"a": 1}', {"schema": {"a": "strin"}}, "data.schema.a='strin' is not a type"),
         ("a.csv", b"a,b\n1,2\n", {"schema": {"c": "string"}}, "data.schema names 'c'; .* has a, b"),
         ("a.csv", b"a,b\n1,2\n", {"schema": {"a": "list<string>"}}, "cannot be read from CSV"),

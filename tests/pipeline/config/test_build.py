@@ -127,7 +127,7 @@ READ = "operators.sources.read_prompts.ReadPrompts"
 @pytest.mark.parametrize(
     ("op", "reason"),
     [
-        ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of path, storage_options"),
+        ({"data": 5, "chunk_rows": 8}, "data is 5, and must be a mapping with keys of .*path, storage_options"),
         ({"data": {"format": 5}, "chunk_rows": 8}, "data.format is 5, and must be a text"),
         (
             {"data": {"prompt_column": True}, "chunk_rows": 8},

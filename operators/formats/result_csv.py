@@ -13,14 +13,19 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from operators.formats.unpack import packed
+from operators.rows.polars_frames import frames
 from pipeline.api.errors import ConfigError
+from pipeline.api.keys import one_of, when_given
 from pipeline.api.records import python_values, record_json
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -35,6 +40,31 @@ BLOCK_BYTES = 1 << 26
 _ROWS = 8192
 _READ_AS = {"null": "string", "halffloat": "float", "large_string": "string", "string_view": "string"}
 """Types that Arrow does not read from CSV, and what holds their values."""
+
+
+@dataclass(kw_only=True)
+class DefuseKey:
+    """The key of formats whose texts may have marks.
+
+    Args:
+        defuse: put ' before texts that a spreadsheet would run (they begin with = + - @ ...) and before those that
+            begin with it; files whose names have .defused are read without these marks.
+    """
+
+    defuse: bool = when_given(False)
+
+
+@dataclass(kw_only=True)
+class CsvKeys(DefuseKey):
+    """Keys of CSV.
+
+    Args:
+        separator: what stands between the fields of CSV: , ; | or a tab.
+        bom: begin a CSV file with the mark by which Excel knows UTF-8.
+    """
+
+    separator: str = when_given(",", *one_of(SEPARATORS))
+    bom: bool = when_given(False)
 
 
 def marked(texts: pa.Array) -> pa.Array:
@@ -60,11 +90,6 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def is_nested(kind: pa.DataType) -> bool:
-    """Return True for a type whose values are JSON in a file."""
-    return bool(pa.types.is_nested(kind))
-
-
 def texts_of(column: pa.Array) -> pa.Array:
     """Return the values of a column as texts from which the type of the column makes them again; nulls stay."""
     if pa.types.is_dictionary(column.type):
@@ -72,24 +97,25 @@ def texts_of(column: pa.Array) -> pa.Array:
     if pa.types.is_floating(column.type):  # as Python writes them, from which readers tell them from whole numbers
         shortest = column.cast(pa.string()).to_pylist() if column.type != pa.float64() else column.to_pylist()
         return pa.array([None if value is None else repr(float(value)) for value in shortest], pa.string())
-    if is_nested(column.type):
+    if pa.types.is_nested(column.type):
         texts = [None if value is None else record_json(value) for value in python_values(column)]
         return pa.array(texts, pa.string())
     return column.cast(pa.string())
 
 
-def write_csv(
-    table: pa.Table, file: BinaryIO, separator: str = ",", *, bom: bool = False, defuse: bool = False
+def write(
+    table: pa.Table, file: BinaryIO, compression: str, level: int | None, separator: str, bom: bool, defuse: bool
 ) -> None:
-    """Write `table` with a header line; see the module. Equal tables give equal bytes."""
-    file.write(BOM.encode() * bom)
+    """Write `table` with a header line; see the module, and Format."""
     names = _defused_if(pa.array(table.schema.names, pa.string()), defuse)
-    file.write(separator.join(_quoted(names, separator).to_pylist()).encode() + b"\n")
+    text = io.BytesIO()
+    text.write((BOM * bom + separator.join(_quoted(names, separator).to_pylist())).encode() + b"\n")
     for batch in table.to_batches(_ROWS):
         fields = [_fields(column, separator, defuse) for column in batch.columns]
         lines = pc.binary_join_element_wise(*fields, separator)
         for line in lines.to_pylist():
-            file.write(line.encode() + b"\n")
+            text.write(line.encode() + b"\n")
+    packed(text.getbuffer(), file, compression, level)
 
 
 def _fields(column: pa.Array, separator: str, defuse: bool) -> pa.Array:
@@ -109,6 +135,12 @@ def _quoted(texts: pa.Array, separator: str) -> pa.Array:
     return pc.if_else(needed, inside, texts)
 
 
+def scan(files: list[Path], schema: Mapping[str, str]) -> pl.LazyFrame:
+    """Scan CSV files of results."""
+    results = CsvResults(files, schema)
+    return frames(results.schema, lambda columns, rows: results.batches(columns))
+
+
 class CsvResults:
     """CSV files of results, all with the columns `schema` (Arrow's names of types by column)."""
 
@@ -126,7 +158,8 @@ class CsvResults:
         names = [self._inside[name] for name in columns or self.schema.names]
         options = pa_csv.ConvertOptions(
             column_types={
-                self._inside[field.name]: pa.string() if is_nested(field.type) else field.type for field in self.schema
+                self._inside[field.name]: pa.string() if pa.types.is_nested(field.type) else field.type
+                for field in self.schema
             },
             include_columns=names,
             null_values=[""],
@@ -145,7 +178,7 @@ class CsvResults:
                     yield pa.record_batch(values, schema=pa.schema(fields))
 
     def _plain(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        if is_nested(field.type):
+        if pa.types.is_nested(field.type):
             return pa.array([text and json.loads(text) for text in column.to_pylist()], field.type)
         return unmarked(column) if self._marks and pa.types.is_string(column.type) else column
 
@@ -178,6 +211,6 @@ def type_of(name: str) -> pa.DataType:
 
 def is_of_json(kind: pa.DataType, name: str) -> bool:
     """Return True if JSON has the values of the type `name`, read as `kind`, as they are."""
-    if is_nested(kind) or name in ("string", "large_string", "bool"):
+    if pa.types.is_nested(kind) or name in ("string", "large_string", "bool"):
         return True
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
