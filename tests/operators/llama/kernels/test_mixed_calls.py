@@ -145,7 +145,9 @@ def test_any_matrix_can_have_adapters(tmp_path, monkeypatch, shape: Shape, names
         assert (context.unmixed, context.others) == (0, 0)
         context.masks[:] = 0
         base = both(context, range(6))
-    assert [np.abs(one - other).max() > 1e-3 for one, other in zip(alone, base, strict=True)] == [row != BASE for row in range(6)]
+    assert [np.abs(one - other).max() > 1e-3 for one, other in zip(alone, base, strict=True)] == [
+        row != BASE for row in range(6)
+    ]
 
 
 MIXED = ("gemma3", "qwen3moe", "lfm2", "qwen3_5")
@@ -158,7 +160,9 @@ def test_every_family_computes_a_mixed_call_or_says_that_it_cannot(tmp_path, fam
     """Whose kernels compute is no part of that: as many rows are in both calls."""
     model = tmp_path / "model.gguf"
     quantize_file(HERE / f"{family}.gguf", model, "q8_0")
-    bank = banked(tmp_path, model, ALL + r"|(ssm_(in|out|alpha|beta)|shortconv\.(in|out)_proj|attn_gate)\.weight$|time_mix_key")
+    bank = banked(
+        tmp_path, model, ALL + r"|(ssm_(in|out|alpha|beta)|shortconv\.(in|out)_proj|attn_gate)\.weight$|time_mix_key"
+    )
     calls = [[Span(row, 0, prompt(row)[:4], 1 + (row == 1)) for row in (0, 1, 3)]]
     calls.append([Span(row, 4, [7, 8], 2) for row in (0, 1, 3)])
     with Mixing(model, bank.path, bank.begins, swa_full=False) as context:
@@ -209,4 +213,3 @@ def test_contexts_beside_each_other_do_not_mix_their_rows(bank):
             for _ in range(3):
                 again = pool.map(both, pair, [range(6)] * 2)
                 assert [np.concatenate(rows).tobytes() for rows in again] == expected
-
