@@ -51,6 +51,8 @@ from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import Tuning
 from pipeline.api import Batch, Forecast, Identity, Inbox, MemoryNeed, Runtime, Scope, Task, UsesModel, require_column
 
+MIXED = "rows of several share calls"
+DRAINED = "rows of one are done before those of the next begin (docs/adapters.md)"
 UNREAD_CALLS = (
     "%s: tool calls stay in the completion, since the chat template writes them in no format that is known; name one"
     " with model.tool_format=, or set sampling.tools=none"
@@ -76,15 +78,16 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         completion_text: answer: where the model reasons, `completion` has what comes behind the reasoning, which is in
             `reasoning` and counted in `reasoning_token_count`; raw: all that was drawn.
         reasoning: whether to keep `reasoning` and `reasoning_token_count`.
-        data: has the tools (`tools`, `tools_column`) that rows may call, as `sampling.tools` says.
+        data: has the tools (`tools`, `tools_column`) that rows may call, as `sampling.tools` says, and the column with
+            their adapters.
         tool_calls: whether to look for calls: `tool_calls` has them (name, and arguments as JSON) where `completion` is
             what stands beside them, and `tool_error` says why one cannot be read or does not keep its tool's schema;
             the text is left in `completion` then.
         as_: prefix of the new columns (`as` in a job file), for a second Generate in a graph.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
-        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; base: none.
-        adapter_column: see `data.adapter_column`; for a node without `adapter`.
+        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; base: none; null: those that
+            `data.adapter_column` names.
 
     Example:
         judge:
@@ -230,6 +233,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             keys, retry = completion_keys(self._model, self.decode, settings), self.store.retry.finish_reason
             self._lookup = StoreLookup(self._runtime, store, retry, keys, self._model.pieces())
         self._engine = shared_engine(self._runtime, self._model, settings, self.decode)
+        if names := self._model.adapters:
+            how = MIXED if self._engine.loop.decoder.mixes_adapters else DRAINED
+            self._runtime.log.info("%s: adapters %s; %s", self._runtime.node, ", ".join(names), how)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
         """Choose the open settings by the first prompts, or by all if they are few."""

@@ -71,9 +71,8 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
     as_: str | None = None
     where: str | None = None
     adapter: Any = None
-    adapter_column: str | None = None
 
-    told_by_fingerprint = ("adapter", "adapter_column")  # where they are given
+    told_by_fingerprint = ("adapter",)  # where it is given
 
     def __post_init__(self) -> None:
         check_one_of("completion_text", self.completion_text, ("answer", "raw"))
@@ -82,7 +81,7 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
         self._prefix = f"{self.as_}_" if self.as_ else ""
         self._where = Where(self.where)
         self._samples = Samples(self.sampling)
-        self._adapters = RowAdapters(self.adapter, self.adapter_column, self._adapter_names())
+        self._adapters = RowAdapters(self.adapter, self._data.adapter_column, self._adapter_names())
         self._requests: RowMaker[R]
         self._completions: CompletionColumns[R]
         self._metrics: RowMetrics[R]
@@ -116,8 +115,7 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        given = {"adapter": self._adapters.chosen, "adapter_column": self._adapters.column}
-        return {key: value for key, value in given.items() if value}
+        return {} if self.adapter is None else {"adapter": self._adapters.chosen}
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -57,8 +57,7 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
     Args:
         steps: by name, in their order.
         nodes: the job's own, by name; they may read steps, and steps may read them.
-        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, and id_column and
-            adapter_column of `data`.
+        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, id_column.
 
     Raises:
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
@@ -201,7 +200,7 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
     return {
         "_target_": "operators.generate.Generate",
         "sampling": _sampling(step, groups["sampling"]),
-        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column", "adapter_column")},
+        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
         **({} if step.adapter is None else {"adapter": step.adapter}),
         "completion_ids": "completion_ids" in kept,
         "completion_text": groups["output"].completion_text,

@@ -43,7 +43,6 @@ class DataFields(Protocol):
 
     prompt_template: str | None
     id_column: str | None
-    adapter_column: str | None
     free_form: Sequence[str]
 
 
