@@ -57,7 +57,7 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
     Args:
         steps: by name, in their order.
         nodes: the job's own, by name; they may read steps, and steps may read them.
-        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, id_column.
+        groups: the settings of each step: model, sampling, decode, runtime, store, output, seed, data.
 
     Raises:
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
@@ -200,7 +200,8 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
     return {
         "_target_": "operators.generate.Generate",
         "sampling": _sampling(step, groups["sampling"]),
-        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed", "id_column")},
+        **{key: groups[key] for key in ("model", "decode", "runtime", "store", "seed")},
+        "id_column": groups["data"].id_column,
         **({} if step.adapter is None else {"adapter": step.adapter}),
         "completion_ids": "completion_ids" in kept,
         "completion_text": groups["output"].completion_text,
@@ -212,6 +213,10 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
 def _chooses(step: Step, groups: Groups) -> dict[str, Any]:
     joint = {"joint": True} if isinstance(groups["model"], EndpointSettings) else {}  # a server cannot do otherwise
     shared = {key: groups[key] for key in ("model", "runtime", "store")}
+    if step.adapter is None and groups["data"].adapter_column is not None:
+        raise ConfigError(
+            "has probability, and data.adapter_column is for answers that are drawn; add adapter: NAME or base"
+        )
     adapter = {} if step.adapter is None else {"adapter": step.adapter}
     return {"_target_": "operators.choose.Choose", "options": step.choices, **adapter, **joint, **shared}
 

@@ -52,7 +52,7 @@ def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
             where = "" if str(error).startswith(key) else f"step '{name}': "
             raise ConfigError(f"{where}{error}") from error
         seed = settings.seed if step.seed is None else step.seed
-        groups[name] |= {"output": settings.output, "seed": seed, "id_column": settings.data.id_column}
+        groups[name] |= {"output": settings.output, "seed": seed, "data": settings.data}
     for name, node in settings.nodes.items():
         if not isinstance(node, NodeSettings):  # an interpolation may yield anything
             raise GraphError(name, f"is {node!r}, and must be a mapping with op and inputs")
