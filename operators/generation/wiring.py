@@ -111,8 +111,10 @@ def model_memory(
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
-    size = contexts * (kv + 4 * shape.outputs * width)
-    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: KV cache of {each}, outputs", size)
+    states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
+    size = contexts * (kv + states + 4 * shape.outputs * width)
+    what = "KV cache, recurrent states" if states else "KV cache"
+    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
     if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.snapshot_mb << 20
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
