@@ -196,16 +196,16 @@ def test_what_went_back_is_as_if_it_had_never_drafted(decoder, dropped):
         expected = after(decoder, 0, i)
     expected = after(decoder, 0, right)
 
-    def drafted(slot: int) -> None:
+    def drafted(slot: int, right: int = right) -> None:
         decoder.truncate(slot, 0)
         compute(decoder, PROMPT, slot=slot)
-        compute(decoder, np.concatenate([TEXT[:right], WRONG[:dropped]]), len(PROMPT), slot)
+        compute(decoder, np.concatenate([TEXT[:right], WRONG])[: MOST_DRAFTED + 1], len(PROMPT), slot)
         decoder.truncate(slot, len(PROMPT) + right)
 
     drafted(0)
     saved = bytes(decoder.save(0))
     assert after(decoder, 0, right) == expected
-    drafted(0)
+    drafted(0, 2 if right == 3 else 3)
     drafted(1)
     decoder.copy(1, 0, len(PROMPT) + right)
     assert after(decoder, 0, right) == expected
@@ -216,7 +216,7 @@ def test_what_went_back_is_as_if_it_had_never_drafted(decoder, dropped):
 
 
 def test_what_llama_would_do_wrongly_is_refused(decoder):
-    """It goes back to a state of an older call, or twice, without a word."""
+    """It goes back to a state of an older call without a word."""
     length = len(PROMPT) + 8
     compute(decoder, PROMPT)
     compute(decoder, TEXT[:8], len(PROMPT))
@@ -224,8 +224,6 @@ def test_what_llama_would_do_wrongly_is_refused(decoder):
     with pytest.raises(DecodeFailed, match="cannot cut what it has in slot 0"):
         decoder.truncate(0, length)
     decoder.truncate(0, length + 1)
-    with pytest.raises(DecodeFailed, match="cannot cut what it has in slot 0"):
-        decoder.truncate(0, length)
     decoder.truncate(0, 0)
 
 

@@ -149,8 +149,8 @@ class Decoder(Protocol):
         """Return what `rewind` needs, where it is not `partial`, to go back to what is in `slot` now."""
 
     def rewind(self, slot: int, length: int, mark: Buffer) -> None:
-        """Go back in `slot` to the `length` tokens that it had when `mark` was made. Only the end may differ since then.
-        Raises DecodeFailed if that does not work."""
+        """Go back in `slot` to the `length` tokens that it had when `mark` was made, and still begins with. Raises
+        DecodeFailed if that does not work."""
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Replace the contents of slot `target` by the first `length` tokens of `source`. Raises DecodeFailed if it is

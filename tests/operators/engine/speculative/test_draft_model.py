@@ -72,6 +72,7 @@ def check_seats(drafter: DraftModel, *, whole: bool) -> None:
             assert again._hashes[seat.index, seat.length] == decoder._hashes[seat.index, seat.length]
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("name", often(SAMPLING, "sampled"))
 @pytest.mark.parametrize("draft", [FakeModel, Other])
 def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft):
@@ -89,6 +90,7 @@ def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft
             assert adaptive or (sums["drafted_tokens"] > 0 and sums["draft_s"] > 0)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("slots", [1, 4, 16])
 def test_the_same_model_drafts_every_token_of_a_greedy_row(slots):
     texts = prompts(16)
