@@ -22,6 +22,7 @@ from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import Draft, DraftedRow
 from operators.engine.strategies.speculative.strategy import Speculative
+from operators.generation.wiring import model_memory
 from operators.llama import model as llama_model
 from operators.llama.header import read_header
 from operators.llama.kernels import is_arm
@@ -85,6 +86,34 @@ def test_a_state_has_the_size_that_is_said_and_is_kept_where_that_is_said(family
     assert decoder.rollback == (draft if family in DRAFTED else 0)
     compute(decoder, texts(1)[0])
     assert 0 <= len(decoder.mark(0)) - header.state_bytes < 1024  # and some numbers for each layer
+    model.close()
+
+
+@pytest.mark.parametrize("family", DRAFTED)
+def test_the_states_are_in_the_plan(family):
+    settings, runtime = ModelSettings(path=str(HERE / f"{family}.gguf")), EngineSettings(slots=3)
+
+    def size(draft: int) -> int:
+        *_, context, _ = model_memory(settings, runtime, "key", draft=draft)
+        return context.size_bytes - 4 * runtime.slots * (1 + draft) * read_header(HERE / f"{family}.gguf").n_vocab
+
+    assert size(5) - size(0) == 5 * runtime.slots * read_header(HERE / f"{family}.gguf").state_bytes > 0
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_what_was_marked_comes_back(family):
+    """After calls of any number of tokens, in a context that keeps no states, beside a row that goes on."""
+    model = opened(HERE / f"{family}.gguf")
+    decoder, _ = model.lease(EngineSettings(slots=3, max_sequence_tokens=256, threads=1))
+    for slot in (0, 1):
+        compute(decoder, PROMPT, slot=slot)
+    mark = decoder.mark(1)
+    expected = after(decoder, 1, 0)
+    compute(decoder, WRONG[:5], len(PROMPT), 0)
+    compute(decoder, WRONG[:3], len(PROMPT) + 1, 1)
+    compute(decoder, WRONG[3:4], len(PROMPT) + 4, 1)
+    decoder.rewind(1, len(PROMPT), mark)
+    assert after(decoder, 1, 0) == expected
     model.close()
 
 
@@ -181,7 +210,9 @@ def after(decoder: Decoder, slot: int, length: int) -> bytes:
     """The logits of the next token of TEXT in `slot`, which has so many of it; beside a row, as one alone differs."""
     decoder.batch.clear()
     places = sorted([(slot, len(PROMPT) + length), (2, 0)])
-    decoder.batch.add_spans([TEXT[length : length + 1]] * 2, [at for _, at in places], [each for each, _ in places], [1, 1])
+    decoder.batch.add_spans(
+        [TEXT[length : length + 1]] * 2, [at for _, at in places], [each for each, _ in places], [1, 1]
+    )
     line: bytes = decoder.decode()[0].tobytes()
     decoder.truncate(2, 0)
     return line

@@ -119,6 +119,20 @@ def test_a_draft_takes_as_many_calls_as_tokens_and_its_rows_bring_equally_many()
     assert calls[reading + 1 : -2] == [[1] * 4 if i % 3 else [2] * 4 for i in range(1, len(calls) - reading - 2)]
 
 
+def test_a_model_that_cannot_truncate_computes_a_wrong_draft_again_and_no_more(monkeypatch, caplog):
+    """It goes back to where the draft began."""
+    monkeypatch.setattr(FakeDecoder, "partial", False)
+    monkeypatch.setattr(FakeDecoder, "rollback", 3)
+    read: list[int] = []
+    bench = Drafting(4, Other(lambda batch: read.append(batch.n_tokens) or 0), adaptive=False, draft_tokens=3)  # type: ignore[func-returns-value]
+    texts = prompts(12)
+    bench.run(rows_of(texts, SamplingParams()))
+    assert bench.engine.totals()["accepted_tokens"] < bench.engine.totals()["drafted_tokens"] / 2
+    drafts = sum(bench.column("decode_tokens"))
+    assert sum(read) < sum(map(len, texts)) + 4 * drafts
+    assert not [r for r in caplog.records if "the draft model failed" in r.getMessage()]
+
+
 def test_a_short_job_has_nothing_of_a_draft_model():
     calls: list[int] = []
     bench = Drafting(4, FakeModel(lambda batch: calls.append(1) or 0))  # type: ignore[func-returns-value]
