@@ -126,8 +126,13 @@ def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSetti
     if setup.draft_model is None or n_ctx_train is None:
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
-    own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
+    own = replace(settings, max_sequence_tokens=longest, snapshot_mb=0)
+    needs = list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
+    sizes = inspect_model(setup.draft_model).sizes
+    if needs and sizes is not None and (state := sizes.state_bytes):
+        what = f"states of {setup.draft_model.path} to go back to"
+        needs.append(MemoryNeed(("marks", key), what, settings.with_defaults().slots * state))
+    return needs
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:

@@ -27,16 +27,17 @@ from operators.llama import model as llama_model
 from operators.llama.header import read_header
 from operators.llama.kernels import is_arm
 from operators.llama.model import LlamaModel
-from operators.llama.recurrent import drafts_change_bits, no_rollback
+from operators.llama.recurrent import no_rollback
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.failpoints import VARIABLE, Failpoint
+from tests.families.test_architectures import rows
 from tests.families.test_families import FAMILIES, HERE, data, job
 from tests.operators.engine.speculative.drafters import Oracle, speculative, with_model
 from tests.operators.llama.gguf_files import keys_of, write_file
-from tests.operators.llama.test_decoding import COUNTS, MOST_DRAFTED, compute, complete, texts
+from tests.operators.llama.test_decoding import COUNTS, MOST_DRAFTED, complete, compute, texts
 from tests.sets import often
 from tools.models.make_model import quantize_file
 
@@ -105,11 +106,11 @@ def test_what_was_marked_comes_back(family):
     """After calls of any number of tokens, in a context that keeps no states, beside a row that goes on."""
     model = opened(HERE / f"{family}.gguf")
     decoder, _ = model.lease(EngineSettings(slots=3, max_sequence_tokens=256, threads=1))
-    for slot in (0, 1):
-        compute(decoder, PROMPT, slot=slot)
+    for slot, prompt in enumerate((WRONG, PROMPT)):
+        compute(decoder, prompt, slot=slot)
     mark = decoder.mark(1)
     expected = after(decoder, 1, 0)
-    compute(decoder, WRONG[:5], len(PROMPT), 0)
+    compute(decoder, TEXT[:5], len(PROMPT), 0)
     compute(decoder, WRONG[:3], len(PROMPT) + 1, 1)
     compute(decoder, WRONG[3:4], len(PROMPT) + 4, 1)
     decoder.rewind(1, len(PROMPT), mark)
@@ -319,11 +320,12 @@ def test_what_cannot_work_is_refused_by_name(family, settings, said, tmp_path, c
     assert not (tmp_path / "out" / "data").exists()
 
 
-def test_every_architecture_with_recurrent_layers_is_refused_or_drafted_for():
-    found = {str(read_header(HERE / f"{name}.gguf").architecture) for name in DRAFTED}
-    assert found == {"lfm2", "nemotron_h", "nemotron_h_moe", "qwen35"}
-    assert len(RECURRENT) > len(DRAFTED)
-    for name in set(FAMILIES) - set(RECURRENT):
-        facts = inspect_model(ModelSettings(path=str(HERE / f"{name}.gguf")))
-        assert (facts.no_rollback, facts.drafts_change_bits) == (None, None)
-    assert drafts_change_bits("lfm2", {}) is None
+def test_the_table_of_families_says_which_can_have_drafts():
+    said = {name: cells[-2] for name, cells in rows("Families").items() if cells[0] != "encoder"}
+    for family in FAMILIES:
+        facts = inspect_model(ModelSettings(path=str(HERE / f"{family}.gguf")))
+        whole = "yes" if facts.drafts_change_bits is None else "not of `f32` `bf16`"
+        assert said.pop(str(read_header(HERE / f"{family}.gguf").architecture)) == (
+            "no" if facts.no_rollback else whole
+        )
+    assert not said
