@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -233,10 +233,7 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
     return CompletionKeys(identity_of(model, settings).in_words(), decode.identity(exact=is_exact(model, settings)))
 
 
-def chosen_settings(
-    runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
-) -> EngineSettings:
-    """Choose the open `settings`, once for all nodes that share them; for the arguments see Tuning."""
-    tuning = Tuning(settings, model, lengths, max_tokens, runtime.output_dir, rows)
-    key = ("tuned", identity_of(model, settings), repr(settings))
+def chosen_settings(runtime: Runtime, tuning: Tuning) -> EngineSettings:
+    """Choose the open settings of `tuning`, once for all nodes that share them."""
+    key = ("tuned", identity_of(tuning.model, tuning.settings), repr(tuning.settings))
     return runtime.resource(key, lambda: engine_thread(runtime).call(lambda: tuning.choose(runtime.log)))

@@ -21,8 +21,9 @@ from operators.engine.backend.loading import inspect_model
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import Draft, DraftedRow
+from operators.engine.strategies.speculative.setup import SpeculativeSetup
 from operators.engine.strategies.speculative.strategy import Speculative
-from operators.generation.wiring import model_memory
+from operators.generation.wiring import draft_memory, model_memory
 from operators.llama import model as llama_model
 from operators.llama.header import read_header
 from operators.llama.kernels import is_arm
@@ -30,6 +31,7 @@ from operators.llama.model import LlamaModel
 from operators.llama.recurrent import no_rollback
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
+from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.system.failpoints import VARIABLE, Failpoint
@@ -98,7 +100,10 @@ def test_the_states_are_in_the_plan(family):
         *_, context, _ = model_memory(settings, runtime, "key", draft=draft)
         return context.size_bytes - 4 * runtime.slots * (1 + draft) * read_header(HERE / f"{family}.gguf").n_vocab
 
-    assert size(5) - size(0) == 5 * runtime.slots * read_header(HERE / f"{family}.gguf").state_bytes > 0
+    state = read_header(HERE / f"{family}.gguf").state_bytes
+    assert size(5) - size(0) == 5 * runtime.slots * state > 0
+    setup = SpeculativeSetup(SpeculativeSettings(draft={"model": settings.path}), Speculative)
+    assert draft_memory(setup, settings, runtime, "key")[-1].size_bytes == runtime.slots * state
 
 
 @pytest.mark.parametrize("family", RECURRENT)
@@ -287,8 +292,10 @@ def test_a_draft_model_may_have_recurrent_layers(draft, quantised):
 
 @pytest.mark.parametrize("family", often(DRAFTED, "lfm2"))
 def test_a_job_has_the_bytes_of_one_without_drafts_also_resumed_and_from_its_store(family, quantised, tmp_path):
-    usual = (f"model.path={quantised(family)}", "runtime.kv_type=f16", "runtime.flash_attention=true", "chunk_rows=8")
-    usual = (*usual, "runtime.slots=3", "runtime.threads=1", f"store.path={tmp_path / 'store.sqlite'}")
+    usual = [
+        *(f"model.path={quantised(family)}", "runtime.kv_type=f16", "runtime.flash_attention=true", "chunk_rows=8"),
+        *("runtime.slots=3", "runtime.threads=1", f"store.path={tmp_path / 'store.sqlite'}"),
+    ]
     always = ("decode=speculative", "decode.adaptive=false", "decode.draft_tokens=3", "store.enabled=false")
     plain, killed, found = (tmp_path / name for name in ("plain", "killed", "found"))
     assert main(job(family, plain, *usual)) == ExitCode.DONE
@@ -325,7 +332,6 @@ def test_the_table_of_families_says_which_can_have_drafts():
     for family in FAMILIES:
         facts = inspect_model(ModelSettings(path=str(HERE / f"{family}.gguf")))
         whole = "yes" if facts.drafts_change_bits is None else "not of `f32` `bf16`"
-        assert said.pop(str(read_header(HERE / f"{family}.gguf").architecture)) == (
-            "no" if facts.no_rollback else whole
-        )
+        found = said.pop(str(read_header(HERE / f"{family}.gguf").architecture))
+        assert found == ("no" if facts.no_rollback else whole)
     assert not said
