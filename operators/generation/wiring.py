@@ -235,5 +235,5 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
 
 def chosen_settings(runtime: Runtime, tuning: Tuning) -> EngineSettings:
     """Choose the open settings of `tuning`, once for all nodes that share them."""
-    key = ("tuned", identity_of(tuning.model, tuning.settings), repr(tuning.settings))
+    key = ("tuned", identity_of(tuning.model, tuning.settings), repr(tuning.settings), tuning.draft)
     return runtime.resource(key, lambda: engine_thread(runtime).call(lambda: tuning.choose(runtime.log)))
