@@ -184,8 +184,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         self._load(runtime)
         rows = int(task.rows.likely * (self._samples.each or 1))
         few = rows if rows <= FEW_ROWS else None
-        lengths, longest = prompt_lengths(batch.data for batch in batches), self.sampling.max_tokens
-        before = Tuning(self._engine_settings, self._model, lengths, longest, task.results, few).before()
+        before = self._tuning(prompt_lengths(batch.data for batch in batches), task.results, few).before()
         settings = before or self._engine_settings.with_defaults()
         engine = shared_engine(runtime, self._model, settings, self.decode)
         generating = Generating(
@@ -243,8 +242,11 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         rows = self._ahead.gather(inbox, FEW_ROWS // (each or 1))
         few = None if rows is None or each is None else rows * each
         chosen = (self._where.split(batch)[0].data for batch in self._ahead.batches())
-        lengths, longest = prompt_lengths(chosen), self.sampling.max_tokens
-        return chosen_settings(self._runtime, self._model, self._engine_settings, lengths, longest, few)
+        return chosen_settings(self._runtime, self._tuning(prompt_lengths(chosen), self._runtime.output_dir, few))
+
+    def _tuning(self, lengths: Seq[int], folder: Path, few: int | None) -> Tuning:
+        settings, longest = self._engine_settings, self.sampling.max_tokens
+        return Tuning(settings, self._model, lengths, longest, folder, few, self._setup.draft)
 
     def _load(self, runtime: Runtime) -> None:
         """Load the model, and make the converters from rows to sequences and back."""

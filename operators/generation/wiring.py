@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -119,8 +119,10 @@ def model_memory(
     kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
-    size = contexts * (kv + 4 * shape.outputs * width)
-    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: KV cache of {each}, outputs", size)
+    states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
+    size = contexts * (kv + states + 4 * shape.outputs * width)
+    what = "KV cache, recurrent states" if states else "KV cache"
+    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
     if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.snapshot_mb << 20
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
@@ -132,8 +134,13 @@ def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSetti
     if setup.draft_model is None or n_ctx_train is None:
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
-    own = replace(settings, max_sequence_tokens=longest)
-    return list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
+    own = replace(settings, max_sequence_tokens=longest, snapshot_mb=0)
+    needs = list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
+    sizes = inspect_model(setup.draft_model).sizes
+    if needs and sizes is not None and (state := sizes.state_bytes):
+        what = f"states of {setup.draft_model.path} to go back to"
+        needs.append(MemoryNeed(("marks", key), what, settings.with_defaults().slots * state))
+    return needs
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -235,10 +242,7 @@ def completion_keys(model: Model, decode: DecodeSettings, settings: EngineSettin
     return CompletionKeys(row_identity(model, settings), strategy, adapters=model.adapter_contents)
 
 
-def chosen_settings(
-    runtime: Runtime, model: Model, settings: EngineSettings, lengths: Sequence[int], max_tokens: int, rows: int | None
-) -> EngineSettings:
-    """Choose the open `settings`, once for all nodes that share them; for the arguments see Tuning."""
-    tuning = Tuning(settings, model, lengths, max_tokens, runtime.output_dir, rows)
-    key = ("tuned", identity_of(model, settings), repr(settings))
+def chosen_settings(runtime: Runtime, tuning: Tuning) -> EngineSettings:
+    """Choose the open settings of `tuning`, once for all nodes that share them."""
+    key = ("tuned", identity_of(tuning.model, tuning.settings), repr(tuning.settings), tuning.draft)
     return runtime.resource(key, lambda: engine_thread(runtime).call(lambda: tuning.choose(runtime.log)))

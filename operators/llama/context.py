@@ -9,9 +9,10 @@ import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
-from operators.engine.backend.interface import Buffer, DecoderShape, Logits, Wanted
+from operators.engine.backend.interface import ROLLBACK_ROOM, Buffer, DecoderShape, Logits, Wanted
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.library import last_errors, unlogged
+from operators.llama.recurrent import States
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -34,6 +35,7 @@ class LlamaContext:
         shape: the sizes, as `settings` give them.
         lone_tokens: see Decoder.
         on_cpu: keep every operation on the CPU.
+        rolls_back: whether states of recurrent layers are kept, to drop as many tokens of a row as a draft has.
         kernels: our own, which compute attention; None: llama.cpp's do.
         adapters: of the model, for rows to have; None without any.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
@@ -50,6 +52,7 @@ class LlamaContext:
         *,
         lone_tokens: int,
         on_cpu: bool,
+        rolls_back: bool,
         kernels: ctypes.CDLL | None,
         adapters: LoadedAdapters | None,
         abort: ctypes.Array[ctypes.c_char],
@@ -72,9 +75,13 @@ class LlamaContext:
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.partial = not recurrent
+        if rolls_back and shape.n_ubatch < shape.draft + ROLLBACK_ROOM:  # llama.cpp would end the process
+            raise ConfigError(f"runtime.n_ubatch has to be {shape.draft + ROLLBACK_ROOM} or more, to drop a draft")
         # In one stream llama.cpp gives cells that a row's window has passed to other rows.
         self.keeps_prefixes = shape.per_sequence or not llama_cpp.llama_model_n_swa(model)
-        self._context = _new_context(model, _context_params(shape, settings, on_cpu))
+        params = _context_params(shape, settings, on_cpu)
+        params.n_rs_seq = shape.draft if rolls_back else 0
+        self._context = _new_context(model, params)
         if not self._context:
             raise ConfigError(
                 f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
@@ -87,7 +94,8 @@ class LlamaContext:
                 "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
                 " diffusion model?); it can neither complete prompts nor score texts here"
             )
-
+        self._states = States(self._context, self._memory, shape.streams)
+        self.rollback = self._states.most
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
         if adapters is not None and self.mixes_adapters:
@@ -107,7 +115,10 @@ class LlamaContext:
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
+            self._states.forget()
             raise DecodeFailed(code, f"llama_decode failed with {code}: {CODES.get(code, last_errors())}")
+        if self.rollback:
+            self._states.computed(self.batch.seq_id[: self.batch.n_tokens])
         if not outputs:
             return np.empty((0, self._width), np.float32)
         embeds = self.shape.wanted is Wanted.EMBEDDINGS
@@ -164,14 +175,30 @@ class LlamaContext:
             self._kernels.kernels_mix(None, 0, None, 0)
 
     def truncate(self, slot: int, length: int) -> None:
-        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
+        if not length:
+            self._states.empty(slot)
+            return
+        dropped = 0 if self.partial else llama_cpp.llama_memory_seq_pos_max(self._memory, slot) + 1 - length
+        allowed = dropped <= 0 or self._states.goes_back(slot, dropped)
+        if not allowed or not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
             raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
+
+    def mark(self, slot: int) -> Buffer:
+        return self._states.save(slot)
+
+    def rewind(self, slot: int, length: int, mark: Buffer) -> None:
+        if not self._states.restore(slot, mark) or not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
+            raise DecodeFailed(1, f"slot {slot} cannot go back to {length} tokens: {last_errors()}")
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy a slot; between streams llama.cpp copies the stream's buffer before the next decode."""
         held = llama_cpp.llama_memory_seq_pos_max(self._memory, source) + 1
-        if not self.partial and held != length:
-            raise DecodeFailed(_MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}")
+        if not self.partial:
+            if held != length or not self._states.settle(source):
+                raise DecodeFailed(
+                    _MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}"
+                )
+            self._states.empty(target)
         if self.shape.per_sequence:
             # Only whole rows can be copied between streams; to copy a part aborts the process.
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
@@ -191,6 +218,7 @@ class LlamaContext:
 
     def restore(self, slot: int, saved: Buffer) -> None:
         self._finish_copies(slot)
+        self._states.replaced(slot)
         first = ctypes.cast(np.frombuffer(saved, np.uint8).ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         if not llama_cpp.llama_state_seq_set_data(self._context, first, len(saved), slot):
             raise DecodeFailed(1, f"the state of a row ({len(saved)} bytes) could not be restored: {last_errors()}")
@@ -213,6 +241,7 @@ class LlamaContext:
 
     def clear(self) -> None:
         """Forget all rows; the buffers are not zeroed."""
+        self._states.forget()
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import work_of
 from operators.llama.packed import has_floats, library_path, packed_bytes
+from operators.llama.recurrent import drafts_change_bits, no_rollback, state_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 
@@ -79,6 +80,8 @@ class Header:
     """The one that it has for conversations with tools."""
     sampling: Mapping[str, str] = field(default_factory=dict)
     """Its keys general.sampling.*, without this beginning."""
+    state_bytes: int = 0
+    drafts_change_bits: str | None = None
 
 
 def part_names(name: str) -> list[str]:
@@ -162,6 +165,8 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
             template_in(model),
             template_in(model, TOOL_USE),
             {key.removeprefix(SAMPLING): _value(model, key) or "" for key in _keys(model) if key.startswith(SAMPLING)},
+            state_bytes(tensors, lambda key: _number(model, f"{architecture}.{key}")),
+            drafts_change_bits(architecture, tensors),
         )
     finally:
         llama_cpp.llama_model_free(model)
@@ -174,12 +179,14 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
     fingerprint = content_of(path) if fingerprint is None else fingerprint
     size = sum(part.stat().st_size for part in parts_of(path))
     packed = header.packed if library_path().exists() else (0, 0)
-    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, *packed)
+    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, *packed, header.state_bytes)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         tool_template=header.tool_template,
         sampling=header.sampling,
         refusal=refusal,
+        no_rollback=no_rollback(header.architecture) if header.recurrent else None,
+        drafts_change_bits=header.drafts_change_bits,
         tokens=functools.partial(tokens_of, parts_of(path)[0]),
     )
 

@@ -28,6 +28,7 @@ from operators.llama.limits import machine_limit
 from operators.llama.packed import Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
+from operators.llama.recurrent import ROLLS_BACK
 from operators.llama.trial import require_sound_build
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
@@ -238,6 +239,7 @@ class LlamaModel:
             settings,
             lone_tokens=lone,
             on_cpu=self.is_cpu,
+            rolls_back=shape.draft > 0 and self._architecture in ROLLS_BACK,
             kernels=library() if self.packed.version else None,
             adapters=self._adapters,
             abort=self._abort,

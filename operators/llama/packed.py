@@ -26,7 +26,7 @@ LIBRARY = "libllama-batch-kernels.so"
 """In the folder of llama.cpp's own libraries; tools/build/kernels.py puts it there."""
 TYPES = frozenset(GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K"))
 """Types of weights that the kernels multiply."""
-_FLOATS = frozenset(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
+FLOATS = frozenset(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
 _SIZES: Mapping[int, tuple[int, int]] = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 """By type, the values of a block and its bytes."""
 _ROWS = 16
@@ -146,9 +146,9 @@ def has_floats(tensors: Mapping[bytes, Tensor]) -> bool:
     """Return whether llama.cpp multiplies with a matrix in floating point, for which its kernels are others for a lone
     row: many files with experts or recurrent layers have some beside quantised ones. What it convolves counts, too."""
     return any(
-        tensor.kind in _FLOATS and len(tensor.lengths) > 1 and not name.startswith(LOOKED_UP)
+        tensor.kind in FLOATS and len(tensor.lengths) > 1 and not name.startswith(LOOKED_UP)
         for name, tensor in tensors.items()
-    ) or (OUTPUT not in tensors and TABLE in tensors and tensors[TABLE].kind in _FLOATS)
+    ) or (OUTPUT not in tensors and TABLE in tensors and tensors[TABLE].kind in FLOATS)
 
 
 def _size(tensor: Tensor | None) -> int:

@@ -63,6 +63,7 @@ class Calibration:
         new_tokens: length of a completion at most.
         free_bytes: memory that may be used.
         rows: number of all rows, if they are few; None for many.
+        draft: see DecoderShape.
     """
 
     lease: Lease
@@ -72,6 +73,7 @@ class Calibration:
     free_bytes: int
     clock: Clock = time.perf_counter
     rows: int | None = None
+    draft: int = 0
 
     @property
     def _depth(self) -> int:
@@ -124,13 +126,14 @@ class Calibration:
 
     def _row_bytes(self, settings: EngineSettings) -> int:
         """Return the bytes of KV cache for a row of the greatest length, extrapolated from two short ones: a recurrent
-        state has the same size for any length."""
+        state has the same size for any length, and there is one more for each token of a draft."""
         with self._decoder(settings, slots=2) as decoder:
             size: dict[int, int] = {}
             for tokens in (32, 64):
                 _read(decoder, tokens)
                 size[tokens] = len(decoder.save(0))
-            return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32)
+            states = 0 if decoder.partial or not self.draft else self.draft * len(decoder.mark(0))
+            return size[32] + (size[64] - size[32]) // 32 * (decoder.shape.max_sequence_tokens - 32) + states
 
     def _step_s(self, settings: EngineSettings, sizes: Sequence[int]) -> dict[int, float]:
         """Return the seconds of a decode step by number of rows, each after a prompt of the job's usual length. `sizes`

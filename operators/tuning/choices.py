@@ -39,6 +39,7 @@ class Tuning:
         prompt_tokens: lengths of the first prompts.
         new_tokens: length of a completion at most.
         rows: all that are to be generated, where they are so few that this is known; None for many.
+        draft: see DecoderShape.
     """
 
     settings: EngineSettings
@@ -47,6 +48,7 @@ class Tuning:
     new_tokens: int
     output_dir: Path
     rows: int | None = None
+    draft: int = 0
 
     def before(self) -> EngineSettings | None:
         """Return the settings that were chosen before: by an earlier attempt of this run, or else by an earlier run
@@ -65,7 +67,8 @@ class Tuning:
         else:
             log.info("runtime: calibrating %s", ", ".join(self.settings.open_keys()))
             lease, lengths = self.model.lease_apart, (self.prompt_tokens, self.new_tokens)
-            choice = Calibration(lease, self.settings, *lengths, free_memory(), rows=self.rows).choose()
+            free_bytes = free_memory()
+            choice = Calibration(lease, self.settings, *lengths, free_bytes, rows=self.rows, draft=self.draft).choose()
             for reason in choice.reasons:
                 log.info("runtime.%s", reason)
             _write(self._cache_file(), choice, log)
@@ -79,7 +82,7 @@ class Tuning:
         """Return the cache file for runs like this one on this machine, in $LLAMA_PIPELINE_CACHE or a folder of the
         user's cache."""
         middle = sorted(self.prompt_tokens)[len(self.prompt_tokens) // 2] if len(self.prompt_tokens) else 0
-        lengths = (middle // _GRAIN, self.new_tokens // _GRAIN, self.rows)
+        lengths = (middle // _GRAIN, self.new_tokens // _GRAIN, self.rows, *((self.draft,) if self.draft else ()))
         run = (asdict(self.settings), self.model.fingerprint(), *lengths)
         machine = (platform.machine(), platform.processor(), platform.node(), usable_cores())
         computes = (self.model.kernels, self.model.device)

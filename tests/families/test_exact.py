@@ -18,6 +18,7 @@ import pytest
 from gguf import GGUFReader, Keys, ReaderTensor
 
 from operators.engine.backend.interface import Wanted
+from operators.engine.backend.loading import inspect_model
 from operators.engine.sampling.params import SamplingParams
 from operators.llama import convert
 from operators.llama import model as llama_model
@@ -78,7 +79,8 @@ def check_bits(model: LlamaModel) -> None:
     expected = complete(model, prompts, range(len(LENGTHS)), params, slots=16, threads=2)
     for slots in (3, 1):
         assert complete(model, prompts, SHUFFLED, params, slots=slots, threads=1) == expected
-    if not read_header(model._path).recurrent:  # others have no drafts
+    facts = inspect_model(ModelSettings(path=str(model._path)))
+    if facts.no_rollback is None and facts.drafts_change_bits is None:  # others have no drafts
         drafts = partial(speculative, Oracle(expected[0], 0.8), adaptive=False, draft_tokens=5)
         assert complete(model, prompts, SHUFFLED, params, slots=3, make=drafts) == expected
         assert COUNTS["drafted_tokens"] > COUNTS["accepted_tokens"] > 20

@@ -54,6 +54,7 @@ class FakeDecoder:
     """
 
     partial = True
+    rollback = 0
     keeps_prefixes = True
     mixes_adapters = True
 
@@ -65,6 +66,7 @@ class FakeDecoder:
         # The hash after each token: [s, n] is that of slot s after n tokens.
         self._hashes = np.zeros((shape.slots + 1, shape.max_sequence_tokens + 1), np.uint64)
         self._length = np.zeros(shape.slots + 1, np.int64)
+        self._droppable = np.zeros(shape.slots + 1, np.int64)
         self._table = _embedding_table() if shape.wanted is Wanted.EMBEDDINGS else _logit_table()
 
     def decode(self) -> Logits:
@@ -88,18 +90,31 @@ class FakeDecoder:
             hashes = self._one_each(slots, positions, inputs)
         else:
             hashes = self._spans(slots, positions, inputs)
+        self._droppable = np.bincount(slots, minlength=len(self._droppable)) - 1
         kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
         logits: Logits = self._table[kinds]
         return logits
 
     def truncate(self, slot: int, length: int) -> None:
-        self._check_length(slot, length)
+        dropped = int(self._length[slot]) - length
+        if not 0 < dropped <= min(self.rollback, self._droppable[slot]):
+            self._check_length(slot, length)
+        elif length:
+            self._droppable[slot] = 0  # once a call
+        self._length[slot] = length
+
+    def mark(self, slot: int) -> bytes:
+        return bytes(int(self._length[slot]))
+
+    def rewind(self, slot: int, length: int, mark: Buffer) -> None:
+        if len(mark) != length or self._length[slot] < length:
+            raise DecodeFailed(-1, f"slot {slot} has {self._length[slot]} tokens and was marked at {len(mark)}")
         self._length[slot] = length
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._check_length(source, length)
         self._hashes[target, : length + 1] = self._hashes[source, : length + 1]
-        self._length[target] = length
+        self._length[target], self._droppable[target] = length, 0
 
     def save(self, slot: int) -> bytes:
         return self._hashes[slot, : self._length[slot] + 1].tobytes()

@@ -22,6 +22,9 @@ Buffer = bytes | memoryview
 CELL_PADDING = 256
 """llama.cpp rounds the cells of a stream up to a multiple of this."""
 
+ROLLBACK_ROOM = 2
+"""A call must have room for so many tokens more than can be truncated of a row (`Decoder.rollback`)."""
+
 
 class Wanted(StrEnum):
     """The outputs of a decoder."""
@@ -126,6 +129,9 @@ class Decoder(Protocol):
     partial: bool
     """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
     after all tokens."""
+    rollback: int
+    """How many of the last tokens of a row it can truncate all the same, where it is not `partial`: of those that the
+    last call had of the row, but not the first of them; and once a call."""
     keeps_prefixes: bool
     """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
     lone_tokens: int
@@ -138,8 +144,15 @@ class Decoder(Protocol):
         with Wanted.EMBEDDINGS [outputs, n_embd]. Raises DecodeFailed if the backend refuses the batch."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Keep the first `length` tokens of `slot`. Raises DecodeFailed if it is not `partial` and there are more; 0
-        always works."""
+        """Keep the first `length` tokens of `slot`. Raises DecodeFailed if it is not `partial` and there are more,
+        beyond `rollback`; 0 always works."""
+
+    def mark(self, slot: int) -> Buffer:
+        """Return what `rewind` needs, where it is not `partial`, to go back to what is in `slot` now."""
+
+    def rewind(self, slot: int, length: int, mark: Buffer) -> None:
+        """Go back in `slot` to the `length` tokens that it had when `mark` was made, and still begins with. Raises
+        DecodeFailed if that does not work."""
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Replace the contents of slot `target` by the first `length` tokens of `source`. Raises DecodeFailed if it is

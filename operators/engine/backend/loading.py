@@ -40,7 +40,7 @@ class ModelSizes:
     """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
     (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
     `packed_bytes`: of weights that `model.kernels=auto` packs, which each process has for itself. `tied_bytes`: what of
-    these is in memory a second time."""
+    these is in memory a second time. `state_bytes`: of the state of a row in recurrent layers."""
 
     weights_bytes: int
     n_vocab: int
@@ -48,6 +48,7 @@ class ModelSizes:
     recurrent: bool = False
     packed_bytes: int = 0
     tied_bytes: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class ModelFacts:
         outputs: of its classifier head; 0: it has none.
         sampling: the values that its file asks for, by llama.cpp's names (general.sampling.*).
         refusal: why it will not load. What an encoder is asked for is told before that, see `check_room`.
+        no_rollback: why it cannot drop the tokens of a wrong draft.
+        drafts_change_bits: why a text may depend on its drafts.
         tokens: reads the texts of its tokens.
         adapters: the content of each of its adapters, by name; with their scales.
         adapter_bytes: of all adapters, in memory.
@@ -74,6 +77,8 @@ class ModelFacts:
     tool_template: str | None = None
     sampling: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
+    no_rollback: str | None = None
+    drafts_change_bits: str | None = None
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
     adapters: Mapping[str, str] = field(default_factory=dict)
     adapter_bytes: int = 0

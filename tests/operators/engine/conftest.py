@@ -11,3 +11,4 @@ from operators.engine.backend.fake import FakeDecoder
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All fakes can cut what they keep of a row, or none can."""
     monkeypatch.setattr(FakeDecoder, "partial", request.param)
+    monkeypatch.setattr(FakeDecoder, "rollback", 7)

@@ -44,6 +44,7 @@ def choose(
     rows: int | None = None,
     *,
     exact: bool = False,
+    draft: int = 0,
 ) -> Choice:
     opened: list[int] = []
 
@@ -51,7 +52,7 @@ def choose(
         opened.append(1)
         return Costly(settings, cost, exact), opened.clear
 
-    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock, rows).choose()
+    choice = Calibration(lease, settings, [50, 70, 90], 64, free_bytes, lambda: Costly.clock, rows, draft).choose()
     assert not opened  # every context is freed
     return choice
 
@@ -80,6 +81,13 @@ def test_memory_bounds_the_slots():
     assert few.values["slots"] == 16
     assert "room for 19" in few.reasons[-1]
     assert choose(linear(1.0, 0.0001), free_bytes=0).values["slots"] == 1
+
+
+def test_states_that_are_kept_for_drafts_take_room():
+    """The fake's has 64 bytes here, and a row 8 KiB."""
+    room = 2 * 20 * 1024 * 8
+    usual, drafts = (choose(linear(1.0, 0.0001), free_bytes=room, draft=draft).values["slots"] for draft in (0, 128))
+    assert drafts == (usual if FakeDecoder.partial else usual / 2)
 
 
 def test_a_slow_machine_is_not_kept_busy_for_long():

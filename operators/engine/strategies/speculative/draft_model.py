@@ -92,14 +92,11 @@ class DraftModel:
         rows = [seat.row for seat in seats if seat.row is not None]
         lengths = [row.length for row in rows]
         width = self._width([self._seats.behind(row) for row in rows], lengths)
-        for seat, row, length in zip(seats, rows, lengths, strict=True):
-            if seat.sure < length - width:
-                self._seats.read_text(seat, row, length - width)
-            self._seats.truncate(seat, length - width)
-        texts = [row.ids(length - width, length) for row, length in zip(rows, lengths, strict=True)]
+        starts = [length - width for length in lengths]
+        texts = [self._seats.due(*each) for each in zip(seats, rows, starts, strict=True)]
         drafts = [[token] for token in self._seats.compute(seats, texts)]
-        for seat in seats:
-            seat.sure = seat.length
+        for seat, row in zip(seats, rows, strict=True):
+            self._seats.note(seat, drafts=counts[row] > 1)
         calls = most = max(counts.values())
         if (read := self._seats.read - read) or width > USUAL_TOKENS:
             self._note_reading((self._clock() - began) / (read + width * len(rows)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operators.engine.backend.interface import Decoder, TokenIds
+from operators.engine.backend.interface import Buffer, Decoder, TokenIds
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence
 from operators.engine.strategies.speculative.lookup import DraftedRow
@@ -23,12 +23,15 @@ LEAST_COPY = 64
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A sequence of the context: `length` tokens are in its KV cache, and the first `sure` of these are the row's."""
+    """A sequence of the context: `length` tokens are in its KV cache, and the first `sure` of these are the row's.
+    `mark`: what the decoder needs to go back to `marked` tokens, if it cannot truncate."""
 
     index: int
     row: DraftedRow | None = None
     length: int = 0
     sure: int = 0
+    marked: int = 0
+    mark: Buffer = b""
 
 
 class Seats:
@@ -85,7 +88,7 @@ class Seats:
             return length - min(int(self._common(row.prompt).max()), length - 1)
         held = self._lines[seat.index, seat.sure : seat.length]
         right = seat.sure + common_length(held, row.ids(seat.sure, min(length, seat.length)))
-        seat.sure = min(right, length - 1)
+        seat.sure = self._reachable(seat, min(right, length - 1))
         return length - seat.sure
 
     def read_text(self, seat: Seat, row: Sequence, end: int) -> None:
@@ -112,11 +115,37 @@ class Seats:
         likeliest: list[int] = logits[:, : self._n_vocab].argmax(axis=1).tolist()
         return likeliest
 
+    def due(self, seat: Seat, row: Sequence, start: int) -> TokenIds:
+        """Return the tokens of `row` to compute in the next call: from `start` on, for which what is behind it is
+        dropped, or from what the seat has if nothing can be."""
+        if seat.sure < start:
+            self.read_text(seat, row, start)
+        self.truncate(seat, start if self._decoder.partial else seat.sure)
+        return row.ids(seat.length, row.length)
+
+    def note(self, seat: Seat, *, drafts: bool) -> None:
+        """Take what is in `seat` for the text of its row. `drafts`: more is computed behind it, to be dropped again."""
+        seat.sure = seat.length
+        if drafts and not self._decoder.partial:
+            seat.mark, seat.marked = self._decoder.mark(seat.index), seat.length
+
     def truncate(self, seat: Seat, length: int) -> None:
-        """Drop what is in `seat` behind `length` tokens."""
-        if seat.length > length:
+        """Drop what is in `seat` behind `length` tokens, of a decoder that cannot truncate what is behind its mark."""
+        if seat.length <= length:
+            return
+        length = self._reachable(seat, length)
+        if length and not self._decoder.partial:
+            self._decoder.rewind(seat.index, length, seat.mark)
+        else:
             self._decoder.truncate(seat.index, length)
-            seat.length, seat.sure = length, min(length, seat.sure)
+        seat.length, seat.sure = length, min(length, seat.sure)
+        seat.marked = min(length, seat.marked)
+
+    def _reachable(self, seat: Seat, length: int) -> int:
+        """Return the most tokens, at most `length`, to which `seat` can be truncated."""
+        if self._decoder.partial or length == seat.length:
+            return length
+        return seat.marked if seat.marked <= length else 0
 
     def _sit(self, row: DraftedRow, rows: Collection[DraftedRow]) -> None:
         """Give `row` a seat, with what there is of its prompt already. `rows` keep theirs."""
@@ -141,6 +170,8 @@ class Seats:
 
     def _common(self, prompt: TokenIds) -> TokenIds:
         """Return how many tokens each seat has in common with the beginning of `prompt`, int32 [seats]."""
+        if not self._decoder.partial:  # a seat has its text as a whole
+            return np.zeros(len(self.all), np.int32)
         same = self._lines[:, : len(prompt)] == prompt
         first = np.where(same.all(axis=1), len(prompt), same.argmin(axis=1))
         return np.minimum(first, [seat.length for seat in self.all]).astype(np.int32)
@@ -149,3 +180,4 @@ class Seats:
         self._decoder.copy(source.index, target.index, length)
         self._lines[target.index, :length] = self._lines[source.index, :length]
         target.length, target.sure = length, min(length, source.sure)
+        target.mark, target.marked = source.mark, min(length, source.marked)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from operators.engine.backend.interface import max_sequence_tokens
+from operators.engine.backend.interface import ROLLBACK_ROOM, max_sequence_tokens
 from operators.engine.backend.loading import ModelFacts, inspect_model
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.engine.strategies.speculative.lookup import DraftedRow
@@ -44,7 +44,7 @@ class SpeculativeSetup(DecodeSetup):
                 " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
                 " allows that)"
             )
-        check_model(model)
+        check_model(model, engine, self.draft)
         if self.draft_model is not None:
             check_draft_model(self.draft_model, model, engine)
 
@@ -52,13 +52,24 @@ class SpeculativeSetup(DecodeSetup):
         return DraftedRow
 
 
-def check_model(model: ModelSettings) -> None:
-    """Raise ConfigError if `model` cannot drop tokens that were drafted wrongly."""
-    sizes = inspect_model(model).sizes
-    if sizes is not None and sizes.recurrent:
+def check_model(model: ModelSettings, engine: EngineSettings, draft_tokens: int) -> None:
+    """Raise ConfigError if `model` cannot drop tokens that were drafted wrongly, or would compute those of a draft
+    otherwise than one by one."""
+    facts = inspect_model(model)
+    if facts.sizes is None or not facts.sizes.recurrent:
+        return
+    name = f"decode=speculative cannot work with {model.path or model.file}"
+    if facts.no_rollback is not None:
+        raise ConfigError(f"{name}: {facts.no_rollback}; use decode=autoregressive")
+    if engine.deterministic and facts.drafts_change_bits is not None:
         raise ConfigError(
-            f"decode=speculative cannot work with {model.path or model.file}: it has recurrent layers, whose state"
-            " cannot drop the tokens of a draft that was wrong; use decode=autoregressive"
+            f"{name}: {facts.drafts_change_bits}, so a text would depend on its drafts; set model.weights=q8_0, or"
+            " runtime.deterministic=false, which allows that"
+        )
+    if engine.n_ubatch < (least := draft_tokens + ROLLBACK_ROOM):
+        raise ConfigError(
+            f"{name} and runtime.n_ubatch={engine.n_ubatch}: to drop a draft of decode.draft_tokens={draft_tokens} from"
+            f" its recurrent layers it has to be {least} or more"
         )
 
 
@@ -67,18 +78,13 @@ def check_draft_model(draft: ModelSettings, model: ModelSettings, engine: Engine
 
     Raises:
         InputError: the file of `draft` is missing or damaged.
-        ConfigError: it does not continue texts, cannot drop tokens, was trained for shorter rows, or has another
+        ConfigError: it does not continue texts, was trained for shorter rows, or has another
             vocabulary.
     """
     draft_facts, facts = _inspect(draft), inspect_model(model)
     name = f"decode.draft.model={draft.path}"
     if draft_facts.encoder is not None:
         raise ConfigError(f"{name} cannot make drafts: {draft_facts.encoder}; take a model that continues texts")
-    if draft_facts.sizes is not None and draft_facts.sizes.recurrent:
-        raise ConfigError(
-            f"{name} cannot make drafts: it has recurrent layers, whose state cannot drop the tokens of a draft that"
-            " was wrong; take a model with attention only, or decode.draft=lookup"
-        )
     longest = max_sequence_tokens(engine, facts.n_ctx_train) if facts.n_ctx_train is not None else None
     if longest is not None and draft_facts.n_ctx_train is not None and draft_facts.n_ctx_train < longest:
         raise ConfigError(

@@ -50,9 +50,9 @@ class Speculative(Autoregressive):
         sampler: Sampler | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        if not decoder.partial:
-            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
         super().__init__(settings, decoder, model, draft, sampler)
+        if not decoder.partial and decoder.rollback < self.settings.draft_tokens:
+            raise ConfigError("decode=speculative drops the end of what the model keeps of a row; this one cannot")
         self._clock = clock
         self._drafter: PromptLookup | DraftModel = PromptLookup()
         if draft is not None:

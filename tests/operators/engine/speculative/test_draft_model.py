@@ -72,6 +72,7 @@ def check_seats(drafter: DraftModel, *, whole: bool) -> None:
             assert again._hashes[seat.index, seat.length] == decoder._hashes[seat.index, seat.length]
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("name", often(SAMPLING, "sampled"))
 @pytest.mark.parametrize("draft", [FakeModel, Other])
 def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft):
@@ -89,6 +90,7 @@ def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft
             assert adaptive or (sums["drafted_tokens"] > 0 and sums["draft_s"] > 0)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("slots", [1, 4, 16])
 def test_the_same_model_drafts_every_token_of_a_greedy_row(slots):
     texts = prompts(16)
@@ -115,6 +117,20 @@ def test_a_draft_takes_as_many_calls_as_tokens_and_its_rows_bring_equally_many()
     reading, drafts = 3, len([n for n in bench.column("drafted_tokens") if n])
     assert len(calls) - reading in (3 * drafts - 1, 3 * drafts)
     assert calls[reading + 1 : -2] == [[1] * 4 if i % 3 else [2] * 4 for i in range(1, len(calls) - reading - 2)]
+
+
+def test_a_model_that_cannot_truncate_computes_a_wrong_draft_again_and_no_more(monkeypatch, caplog):
+    """It goes back to where the draft began."""
+    monkeypatch.setattr(FakeDecoder, "partial", False)
+    monkeypatch.setattr(FakeDecoder, "rollback", 3)
+    read: list[int] = []
+    bench = Drafting(4, Other(lambda batch: read.append(batch.n_tokens) or 0), adaptive=False, draft_tokens=3)  # type: ignore[func-returns-value]
+    texts = prompts(12)
+    bench.run(rows_of(texts, SamplingParams()))
+    assert bench.engine.totals()["accepted_tokens"] < bench.engine.totals()["drafted_tokens"] / 2
+    drafts = sum(bench.column("decode_tokens"))
+    assert sum(read) < sum(map(len, texts)) + 4 * drafts
+    assert not [r for r in caplog.records if "the draft model failed" in r.getMessage()]
 
 
 def test_a_short_job_has_nothing_of_a_draft_model():

@@ -72,6 +72,7 @@ def completions(rows: Seq[Sequence]) -> dict[object, tuple[Any, ...]]:
     return {r.handle: (r.tokens, r.finish_reason, r.error, r.fits, r.sampling.scores, r.dropped) for r in rows}
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("name", often(SAMPLING, "sampled", "penalties", "constraint"))
 @pytest.mark.parametrize("right", often([0.0, 0.8], 0.8))
 def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, right):
