@@ -23,7 +23,7 @@ from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
-from operators.settings.runtime import KV_TYPES, EngineSettings
+from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.identity import Identity
@@ -32,8 +32,8 @@ from pipeline.api.protocols import MemoryNeed, Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
-    """Check the model and its row length before loading. Raises ConfigError if the model cannot work, or
-    `runtime.max_sequence_tokens` is more than it was trained for.
+    """Check the model, its row length and its KV cache before loading. Raises ConfigError if the model cannot work, or
+    not with `runtime.max_sequence_tokens`, `runtime.kv_type` or `runtime.rope`.
 
     Args:
         continues: whether it has to be a model that continues texts."""
@@ -45,6 +45,8 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         )
     if facts.refusal is not None:
         raise InputError(facts.refusal)
+    if facts.attention is not None:
+        facts.attention.check(str(model.path or model.file), settings)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
 
@@ -108,7 +110,7 @@ def model_memory(
         yield MemoryNeed((*model_key(model), "packed"), f"those that are packed (model.kernels) of {name}", packed)
     usual = settings.with_defaults()
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
-    kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
+    kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
     size = contexts * (kv + 4 * shape.outputs * width)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
 
 import llama_cpp
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import Buffer, DecoderShape, Logits, Wanted
 from operators.llama.library import last_errors, unlogged
 from operators.settings.checks import usable_cores
+from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -64,9 +67,12 @@ class LlamaContext:
         self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
-        self.partial = not recurrent
-        # In one stream llama.cpp gives cells that a row's window has passed to other rows.
-        self.keeps_prefixes = shape.per_sequence or not llama_cpp.llama_model_n_swa(model)
+        window = llama_cpp.llama_model_n_swa(model)
+        small = window > 0 and settings.window_cache == SMALL
+        self.partial = not (recurrent or small)
+        # In one stream llama.cpp gives cells that a row's window has passed to other rows. In a small cache a row does
+        # so itself; its beginning up to the window is there whole, in the same cells as in any other row.
+        self.most_shared = math.inf if not window else 0 if not shape.per_sequence else window if small else math.inf
         self._context = _new_context(model, _context_params(shape, settings, on_cpu))
         if not self._context:
             raise ConfigError(
@@ -135,7 +141,8 @@ class LlamaContext:
             self._kernels.kernels_attend(False)
 
     def truncate(self, slot: int, length: int) -> None:
-        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
+        lost = not self.partial and 0 < length <= llama_cpp.llama_memory_seq_pos_max(self._memory, slot)
+        if lost or not llama_cpp.llama_memory_seq_rm(self._memory, slot, length or -1, -1):
             raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -230,7 +237,8 @@ def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params)
 def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
     params = common_params(settings, on_cpu)
     params.n_ctx = shape.kv_cells
-    params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
+    # With FULL what a window of attention no longer sees is still there for a row that shares it.
+    params.swa_full = settings.window_cache == FULL
     params.n_seq_max = shape.streams
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
@@ -245,8 +253,21 @@ def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_con
     """Return the parameters that any context has, by `settings`."""
     params = llama_cpp.llama_context_default_params()
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
-    params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type.upper()}")
+    params.type_k, params.type_v = (int(GGMLQuantizationType[kind.upper()]) for kind in settings.kv_types)
+    scale_rope(params, settings.rope)
     flash = settings.flash_attention is not False
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
     params.offload_kqv = params.op_offload = not on_cpu
     return params
+
+
+def scale_rope(params: llama_cpp.llama_context_params, rope: RopeSettings) -> None:
+    """Have positions scaled as `rope` says, whatever the model file says of it. Layers with a sliding window keep what
+    the file says."""
+    if rope.scaling is None or rope.factor is None:
+        return
+    params.rope_scaling_type = getattr(llama_cpp, f"LLAMA_ROPE_SCALING_TYPE_{rope.scaling.upper()}")
+    params.rope_freq_scale = 1 / rope.factor
+    params.yarn_ext_factor = float(rope.scaling == YARN)
+    params.yarn_attn_factor = 1.0  # of the file's own scaling it would be a part
+    params.yarn_orig_ctx = rope.original_tokens or 0  # then that of the file, see Attention.check

@@ -8,6 +8,7 @@ off it has the memory of a recurrent model: a state after all tokens, which cann
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -51,7 +52,7 @@ class FakeDecoder:
     """
 
     partial = True
-    keeps_prefixes = True
+    most_shared = math.inf
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:
         self.shape = shape

@@ -114,8 +114,13 @@ class DecoderShape:
     @property
     def kv_cells(self) -> int:
         """Tokens that the KV cache has memory for: llama.cpp rounds a stream up."""
-        cells, streams = (self.n_ctx, 1) if self.n_ctx else (self.max_sequence_tokens, self.streams)
-        return -(-cells // CELL_PADDING) * CELL_PADDING * streams
+        return padded(self.n_ctx or self.max_sequence_tokens) * (1 if self.n_ctx else self.streams)
+
+    def window_cells(self, window: int) -> int:
+        """Return the tokens that layers with a sliding window have memory for with runtime.window_cache=small: those
+        that a token sees, and those that are computed at once."""
+        rows, streams = (1, self.streams) if self.per_sequence else (self.streams, 1)
+        return min(self.kv_cells, padded(window * rows + self.n_ubatch) * streams)
 
 
 class Decoder(Protocol):
@@ -125,9 +130,10 @@ class Decoder(Protocol):
     batch: BatchBuffer
     partial: bool
     """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
-    after all tokens."""
-    keeps_prefixes: bool
-    """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
+    after all tokens. Nor can those that keep only a window of them (runtime.window_cache=small)."""
+    most_shared: float
+    """The longest beginning of a row that another slot may take over: where tokens that a window of attention has
+    passed may be overwritten, none or what fits into the window; else any."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
 
@@ -259,15 +265,22 @@ class Model(Protocol):
         """Abort all running calls of its decoders, with code 2, and further calls until the next lease."""
 
 
+def padded(cells: int) -> int:
+    """Return the cells that llama.cpp makes of so many."""
+    return -(-cells // CELL_PADDING) * CELL_PADDING
+
+
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """Return the most tokens of a row: as configured, else 1024, or the context that the model was trained for if that
-    is less. Raises ConfigError if more was asked for than the model was trained for."""
+    is less. Raises ConfigError if more was asked for than the model was trained for, with `runtime.rope`."""
+    most = settings.rope.most_tokens(n_ctx_train)
     if settings.max_sequence_tokens is None:
-        return min(DEFAULT_SEQUENCE_TOKENS, n_ctx_train)
-    if settings.max_sequence_tokens > n_ctx_train:
+        return min(DEFAULT_SEQUENCE_TOKENS, most)
+    if settings.max_sequence_tokens > most:
+        scaled = f", {most} with runtime.rope" if most != n_ctx_train else "; runtime.rope allows more"
         raise ConfigError(
             f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
-            f" the {n_ctx_train} tokens that the model was trained for"
+            f" the {n_ctx_train} tokens that the model was trained for{scaled}"
         )
     return settings.max_sequence_tokens
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from operators.engine.backend.attention import Attention
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
@@ -37,14 +38,12 @@ def model_key(settings: ModelSettings) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
-    (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
+    """Sizes of a model in memory. `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
     `packed_bytes`: of weights that `model.kernels=auto` packs, which each process has for itself. `tied_bytes`: what of
     these is in memory a second time."""
 
     weights_bytes: int
     n_vocab: int
-    kv_values: int | None = None
     recurrent: bool = False
     packed_bytes: int = 0
     tied_bytes: int = 0
@@ -59,6 +58,7 @@ class ModelFacts:
         outputs: of its classifier head; 0: it has none.
         sampling: the values that its file asks for, by llama.cpp's names (general.sampling.*).
         refusal: why it will not load. What an encoder is asked for is told before that, see `check_room`.
+        attention: what its file says of that; None: there is no file.
         tokens: reads the texts of its tokens.
     """
 
@@ -72,6 +72,7 @@ class ModelFacts:
     tool_template: str | None = None
     sampling: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
+    attention: Attention | None = None
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
 
 
