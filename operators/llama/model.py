@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
+OUR_KV_TYPES = ("f16", "f16")
+"""Types of keys and values to which kernels of our own compute attention."""
+log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
@@ -140,6 +144,7 @@ class LlamaModel:
         self.causal = header.encoder is None
         self.pooling = header.pooling
         self._abort = ctypes.create_string_buffer(2)
+        self._said: set[str] = set()
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
@@ -174,7 +179,7 @@ class LlamaModel:
             return "an earlier run in this process, or the environment, chose other kernels for K-quants"
         if is_arm() and settings.flash_attention is not True:
             return "on arm64 only flash attention is tested"
-        return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0)
+        return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0, kv_types=settings.kv_types)
 
     def limit(self, settings: EngineSettings) -> MachineLimit | None:
         return machine_limit(self._work, settings) if self.is_cpu else None
@@ -220,6 +225,9 @@ class LlamaModel:
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         keep_rows_apart(settings.deterministic)
+        if self.packed.version and settings.kv_types != OUR_KV_TYPES and str(settings.kv_type) not in self._said:
+            self._said.add(str(settings.kv_type))
+            log.info("%s: attention is llama.cpp's with runtime.kv_type=%s", self._path.name, settings.kv_type)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = 0

@@ -67,12 +67,14 @@ class RopeSettings:
         """Return the tokens that a row may have, of a model that was trained for `n_ctx_train`."""
         return n_ctx_train if self.factor is None else int(self.factor * (self.original_tokens or n_ctx_train))
 
-    def describe(self, longest: int, n_ctx_train: int) -> str | None:
-        """Return the line about rows of up to `longest` tokens; None without a scaling."""
+    def describe(self, longest: int, n_ctx_train: int | None = None) -> str | None:
+        """Return the line about rows of up to `longest` tokens; None without a scaling. `n_ctx_train`: None if it is
+        not known."""
         if self.scaling is None:
             return None
         trained = self.original_tokens or n_ctx_train
+        beyond = f"the {trained} that" if trained else "what"
         return (
-            f"rows up to {longest} tokens: RoPE scaling {self.scaling} x{self.factor:g} beyond the {trained} that the"
-            " model was trained for"
+            f"rows up to {longest} tokens: RoPE scaling {self.scaling} x{self.factor:g} beyond {beyond} the model was"
+            " trained for"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from operators.settings.checks import SIZE, check, parse_size
 from operators.settings.long_rows import FULL, KV_PARTS, KV_RULE, SMALL, RopeSettings, is_quantised, kv_types_of
 from operators.settings.model import AUTO, KERNELS
-from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, not_in_data, one_of, when_given
+from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, key, not_in_data, one_of, when_given
 
 KV_LAYOUTS = ("per_sequence", "unified")
 ADMISSIONS = ("reserve", "optimistic")
@@ -101,7 +101,8 @@ class EngineSettings:
     admission: str = not_in_data("reserve", *one_of(ADMISSIONS))
     snapshot_mb: int = not_in_data(512, *at_least(0, "it is 0 or more"))
     n_batch: int = not_in_data(2048, *_ONE)
-    n_ubatch: int = not_in_data(512, *_ONE)
+    # The cells of a small window, whose order is that of sums, are as many as it has tokens and n_ubatch together.
+    n_ubatch: int = key(512, *_ONE, fingerprint=lambda settings: settings.window_cache == SMALL)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS))
     flash_attention: bool | None = in_data(True, open=None)
     memory_limit: str | None = not_in_data(None)
@@ -146,6 +147,11 @@ class EngineSettings:
             self.kv == "per_sequence" or not self.deterministic,
             "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
         )
+        self._check(
+            "window_cache",
+            self.window_cache == FULL or self.kv == "per_sequence",
+            f"it is {FULL} with runtime.kv=unified, where rows share the cells",
+        )
 
     def _settle_kv_type(self) -> None:
         """Write one type for both as a text, whichever way it was given, and let no calibration choose what quantised
@@ -169,6 +175,11 @@ class EngineSettings:
     def kv_types(self) -> tuple[str, str]:
         """The types of keys and of values."""
         return kv_types_of(self.kv_type) or ("f16", "f16")
+
+    @property
+    def long_rows(self) -> str | None:
+        """The line of `runtime.rope`; None without one."""
+        return self.rope.describe(self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS)
 
     @property
     def row_limit(self) -> str:

@@ -56,6 +56,10 @@ class Attention:
         bits = sum(n * KV_TYPES[kind] for n, kind in zip(self.layer_values, settings.kv_types, strict=True))
         return int(cells * bits / 8)
 
+    def keeps_window_alone(self, settings: EngineSettings) -> bool:
+        """Return whether some layers keep a window of a row and no more, so that it cannot be cut back."""
+        return self.window > 0 and settings.window_cache == SMALL
+
     def check(self, name: str, settings: EngineSettings) -> None:
         """Raise ConfigError if llama.cpp cannot make a KV cache of `runtime.kv_type` for the model `name`, or
         `runtime.rope` would do nothing, or something else than it says."""

@@ -19,8 +19,6 @@ from pipeline.api.errors import ConfigError
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 Buffer = bytes | memoryview
-CELL_PADDING = 256
-"""llama.cpp rounds the cells of a stream up to a multiple of this."""
 
 
 class Wanted(StrEnum):
@@ -266,8 +264,8 @@ class Model(Protocol):
 
 
 def padded(cells: int) -> int:
-    """Return the cells that llama.cpp makes of so many."""
-    return -(-cells // CELL_PADDING) * CELL_PADDING
+    """Return the cells that llama.cpp gives to a stream of so many."""
+    return -(-cells // 256) * 256
 
 
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:

@@ -44,7 +44,7 @@ class SpeculativeSetup(DecodeSetup):
                 " a row by other kernels than one, and a text would depend on its drafts (runtime.deterministic=false"
                 " allows that)"
             )
-        check_model(model)
+        check_model(model, engine)
         if self.draft_model is not None:
             check_draft_model(self.draft_model, model, engine)
 
@@ -52,9 +52,15 @@ class SpeculativeSetup(DecodeSetup):
         return DraftedRow
 
 
-def check_model(model: ModelSettings) -> None:
+def check_model(model: ModelSettings, engine: EngineSettings) -> None:
     """Raise ConfigError if `model` cannot drop tokens that were drafted wrongly."""
-    sizes = inspect_model(model).sizes
+    facts = inspect_model(model)
+    if facts.attention is not None and facts.attention.keeps_window_alone(engine):
+        raise ConfigError(
+            "decode=speculative needs runtime.window_cache=full: where a draft was wrong, tokens that the window had"
+            " passed are seen again"
+        )
+    sizes = facts.sizes
     if sizes is not None and sizes.recurrent:
         raise ConfigError(
             f"decode=speculative cannot work with {model.path or model.file}: it has recurrent layers, whose state"
@@ -79,11 +85,14 @@ def check_draft_model(draft: ModelSettings, model: ModelSettings, engine: Engine
             f"{name} cannot make drafts: it has recurrent layers, whose state cannot drop the tokens of a draft that"
             " was wrong; take a model with attention only, or decode.draft=lookup"
         )
+    if draft_facts.attention is not None:
+        draft_facts.attention.check(name, engine)
     longest = max_sequence_tokens(engine, facts.n_ctx_train) if facts.n_ctx_train is not None else None
-    if longest is not None and draft_facts.n_ctx_train is not None and draft_facts.n_ctx_train < longest:
+    most = None if draft_facts.n_ctx_train is None else engine.rope.most_tokens(draft_facts.n_ctx_train)
+    if longest is not None and most is not None and most < longest:
         raise ConfigError(
-            f"{name} was trained for {draft_facts.n_ctx_train} tokens, and rows have up to {longest};"
-            f" set runtime.max_sequence_tokens={draft_facts.n_ctx_train}, or take another draft model"
+            f"{name} was trained for {most} tokens, and rows have up to {longest};"
+            f" set runtime.max_sequence_tokens={most}, or take another draft model"
         )
     if facts.tokens is None or draft_facts.tokens is None:
         raise ConfigError(f"{name} cannot make drafts: the model's vocabulary is not known; use decode.draft=lookup")

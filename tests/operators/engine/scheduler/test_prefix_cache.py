@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
