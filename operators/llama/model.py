@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
-from operators.llama.packed import Packed, library, load_model
+from operators.llama.packed import Packed, library, load_model, tell_attention
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.trial import require_sound_build
@@ -36,9 +35,6 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
-OUR_KV_TYPES = ("f16", "f16")
-"""Types of keys and values to which kernels of our own compute attention."""
-log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
@@ -144,7 +140,6 @@ class LlamaModel:
         self.causal = header.encoder is None
         self.pooling = header.pooling
         self._abort = ctypes.create_string_buffer(2)
-        self._said: set[str] = set()
         self._scratch = (ctypes.c_int * 4096)()
         self._scratch_free = threading.Lock()  # a constraint asks for tokens on the engine's thread
         self._read_vocabulary()
@@ -225,9 +220,8 @@ class LlamaModel:
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         keep_rows_apart(settings.deterministic)
-        if self.packed.version and settings.kv_types != OUR_KV_TYPES and str(settings.kv_type) not in self._said:
-            self._said.add(str(settings.kv_type))
-            log.info("%s: attention is llama.cpp's with runtime.kv_type=%s", self._path.name, settings.kv_type)
+        if self.packed.version:
+            tell_attention(self._path.name, *settings.kv_types)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = 0

@@ -59,9 +59,9 @@ class EngineSettings:
             for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
         threads: CPU threads, at most two a core; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
-        kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory), bf16, q8_0 (half of it, slower), q5_1,
-            q5_0, q4_1, q4_0 or iq4_nl; or one type for keys and one for values, as {k: q8_0, v: f16}. Our kernels
-            compute attention to f16 alone.
+        kv_type: how the KV cache is stored: f16, f32 (twice the memory; exact without flash attention, with it as f16),
+            bf16, q8_0 (half the memory, slower), q5_1, q5_0, q4_1, q4_0 or iq4_nl; or one type for keys and one for
+            values, as {k: q8_0, v: f16}. Our kernels compute attention to f16 and f32 alone.
         window_cache: full (all tokens of a row stay in the KV cache of layers with a sliding window, so that any prefix
             can be shared) or small (there the window alone; no prefix beyond it is shared). docs/models.md.
         rope: rows longer than the model was trained for, as {scaling: yarn, factor: 4}.

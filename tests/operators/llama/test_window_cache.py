@@ -18,32 +18,53 @@ from operators.generation.wiring import decode_setup, model_memory
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.errors import ConfigError
 from pipeline.config.fingerprint import flat
+from tests.families.test_exact import padded
 from tests.operators.llama.gguf_files import copied
 from tests.operators.llama.test_decoding import COUNTS, WARM, complete, compute
+from tests.sets import often
+from tools.models.make_model import quantize_file
 from tools.models.vocabularies import MetaValue
 
 pytestmark = pytest.mark.slow("decodes with a model that has a sliding window")
 
 FAMILIES = Path(__file__).parents[2] / "families"
 WINDOW, AT_ONCE = 128, 128
+GEMMA = (("gemma3", AUTO), ("gemma3", "llama.cpp"))
 CELLS = 256
 """Of the small cache: WINDOW and AT_ONCE together."""
 SMALL: dict[str, Any] = {"window_cache": "small", "n_ubatch": AT_ONCE, "threads": 1}
 FULL = SMALL | {"window_cache": "full"}
 
 
+def windowed(folder: Path, family: str) -> Path:
+    """A family's model whose layers with a window see WINDOW tokens."""
+    key = MetaValue(f"{family}.attention.sliding_window", WINDOW, GGUFValueType.UINT32, None)
+    return copied(FAMILIES / f"{family}.gguf", folder / f"{family}.gguf", [key])
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    key = MetaValue("gemma3.attention.sliding_window", WINDOW, GGUFValueType.UINT32, None)
-    return copied(FAMILIES / "gemma3.gguf", tmp_path_factory.mktemp("model") / "model.gguf", [key])
+    return windowed(tmp_path_factory.mktemp("model"), "gemma3")
 
 
-@pytest.fixture(scope="module", params=["auto", "llama.cpp"])
-def model(path, request) -> Iterator[LlamaModel]:
-    loaded = LlamaModel(ModelSettings(path=str(path), kernels=request.param))
+@pytest.fixture(
+    scope="module",
+    params=often([*GEMMA, ("gpt-oss", AUTO), ("q8_0", AUTO)], *GEMMA),
+)
+def model(request, path, tmp_path_factory) -> Iterator[LlamaModel]:
+    """`q8_0`: gemma3, all of which is ours."""
+    (family, kernels), folder = request.param, tmp_path_factory.mktemp("model")
+    if family == "q8_0":
+        padded(path, folder / "padded.gguf")
+        quantize_file(folder / "padded.gguf", folder / "model.gguf", "q8_0")
+        file = folder / "model.gguf"
+    else:
+        file = path if family == "gemma3" else windowed(folder, family)
+    loaded = LlamaModel(ModelSettings(path=str(file), kernels=kernels))
     yield loaded
     loaded.close()
 
@@ -75,7 +96,8 @@ def test_a_row_keeps_its_bits_in_any_company_and_those_of_the_full_cache_until_c
         float(np.abs(np.frombuffer(bits[i, 0], np.float32) - np.frombuffer(full[i, 0], np.float32)).max())
         for i in range(len(rows))
     )
-    assert 0 < furthest < 0.002, "sums in another order, and no other tokens"
+    rounded = model.packed.tensors > 0  # products of rounded numbers tell another order sooner
+    assert 0 < furthest < (0.2 if rounded else 0.002), "sums in another order, and no other tokens"
     for slots in (7, 1):
         assert complete(model, rows, list(reversed(range(len(rows)))), WARM, 24, slots=slots, **SMALL) == (tokens, bits)
         assert COUNTS["snapshots_used"] >= 4
