@@ -38,6 +38,7 @@ from operators.generation.wiring import (
     decode_setup,
     draft_memory,
     identity_of,
+    long_rows,
     model_memory,
     of_engine,
     shared_engine,
@@ -208,6 +209,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             self._repeated.note(rows)
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
+        if (line := long_rows(self._model_settings, self._engine_settings)) is not None:
+            yield f"{node}: {line}"
         if self.sampling.structured.kind is not None:
             yield from cost_lines(node, directory)
 

@@ -22,8 +22,9 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
+from operators.settings.long_rows import FULL, SMALL
 from operators.settings.model import AUTO
-from operators.settings.runtime import KV_TYPES, EngineSettings
+from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.identity import Identity
@@ -32,8 +33,8 @@ from pipeline.api.protocols import MemoryNeed, Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
-    """Check the model and its row length before loading. Raises ConfigError if the model cannot work, or
-    `runtime.max_sequence_tokens` is more than it was trained for.
+    """Check the model, its row length and its KV cache before loading. Raises ConfigError if the model cannot work, or
+    not with `runtime.max_sequence_tokens`, `runtime.kv_type` or `runtime.rope`.
 
     Args:
         continues: whether it has to be a model that continues texts."""
@@ -45,8 +46,21 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         )
     if facts.refusal is not None:
         raise InputError(facts.refusal)
+    if facts.attention is not None:
+        facts.attention.check(str(model.path or model.file), settings)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def long_rows(model: ModelSettings, settings: EngineSettings) -> str | None:
+    """Return the line of `runtime.rope` for `model`, and what it replaces; None without one."""
+    facts = inspect_model(model)
+    n_ctx_train = facts.n_ctx_train
+    line = (
+        None if n_ctx_train is None else settings.rope.describe(max_sequence_tokens(settings, n_ctx_train), n_ctx_train)
+    )
+    scaled = None if facts.attention is None else facts.attention.scaling
+    return line if line is None or scaled is None else f"{line}, in place of its file's ({scaled})"
 
 
 def of_engine(model: ModelSettings, settings: EngineSettings) -> ModelSettings:
@@ -116,16 +130,24 @@ def model_memory(
     if facts.adapter_bytes:
         yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
-    kv = int(shape.kv_cells * (facts.sizes.kv_values or 0) * KV_TYPES[usual.kv_type] / 8)
+    kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
-    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens"
+    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens{_kept(usual)}"
     states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
     size = contexts * (kv + states + 4 * shape.outputs * width)
     what = "KV cache, recurrent states" if states else "KV cache"
     yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
-    if facts.sizes.recurrent and wanted is Wanted.NEXT and usual.snapshot_mb:
+    snapshots = facts.sizes.recurrent or (facts.attention is not None and facts.attention.keeps_window_alone(usual))
+    if snapshots and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.snapshot_mb << 20
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
+
+
+def _kept(settings: EngineSettings) -> str:
+    """Return what a KV cache keeps of tokens, where that is not the usual."""
+    keys, values = settings.kv_types
+    types = "" if keys == values == "f16" else f" in {keys}" if keys == values else f" in {keys} and {values}"
+    return types + (", windows small" if settings.window_cache == SMALL else "")
 
 
 def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
@@ -134,13 +156,18 @@ def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSetti
     if setup.draft_model is None or n_ctx_train is None:
         return []
     longest = max_sequence_tokens(settings, n_ctx_train)
-    own = replace(settings, max_sequence_tokens=longest, snapshot_mb=0)
+    own = replace(of_draft(settings, longest), snapshot_mb=0)
     needs = list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
     sizes = inspect_model(setup.draft_model).sizes
     if needs and sizes is not None and (state := sizes.state_bytes):
         what = f"states of {setup.draft_model.path} to go back to"
         needs.append(MemoryNeed(("marks", key), what, settings.with_defaults().slots * state))
     return needs
+
+
+def of_draft(settings: EngineSettings, longest: int) -> EngineSettings:
+    """Return the settings of a draft model's context for rows of up to `longest` tokens. Drafts are cut back."""
+    return replace(settings, max_sequence_tokens=longest, window_cache=FULL)
 
 
 def engine_thread(runtime: Runtime) -> EngineThread:
@@ -181,7 +208,7 @@ def _make_engine(
         draft = None
         if setup.draft_model is not None:
             draft_model = load_model(runtime, of_engine(setup.draft_model, settings))
-            context, back = draft_model.lease(replace(settings, max_sequence_tokens=decoder.shape.max_sequence_tokens))
+            context, back = draft_model.lease(of_draft(settings, decoder.shape.max_sequence_tokens))
             leased.callback(back)
             runtime.when_stuck(draft_model.abort)
             draft = context, draft_model

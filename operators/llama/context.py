@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
 
 import llama_cpp
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import ROLLBACK_ROOM, Buffer, DecoderShape, Logits, Wanted
@@ -14,6 +16,7 @@ from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.library import last_errors, unlogged
 from operators.llama.recurrent import States
 from operators.settings.checks import usable_cores
+from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -74,11 +77,14 @@ class LlamaContext:
         self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
-        self.partial = not recurrent
+        window = llama_cpp.llama_model_n_swa(model)
+        small = window > 0 and settings.window_cache == SMALL
+        self.partial = not (recurrent or small)
         if rolls_back and shape.n_ubatch < shape.draft + ROLLBACK_ROOM:  # llama.cpp would end the process
             raise ConfigError(f"runtime.n_ubatch has to be {shape.draft + ROLLBACK_ROOM} or more, to drop a draft")
-        # In one stream llama.cpp gives cells that a row's window has passed to other rows.
-        self.keeps_prefixes = shape.per_sequence or not llama_cpp.llama_model_n_swa(model)
+        # In one stream llama.cpp gives cells that a row's window has passed to other rows. In a small cache a row does
+        # so itself; its beginning up to the window is there whole, in the same cells as in any other row.
+        self.most_shared = math.inf if not window else 0 if not shape.per_sequence else window if small else math.inf
         params = _context_params(shape, settings, on_cpu)
         params.n_rs_seq = shape.draft if rolls_back else 0
         self._context = _new_context(model, params)
@@ -288,7 +294,8 @@ def _new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params)
 def _context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
     params = common_params(settings, on_cpu)
     params.n_ctx = shape.kv_cells
-    params.swa_full = True  # what a window of attention no longer sees must still be there for a row that shares it
+    # With FULL what a window of attention no longer sees is still there for a row that shares it.
+    params.swa_full = settings.window_cache == FULL
     params.n_seq_max = shape.streams
     params.n_batch = shape.n_batch
     params.n_ubatch = shape.n_ubatch
@@ -303,8 +310,21 @@ def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_con
     """Return the parameters that any context has, by `settings`."""
     params = llama_cpp.llama_context_default_params()
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
-    params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type.upper()}")
+    params.type_k, params.type_v = (int(GGMLQuantizationType[kind.upper()]) for kind in settings.kv_types)
+    scale_rope(params, settings.rope)
     flash = settings.flash_attention is not False
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
     params.offload_kqv = params.op_offload = not on_cpu
     return params
+
+
+def scale_rope(params: llama_cpp.llama_context_params, rope: RopeSettings) -> None:
+    """Have positions scaled as `rope` says, whatever the model file says of it. Layers with a sliding window keep what
+    the file says."""
+    if rope.scaling is None or rope.factor is None:
+        return
+    params.rope_scaling_type = getattr(llama_cpp, f"LLAMA_ROPE_SCALING_TYPE_{rope.scaling.upper()}")
+    params.rope_freq_scale = 1 / rope.factor
+    params.yarn_ext_factor = float(rope.scaling == YARN)
+    params.yarn_attn_factor = 1.0  # of the file's own scaling it would be a part
+    params.yarn_orig_ctx = rope.original_tokens or 0  # then that of the file, see Attention.check

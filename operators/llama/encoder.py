@@ -9,7 +9,7 @@ import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
-from operators.engine.backend.interface import CELL_PADDING, Logits, TokenIds, Wanted
+from operators.engine.backend.interface import Logits, TokenIds, Wanted, padded
 from operators.llama.context import CODES, IS_SET, BatchView, common_params
 from operators.llama.library import last_errors
 from operators.settings.runtime import EngineSettings
@@ -49,7 +49,7 @@ class EncoderContext:
         self._head = wanted is Wanted.HEAD
         self._width: int = labels if self._head else llama_cpp.llama_model_n_embd_out(model)
         params = common_params(settings, on_cpu)
-        params.n_ctx = -(-most_tokens // CELL_PADDING) * CELL_PADDING
+        params.n_ctx = padded(most_tokens)
         params.n_batch = params.n_ubatch = params.n_outputs_max = most_tokens
         params.n_seq_max = self.most_spans = MOST_SPANS
         params.kv_unified = True

@@ -10,13 +10,15 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import llama_cpp
 
+from operators.engine.backend.attention import Attention
 from operators.engine.backend.limit import ModelWork
 from operators.engine.backend.loading import ModelFacts, ModelSizes
+from operators.llama.attention import RECURRENT, attention_of
 from operators.llama.gguf_check import check_gguf, tokens_of
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
@@ -46,10 +48,6 @@ TOOL_USE = b"tool_use"
 SAMPLING = "general.sampling."
 POOLING = {"1": "mean", "2": "cls", "3": "last"}
 """Of llama.cpp's LLAMA_POOLING_TYPE numbers those that make a vector."""
-_RECURRENT = ("ssm.state_size", "ssm.conv_kernel", "wkv.head_size", "shortconv.l_cache")
-"""Keys of architectures with recurrent layers."""
-_OTHER_CACHES = (*_RECURRENT, "attention.kv_lora_rank", "attention.shared_kv_layers")
-"""Keys of architectures whose layers do not all keep the keys and values of all heads."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Header:
     n_ctx_train: int | None
     n_embd: int | None
     n_vocab: int = 0
-    kv_values: int | None = None
+    attention: Attention = field(default_factory=Attention)
     recurrent: bool = False
     fits_amx: bool = True
     """Whether llama.cpp's AMX kernels compute it, see kernels.fits_amx."""
@@ -143,22 +141,29 @@ def _read(path: Path, states: tuple[tuple[int, int], ...]) -> Header:
         n_ctx_train = _number(model, f"{architecture}.context_length")
         has_head = any(HEAD_TENSORS & each.tensors.keys() for each in contents)
         encoder = _encoder(architecture, causal=_value(model, f"{architecture}.attention.causal"))
-        recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in _RECURRENT)
-        kv_values = _kv_values(model, architecture) if encoder is None else None
+        recurrent = any(_value(model, f"{architecture}.{key}") is not None for key in RECURRENT)
         labels = contents[0].values.get(f"{architecture}.classifier.output_labels".encode())
         tensors = {name: tensor for each in contents for name, tensor in each.tensors.items()}
+        attention = attention_of(
+            architecture,
+            lambda key: _value(model, f"{architecture}.{key}"),
+            tensors,
+            rope=llama_cpp.llama_model_rope_type(model) != llama_cpp.LLAMA_ROPE_TYPE_NONE,
+        )
+        if encoder is not None:
+            attention = replace(attention, layer_values=None)  # it keeps no KV cache
         return Header(
             architecture,
             _number(model, "general.file_type"),
             n_ctx_train,
             _number(model, f"{architecture}.embedding_length") if n_embd is None else n_embd,
             llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)),
-            kv_values,
+            attention,
             recurrent,
             not recurrent and all(fits_amx(each.tensors) for each in contents),
             packed_bytes(tensors),
             has_floats(tensors),
-            work_of(contents, architecture, kv_values),
+            work_of(contents, architecture, attention.kv_values),
             encoder,
             ((labels and labels.n_items) or 1) if has_head else 0,
             POOLING.get(_value(model, f"{architecture}.pooling_type") or ""),
@@ -179,7 +184,7 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
     fingerprint = content_of(path) if fingerprint is None else fingerprint
     size = sum(part.stat().st_size for part in parts_of(path))
     packed = header.packed if library_path().exists() else (0, 0)
-    sizes = ModelSizes(size, header.n_vocab, header.kv_values, header.recurrent, *packed, header.state_bytes)
+    sizes = ModelSizes(size, header.n_vocab, header.recurrent, *packed, header.state_bytes)
     return ModelFacts(
         *(fingerprint, header.n_ctx_train, header.n_embd, sizes, header.encoder, header.outputs, header.template),
         tool_template=header.tool_template,
@@ -187,6 +192,7 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
         refusal=refusal,
         no_rollback=no_rollback(header.architecture) if header.recurrent else None,
         drafts_change_bits=header.drafts_change_bits,
+        attention=header.attention,
         tokens=functools.partial(tokens_of, parts_of(path)[0]),
     )
 
@@ -207,20 +213,6 @@ def _encoder(architecture: str | None, causal: str | None) -> str | None:
 
 def _why(architecture: str | None, reason: str) -> str:
     return f"a model of the architecture {architecture} {reason}"
-
-
-def _kv_values(model: ctypes.c_void_p, architecture: str | None) -> int | None:
-    """Count the numbers of a token's keys and values in all layers. None if layers differ or cache something else."""
-    if any(_value(model, f"{architecture}.{key}") is not None for key in _OTHER_CACHES):
-        return None
-    layers = _number(model, f"{architecture}.block_count")
-    heads = _number(model, f"{architecture}.attention.head_count")
-    if layers is None or not heads:
-        return None
-    kv_heads = _number(model, f"{architecture}.attention.head_count_kv")
-    width = (_number(model, f"{architecture}.embedding_length") or 0) // heads
-    lengths = [_number(model, f"{architecture}.attention.{which}_length") or width for which in ("key", "value")]
-    return None if kv_heads is None else layers * kv_heads * sum(lengths)
 
 
 def _value(model: ctypes.c_void_p, key: str) -> str | None:

@@ -76,6 +76,8 @@ PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
 (tests/operators/llama/test_decoding.py, tests/families/test_exact.py, tests/families/test_encoders.py)."""
 PROVEN_PACKED = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
 """The same for all classes where kernels of our own multiply (operators/llama/packed.py)."""
+PROVEN_KV = frozenset((*((kind, kind) for kind in ("f16", "f32", "q8_0")), ("q8_0", "f16"), ("f16", "q8_0")))
+"""Types of keys and values with which that holds (tests/operators/llama/test_kv_types.py)."""
 PROVEN_ON_ARM = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
 """The same for dense models on arm64, where llama.cpp was compiled with _ARM_TESTED and without _ARM_UNTESTED."""
 _ARM_TESTED = (b" DOTPROD = 1 ", b" FP16_VA = 1 ")
@@ -106,7 +108,12 @@ def lone_tokens(file_type: int | None, *, floats: bool, flash_attention: bool, l
 
 
 def doubt(
-    architecture: str | None, file_type: int | None, machine: str | None = None, *, packed: bool = False
+    architecture: str | None,
+    file_type: int | None,
+    machine: str | None = None,
+    *,
+    packed: bool = False,
+    kv_types: tuple[str, str] = ("f16", "f16"),
 ) -> str | None:
     """Say why a row's bits may depend on its neighbours; None: a test proves that they do not.
 
@@ -114,8 +121,11 @@ def doubt(
         architecture, file_type: of the model file.
         machine: the processor's kind, as `platform.machine` has it; default: this one's.
         packed: whether kernels of our own multiply.
+        kv_types: of keys and values in the KV cache.
     """
     machine = machine or platform.machine()
+    if kv_types not in PROVEN_KV:
+        return f"runtime.kv_type={{k: {kv_types[0]}, v: {kv_types[1]}}} is not tested"
     kind = CLASSES.get(architecture or "")
     if machine.lower() in _ARM:
         return _doubt_on_arm(kind, file_type, system_info())

@@ -23,7 +23,8 @@ from operators.llama.gguf_check import Contents
 from operators.llama.kernels import has_amx
 from operators.llama.packed import LOOKED_UP, OUTPUT, TABLE, bytes_of, library
 from operators.settings.checks import usable_cores
-from operators.settings.runtime import KV_TYPES, EngineSettings
+from operators.settings.long_rows import KV_TYPES
+from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import PipelineError
 from pipeline.system.file_cache import FileCache, cache_folder
 from pipeline.system.machine import free_memory, machine
@@ -50,7 +51,7 @@ class _Disturbed(PipelineError):
 
 
 def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: int | None) -> ModelWork:
-    """Return what a model multiplies and reads, by the headers of its files. `kv_values`: see ModelSizes; None: the
+    """Return what a model multiplies and reads, by the headers of its files. `kv_values`: see Attention; None: the
     keys and values are left out."""
 
     def number(key: str) -> int:
@@ -81,7 +82,8 @@ def work_of(contents: Sequence[Contents], architecture: str | None, kv_values: i
 def machine_limit(work: ModelWork, settings: EngineSettings) -> MachineLimit | None:
     """Return the limit of this machine for an engine with `settings`; None if it is not known."""
     rates = peaks(settings.threads or usable_cores())
-    return None if rates is None else MachineLimit(rates, work, KV_TYPES[settings.kv_type] / 8)
+    value_bytes = sum(map(KV_TYPES.__getitem__, settings.kv_types)) / 2 / 8
+    return None if rates is None else MachineLimit(rates, work, value_bytes)
 
 
 @functools.cache

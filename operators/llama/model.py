@@ -25,7 +25,7 @@ from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
-from operators.llama.packed import Packed, library, load_model
+from operators.llama.packed import Packed, library, load_model, tell_attention
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.recurrent import ROLLS_BACK
@@ -181,7 +181,7 @@ class LlamaModel:
             return "an earlier run in this process, or the environment, chose other kernels for K-quants"
         if is_arm() and settings.flash_attention is not True:
             return "on arm64 only flash attention is tested"
-        return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0)
+        return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0, kv_types=settings.kv_types)
 
     def limit(self, settings: EngineSettings) -> MachineLimit | None:
         return machine_limit(self._work, settings) if self.is_cpu else None
@@ -227,6 +227,8 @@ class LlamaModel:
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         keep_rows_apart(settings.deterministic)
+        if self.packed.version:
+            tell_attention(self._path.name, *settings.kv_types)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = 0

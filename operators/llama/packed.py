@@ -27,6 +27,8 @@ LIBRARY = "libllama-batch-kernels.so"
 TYPES = frozenset(GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q5_K", "Q6_K"))
 """Types of weights that the kernels multiply."""
 FLOATS = frozenset(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
+KV_TYPES = frozenset(("f16", "f32"))
+"""Types of keys and values to which they compute attention: llama.cpp makes F16 of F32 before it."""
 _SIZES: Mapping[int, tuple[int, int]] = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 """By type, the values of a block and its bytes."""
 _ROWS = 16
@@ -132,6 +134,13 @@ def load_model(
         return model, packed
     finally:
         native.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
+
+
+@functools.cache
+def tell_attention(model: str, keys: str, values: str) -> None:
+    """Log, once, that llama.cpp computes attention to keys and values of these types."""
+    if not KV_TYPES.issuperset((keys, values)):
+        log.info("%s: attention is llama.cpp's with runtime.kv_type={k: %s, v: %s}", model, keys, values)
 
 
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from operators.settings.checks import SIZE, check, parse_size
+from operators.settings.long_rows import FULL, KV_PARTS, KV_RULE, SMALL, RopeSettings, is_quantised, kv_types_of
 from operators.settings.model import AUTO, KERNELS
-from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, not_in_data, one_of
+from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, key, not_in_data, one_of, when_given
 
 KV_LAYOUTS = ("per_sequence", "unified")
-KV_TYPES = {"f16": 16.0, "f32": 32.0, "q8_0": 8.5}
-"""Types of the KV cache, and their bits per number."""
 ADMISSIONS = ("reserve", "optimistic")
 MAX_SLOTS = 255
 THREADS_PER_CORE = 2
@@ -60,7 +59,12 @@ class EngineSettings:
             for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
         threads: CPU threads, at most two a core; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
-        kv_type: how the KV cache is stored: f16, f32 (exact, twice the memory) or q8_0 (half of it, slower).
+        kv_type: how the KV cache is stored: f16, f32 (twice the memory; exact without flash attention, with it as f16),
+            bf16, q8_0 (half the memory, slower), q5_1, q5_0, q4_1, q4_0 or iq4_nl; or one type for keys and one for
+            values, as {k: q8_0, v: f16}. Our kernels compute attention to f16 and f32 alone.
+        window_cache: full (all tokens of a row stay in the KV cache of layers with a sliding window, so that any prefix
+            can be shared) or small (there the window alone; no prefix beyond it is shared). docs/models.md.
+        rope: rows longer than the model was trained for, as {scaling: yarn, factor: 4}.
         n_ctx: tokens that fit into the KV cache of the unified layout, and so into one row; null: slots x
             max_sequence_tokens.
         admission: reserve (a row is admitted when its longest completion fits into n_ctx) or optimistic (when what is
@@ -90,12 +94,15 @@ class EngineSettings:
     max_sequence_tokens: int | None = in_data(None, *_ONE_OR_NULL)
     threads: int | None = not_in_data(None, *_ONE_OR_NULL, open=0)
     kv: str = not_in_data("per_sequence", *one_of(KV_LAYOUTS), open="auto")
-    kv_type: str = in_data("f16", *one_of(KV_TYPES))
+    kv_type: Any = in_data("f16", *KV_RULE)
+    window_cache: str = when_given(FULL, *one_of((FULL, SMALL)))
+    rope: RopeSettings = when_given(RopeSettings)
     n_ctx: int | None = not_in_data(None, *_ONE_OR_NULL)
     admission: str = not_in_data("reserve", *one_of(ADMISSIONS))
     snapshot_mb: int = not_in_data(512, *at_least(0, "it is 0 or more"))
     n_batch: int = not_in_data(2048, *_ONE)
-    n_ubatch: int = not_in_data(512, *_ONE)
+    # The cells of a small window, whose order is that of sums, are as many as it has tokens and n_ubatch together.
+    n_ubatch: int = key(512, *_ONE, fingerprint=lambda settings: settings.window_cache == SMALL)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS))
     flash_attention: bool | None = in_data(True, open=None)
     memory_limit: str | None = not_in_data(None)
@@ -109,6 +116,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         bytes_or_null = self.memory_limit is None or parse_size(self.memory_limit) is not None
         self._check("memory_limit", bytes_or_null, f"{SIZE}, or null")
+        self._settle_kv_type()
         if self.open_keys():
             self.with_defaults()  # checks the rest
             return
@@ -139,9 +147,39 @@ class EngineSettings:
             self.kv == "per_sequence" or not self.deterministic,
             "in the unified layout a row's text depends on its neighbours; add runtime.deterministic=false",
         )
+        self._check(
+            "window_cache",
+            self.window_cache == FULL or self.kv == "per_sequence",
+            f"it is {FULL} with runtime.kv=unified, where rows share the cells",
+        )
+
+    def _settle_kv_type(self) -> None:
+        """Write one type for both as a text, whichever way it was given, and let no calibration choose what quantised
+        values do not have."""
+        self._check("kv_type", KV_RULE[1](self.kv_type), KV_RULE[0])
+        keys, values = types = self.kv_types
+        self.kv_type = keys if keys == values else dict(zip(KV_PARTS, types, strict=True))
+        if is_quantised(values):
+            self._check(
+                "flash_attention",
+                self.flash_attention is not False,
+                f"llama.cpp has values of the KV cache in {values} with flash attention alone; leave it true, or take"
+                f" runtime.kv_type={{k: {keys}, v: f16}}",
+            )
+            self.flash_attention = True
 
     def _check(self, key: str, holds: bool, allowed: str) -> None:
         check(holds, f"runtime.{key}", getattr(self, key), allowed)
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """The types of keys and of values."""
+        return kv_types_of(self.kv_type) or ("f16", "f16")
+
+    @property
+    def long_rows(self) -> str | None:
+        """The line of `runtime.rope`; None without one."""
+        return self.rope.describe(self.max_sequence_tokens or DEFAULT_SEQUENCE_TOKENS)
 
     @property
     def row_limit(self) -> str:

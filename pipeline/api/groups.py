@@ -19,6 +19,7 @@ class EngineFields:
     deterministic: bool = True
     memory_limit_bytes: int | None = None
     stall_timeout_s: float | None = None
+    long_rows: str | None = None
 
 
 class ModelFields(Protocol):

@@ -45,7 +45,8 @@ def not_in_data(default: Any, *rule: Any, **facts: Any) -> Any:
 
 
 def key(default: Any, allowed: str = "", holds: Callable[[Any], bool] | None = None, **facts: Any) -> Any:
-    """Return the field of a key. `default`: its value; a list is copied, and a function called, for each object."""
+    """Return the field of a key. `fingerprint`: whether it can change a byte of data/, or a function that says so of
+    the settings. `default`: its value; a list is copied, and a function called, for each object."""
     metadata = facts if holds is None else {"allowed": allowed, "holds": holds, **facts}
     made = default.copy if isinstance(default, list) else default if callable(default) else None
     return field(default=default, metadata=metadata) if made is None else field(default_factory=made, metadata=metadata)
@@ -55,6 +56,7 @@ def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
     """Yield the fields of a config group that a result depends on, and their values."""
     for each in fields(settings):
         value, counts = getattr(settings, each.name), each.metadata.get("fingerprint", True)
+        counts = counts(settings) if callable(counts) else counts
         if counts and not (counts == "given" and value == default_of(each)):
             yield each, value
 

@@ -68,7 +68,8 @@ def _counting(value: Any, hint: Any, groups: Sequence[tuple[str, Any]]) -> Any:
     kind = None if hint is None else allowed(hint).settings
     if kind is None or not isinstance(value, Mapping) or any(isinstance(options, kind) for _, options in groups):
         return value
-    apart = {each.name for each in dataclasses.fields(kind) if each.metadata.get("fingerprint") is False}
+    counts = {each.name: each.metadata.get("fingerprint") for each in dataclasses.fields(kind)}
+    apart = {name for name, fact in counts.items() if fact is False or callable(fact)}
     return {key: inside for key, inside in value.items() if key not in apart}
 
 

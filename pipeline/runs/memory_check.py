@@ -15,8 +15,8 @@ from pipeline.settings import JobSettings
 from pipeline.system.machine import free_memory
 
 REMEDIES = (
-    "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, smaller or more quantised"
-    " models, or runtime.kernels=llama.cpp, which need not have all weights in memory"
+    "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, runtime.window_cache=small"
+    " (models with a sliding window), smaller or more quantised models, or runtime.kernels=llama.cpp, which need not have all weights in memory"
 )
 
 

@@ -84,7 +84,7 @@ class Spec:
             *("--model", self.model_path, "--offline", "--threads", str(self.threads)),
             *("--batch-size", str(runtime.n_batch), "--ubatch-size", str(runtime.n_ubatch)),
             *("--flash-attn", "auto" if runtime.flash_attention else "off"),
-            *("--cache-type-k", runtime.kv_type, "--cache-type-v", runtime.kv_type),
+            *("--cache-type-k", runtime.kv_types[0], "--cache-type-v", runtime.kv_types[1]),
             *("--n-gpu-layers", str(self.model.gpu_layers)),
         ]
 

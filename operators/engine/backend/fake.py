@@ -10,6 +10,7 @@ for a call of rows with different adapters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ class FakeDecoder:
 
     partial = True
     rollback = 0
-    keeps_prefixes = True
+    most_shared = math.inf
     mixes_adapters = True
 
     def __init__(self, shape: DecoderShape, fail: Callable[[BatchBuffer], int] = lambda _: 0) -> None:

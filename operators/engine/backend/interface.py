@@ -19,8 +19,6 @@ from pipeline.api.errors import ConfigError
 TokenIds = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 Buffer = bytes | memoryview
-CELL_PADDING = 256
-"""llama.cpp rounds the cells of a stream up to a multiple of this."""
 
 ROLLBACK_ROOM = 2
 """A call must have room for so many tokens more than can be truncated of a row (`Decoder.rollback`)."""
@@ -117,8 +115,13 @@ class DecoderShape:
     @property
     def kv_cells(self) -> int:
         """Tokens that the KV cache has memory for: llama.cpp rounds a stream up."""
-        cells, streams = (self.n_ctx, 1) if self.n_ctx else (self.max_sequence_tokens, self.streams)
-        return -(-cells // CELL_PADDING) * CELL_PADDING * streams
+        return padded(self.n_ctx or self.max_sequence_tokens) * (1 if self.n_ctx else self.streams)
+
+    def window_cells(self, window: int) -> int:
+        """Return the tokens that layers with a sliding window have memory for with runtime.window_cache=small: those
+        that a token sees, and those that are computed at once."""
+        rows, streams = (1, self.streams) if self.per_sequence else (self.streams, 1)
+        return min(self.kv_cells, padded(window * rows + self.n_ubatch) * streams)
 
 
 class Decoder(Protocol):
@@ -128,12 +131,13 @@ class Decoder(Protocol):
     batch: BatchBuffer
     partial: bool
     """True if it can truncate a row, and copy part of one. Recurrent and hybrid models cannot: they keep only the state
-    after all tokens."""
+    after all tokens. Nor can those that keep only a window of them (runtime.window_cache=small)."""
     rollback: int
     """How many of the last tokens of a row it can truncate all the same, where it is not `partial`: of those that the
     last call had of the row, but not the first of them; and once a call."""
-    keeps_prefixes: bool
-    """False if tokens that a window of attention has passed may be overwritten, so that no slot may take them over."""
+    most_shared: float
+    """The longest beginning of a row that another slot may take over: where tokens that a window of attention has
+    passed may be overwritten, none or what fits into the window; else any."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
     mixes_adapters: bool
@@ -278,15 +282,22 @@ class Model(Protocol):
         """Abort all running calls of its decoders, with code 2, and further calls until the next lease."""
 
 
+def padded(cells: int) -> int:
+    """Return the cells that llama.cpp gives to a stream of so many."""
+    return -(-cells // 256) * 256
+
+
 def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
     """Return the most tokens of a row: as configured, else 1024, or the context that the model was trained for if that
-    is less. Raises ConfigError if more was asked for than the model was trained for."""
+    is less. Raises ConfigError if more was asked for than the model was trained for, with `runtime.rope`."""
+    most = settings.rope.most_tokens(n_ctx_train)
     if settings.max_sequence_tokens is None:
-        return min(DEFAULT_SEQUENCE_TOKENS, n_ctx_train)
-    if settings.max_sequence_tokens > n_ctx_train:
+        return min(DEFAULT_SEQUENCE_TOKENS, most)
+    if settings.max_sequence_tokens > most:
+        scaled = f", {most} with runtime.rope" if most != n_ctx_train else "; runtime.rope allows more"
         raise ConfigError(
             f"runtime.max_sequence_tokens={settings.max_sequence_tokens} is more than"
-            f" the {n_ctx_train} tokens that the model was trained for"
+            f" the {n_ctx_train} tokens that the model was trained for{scaled}"
         )
     return settings.max_sequence_tokens
 

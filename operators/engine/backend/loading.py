@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from operators.engine.backend.attention import Attention
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
@@ -37,14 +38,12 @@ def model_key(settings: ModelSettings) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a model in memory. `kv_values`: numbers in the KV cache for a token, in all layers; None: unknown
-    (recurrent layers, compressed caches). `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
+    """Sizes of a model in memory. `recurrent`: it has recurrent layers, and shares prefixes by snapshots.
     `packed_bytes`: of weights that `model.kernels=auto` packs, which each process has for itself. `tied_bytes`: what of
     these is in memory a second time. `state_bytes`: of the state of a row in recurrent layers."""
 
     weights_bytes: int
     n_vocab: int
-    kv_values: int | None = None
     recurrent: bool = False
     packed_bytes: int = 0
     tied_bytes: int = 0
@@ -62,6 +61,7 @@ class ModelFacts:
         refusal: why it will not load. What an encoder is asked for is told before that, see `check_room`.
         no_rollback: why it cannot drop the tokens of a wrong draft.
         drafts_change_bits: why a text may depend on its drafts.
+        attention: what its file says of that; None: there is no file.
         tokens: reads the texts of its tokens.
         adapters: the content of each of its adapters, by name; with their scales.
         adapter_bytes: of all adapters, in memory.
@@ -79,6 +79,7 @@ class ModelFacts:
     refusal: str | None = None
     no_rollback: str | None = None
     drafts_change_bits: str | None = None
+    attention: Attention | None = None
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
     adapters: Mapping[str, str] = field(default_factory=dict)
     adapter_bytes: int = 0

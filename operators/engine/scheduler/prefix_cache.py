@@ -163,7 +163,7 @@ class PrefixCache:
 
     def _lookup(self, row: Sequence) -> Match | None:
         """Find the slot with the longest common prefix with `row`, computed or not, of an earlier sequence or none."""
-        if (group := row.placement.group) is not None:
+        if (group := row.placement.group) is not None and len(row.prompt) <= self._chunking.most_shared:
             matches = [Match(owner, len(row.prompt)) for owner in group.owners if self._may_serve(owner, row)]
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
             if matches := [match for match in matches if group.logits is not None or not match.ready]:

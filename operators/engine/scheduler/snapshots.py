@@ -1,9 +1,10 @@
 """SnapshotCache: sequences of recurrent and hybrid models reuse the states that others had at the end of a prefix.
 
 A recurrent state has no past: it stands after the last token that was computed, and can neither be truncated nor copied
-in part. So a prefix can be reused only from a state at its very end. Servers keep one every so many tokens and guess;
-here it is known which prompts wait and where they branch. A sequence that computes a prompt stops where enough others
-branch off, its state is saved, and they begin from it. The state after a whole prompt is saved if equal prompts wait.
+in part. Nor can a row of which only a window is kept (runtime.window_cache=small). So a prefix can be reused only from
+a state at its very end. Servers keep one every so many tokens and guess; here it is known which prompts wait and where
+they branch. A sequence that computes a prompt stops where enough others branch off, its state is saved, and they begin
+from it. The state after a whole prompt is saved if equal prompts wait.
 
 Snapshots stay, the least recently used go first, so sequences that come later find them too, by the radix tree. They
 are restored instead of handed from slot to slot by the backend: that costs a copy of the prefix either way, and this
@@ -41,7 +42,7 @@ def prefix_cache(
     pool: SlotPool, queue: WaitingQueue, chunking: Chunking, counts: Counts, settings: EngineSettings
 ) -> PrefixCache:
     """Return the prefix cache for the decoder of `pool`."""
-    if not pool.decoder.keeps_prefixes:
+    if not pool.decoder.most_shared:
         queue.share_nothing()
     if pool.decoder.partial:
         return PrefixCache(pool, queue, chunking, counts)
@@ -71,7 +72,7 @@ class SnapshotCache(PrefixCache):
                 group is not None
                 and group.logits is not None
                 and group.waiting > 1
-                and length == len(row.prompt)
+                and length == len(row.prompt) <= self._chunking.most_shared
                 and not any(owner in self._snapshots for owner in group.owners)
             )
             if stopped or awaited:
@@ -188,6 +189,7 @@ class SnapshotCache(PrefixCache):
     def _point(self, other: Sequence, row: Sequence) -> int:
         """Return how many tokens `other` can take over from `row`; 0 if it waits for the whole prompt of `row`."""
         group = other.placement.group
-        if other is row or other.adapters != row.adapters or (group is not None and group is row.placement.group):
+        waits = group is not None and group is row.placement.group and len(row.prompt) <= self._chunking.most_shared
+        if other is row or other.adapters != row.adapters or waits:
             return 0
         return self._chunking.shared(other.prompt, row.prompt)

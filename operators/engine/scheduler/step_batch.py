@@ -9,6 +9,7 @@ nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderS
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -97,14 +98,19 @@ class StepBatch:
 
 class Chunking:
     """The rule for splitting prompts without changing their bits, for sequences that decode one token per step.
-    `kernel_tokens`: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token; 2
-    where there is one kernel for all of them; 0: prompts may be cut anywhere."""
+
+    Args:
+        kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token; 2
+            where there is one kernel for all of them; 0: prompts may be cut anywhere.
+        most_shared: see Decoder.
+    """
 
     shares_logits = True
     """Whether sequences with equal prompts may draw from the same logits."""
 
-    def __init__(self, kernel_tokens: int) -> None:
+    def __init__(self, kernel_tokens: int, most_shared: float = math.inf) -> None:
         self.kernel_tokens = kernel_tokens
+        self.most_shared = most_shared
 
     def size(self, row: Sequence, room: int) -> int:
         """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
@@ -120,7 +126,7 @@ class Chunking:
         if (len(text) >= self.kernel_tokens) != (len(other) >= self.kernel_tokens):
             return 0
         least = self.least(len(text))
-        count = min(common_length(text, other, known), len(text) - least)
+        count = int(min(common_length(text, other, known), len(text) - least, self.most_shared))
         return count if count >= least else 0
 
     def least(self, length: int) -> int:

@@ -87,7 +87,7 @@ class Strategy(ABC):
     ) -> None:
         self.settings = settings
         self.decoder = decoder
-        self.chunking = Chunking(decoder.shape.kernel_tokens)
+        self.chunking = Chunking(decoder.shape.kernel_tokens, decoder.most_shared)
         self.sampler = sampler or Sampler()
 
     def draft(self, batch: StepBatch) -> None:  # noqa: B027 - most strategies draft nothing

@@ -253,7 +253,7 @@ def test_the_logits_are_the_same_without_noise_and_near_with_some(tmp_path, kind
     deep, noisy = tmp_path / "deep.gguf", tmp_path / "noisy.gguf"
     assert deepen(["--of", str(source), "--layers", "3", "--n_ff", "1024", "--out", str(deep)]) == 0
     assert deepen(["--of", str(source), "--layers", "3", "--noise", "0.5", "--out", str(noisy)]) == 0
-    assert (read_header(deep).kv_values or 0) > (read_header(source).kv_values or 0)
+    assert (read_header(deep).attention.kv_values or 0) > (read_header(source).attention.kv_values or 0)
     assert deep.stat().st_size > source.stat().st_size
     found = []
     for path in (source, deep, noisy):

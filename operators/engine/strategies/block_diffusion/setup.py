@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from operators.engine.backend.interface import Decoder, Model
+from operators.engine.backend.loading import inspect_model
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.engine.strategies.block_diffusion.block_rows import BlockRow
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
@@ -30,6 +31,9 @@ class BlockDiffusionSetup(DecodeSetup):
     def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         check_sampling(sampling)
         check_sizes(engine, self.block)
+        attention = inspect_model(model).attention
+        if attention is not None and attention.keeps_window_alone(engine):
+            raise ConfigError("decode=block_diffusion needs runtime.window_cache=full: it cuts rows back to a block")
 
     def sequence_type(self) -> Callable[..., BlockRow]:
         return partial(BlockRow, block_length=self.block)

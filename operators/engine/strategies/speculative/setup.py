@@ -56,6 +56,11 @@ def check_model(model: ModelSettings, engine: EngineSettings, draft_tokens: int)
     """Raise ConfigError if `model` cannot drop tokens that were drafted wrongly, or would compute those of a draft
     otherwise than one by one."""
     facts = inspect_model(model)
+    if facts.attention is not None and facts.attention.keeps_window_alone(engine):
+        raise ConfigError(
+            "decode=speculative needs runtime.window_cache=full: where a draft was wrong, tokens that the window had"
+            " passed are seen again"
+        )
     if facts.sizes is None or not facts.sizes.recurrent:
         return
     name = f"decode=speculative cannot work with {model.path or model.file}"
@@ -85,11 +90,14 @@ def check_draft_model(draft: ModelSettings, model: ModelSettings, engine: Engine
     name = f"decode.draft.model={draft.path}"
     if draft_facts.encoder is not None:
         raise ConfigError(f"{name} cannot make drafts: {draft_facts.encoder}; take a model that continues texts")
+    if draft_facts.attention is not None:
+        draft_facts.attention.check(name, engine)
     longest = max_sequence_tokens(engine, facts.n_ctx_train) if facts.n_ctx_train is not None else None
-    if longest is not None and draft_facts.n_ctx_train is not None and draft_facts.n_ctx_train < longest:
+    most = None if draft_facts.n_ctx_train is None else engine.rope.most_tokens(draft_facts.n_ctx_train)
+    if longest is not None and most is not None and most < longest:
         raise ConfigError(
-            f"{name} was trained for {draft_facts.n_ctx_train} tokens, and rows have up to {longest};"
-            f" set runtime.max_sequence_tokens={draft_facts.n_ctx_train}, or take another draft model"
+            f"{name} was trained for {most} tokens, and rows have up to {longest};"
+            f" set runtime.max_sequence_tokens={most}, or take another draft model"
         )
     if facts.tokens is None or draft_facts.tokens is None:
         raise ConfigError(f"{name} cannot make drafts: the model's vocabulary is not known; use decode.draft=lookup")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from unittest.mock import Mock
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_a_prefix_that_takes_less_to_compute_than_to_copy_is_computed(per_sequen
 @pytest.mark.parametrize("keeps", [True, False])
 def test_nothing_is_taken_from_slots_whose_tokens_may_be_overwritten(keeps, monkeypatch):
     """As with a sliding window in the unified layout: tests/families/test_families.py has it on llama.cpp."""
-    monkeypatch.setattr(RecordingDecoder, "keeps_prefixes", keeps)
+    monkeypatch.setattr(RecordingDecoder, "most_shared", math.inf if keeps else 0)
     bench = Bench(shape(4, per_sequence=False, deterministic=False))
     bench.run(sequences([*family(8, 128), *[prompts(1)[0]] * 4]))
     assert bool(bench.scheduler.counts.shared_tokens) == bool(bench.scheduler.counts.copies) == keeps
