@@ -127,7 +127,8 @@ SHAPES = {
     "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, n_ctx_train=40_960, rope_theta=1e6),
     # Of the kind of Qwen3-30B-A3B, and about LFM2-350M, with as much to read and to compute as a small machine can.
-    "qwen3moe-0.7b": Shape("qwen3moe", 16, 1024, 16, 4, 128, 384, 32, 4, n_ctx_train=40_960, rope_theta=1e6),
+    # Their experts' rows are multiples of 256, so that there are K-quants of them.
+    "qwen3moe-0.7b": Shape("qwen3moe", 16, 1024, 16, 4, 128, 512, 24, 3, n_ctx_train=40_960, rope_theta=1e6),
     "lfm2-350m": Shape("lfm2", 16, 1024, 16, 8, 64, 4608, attention_every=3, n_ctx_train=32_768, rope_theta=1e6),
 }
 
