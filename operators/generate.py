@@ -14,7 +14,7 @@ import pyarrow as pa
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.endpoint.server import ModelOrServer
-from operators.engine.backend.loading import identity, inspect_model, load_model
+from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
 from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
 from operators.generation.canary import canary
@@ -145,7 +145,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         runtime = self._engine_settings
         # It says where texts are cut, as runtime.max_sequence_tokens does.
         room = {"n_ctx": runtime.n_ctx} if runtime.row_limit == "runtime.n_ctx" else {}
-        return {**super().fingerprint(), **identity(self._model_settings), **room, **constraint}
+        return {**super().fingerprint(), **identity_with_adapters(self._model_settings), **room, **constraint}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         key = repr((self._model_settings, self._engine_settings, self.decode))

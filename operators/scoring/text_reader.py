@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
-from operators.engine.backend.loading import identity, inspect_model, load_model
+from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
 from operators.generation.adapters import RowAdapters, contents_of, mask_of
@@ -93,7 +93,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
             require_column(schema, name, TEXT_TYPES)
 
     def fingerprint(self) -> dict[str, Any]:
-        return identity(self._model)
+        return identity_with_adapters(self._model)
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         facts = inspect_model(self._model)

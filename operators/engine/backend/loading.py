@@ -86,12 +86,16 @@ class ModelFacts:
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:
-    """Return what a fingerprint has of a model: its content, the type that its weights were converted to, and the
-    content of its adapters. See inspect_model."""
+    """Return what a fingerprint has of a model: its content, and the type that its weights were converted to. See
+    inspect_model."""
     weights = settings.converts_to
-    facts = inspect_model(settings)
-    adapters = {"adapters": dict(facts.adapters)} if facts.adapters else {}
-    return {"model": facts.fingerprint} | ({} if weights is None else {"weights": weights}) | adapters
+    return {"model": inspect_model(settings).fingerprint} | ({} if weights is None else {"weights": weights})
+
+
+def identity_with_adapters(settings: ModelSettings) -> dict[str, Any]:
+    """Return `identity`, and the content of each adapter, for what computes with the model."""
+    adapters = {f"adapter {name}": content for name, content in inspect_model(settings).adapters.items()}
+    return identity(settings) | adapters
 
 
 def inspect_model(settings: ModelSettings) -> ModelFacts:
