@@ -16,7 +16,8 @@ from pipeline.system.machine import free_memory
 
 REMEDIES = (
     "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, runtime.window_cache=small"
-    " (models with a sliding window), smaller or more quantised models, or runtime.kernels=llama.cpp, which need not have all weights in memory"
+    " (models with a sliding window), smaller or more quantised models, or runtime.kernels=llama.cpp, which need not"
+    " have all weights in memory"
 )
 
 
