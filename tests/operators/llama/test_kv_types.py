@@ -103,7 +103,7 @@ SHAPES = [("tiny-256", "f32"), ("tiny-llama", "q8_0"), ("tiny-qwen3moe", "q8_0")
 """Heads of 64 numbers are turned before they are rounded, by matrices in F32; heads of 32 are not."""
 
 
-@pytest.mark.parametrize("how", often(WAYS, MIXED, THE_OTHER_WAY), ids=str)
+@pytest.mark.parametrize("how", often(WAYS, THE_OTHER_WAY, WAYS[-1]), ids=str)
 @pytest.mark.parametrize(("shape", "file_type"), often_cases(SHAPES, "tiny-256"))
 def test_logits_are_the_same_to_the_bit_in_any_company(shape, file_type, how, tmp_path):
     model = LlamaModel(ModelSettings(path=str(write_model(tmp_path / "m.gguf", shape=shape, file_type=file_type).path)))

@@ -29,7 +29,7 @@ CELL_BYTES = 32
 
 
 @pytest.mark.parametrize("shape", ["llama-5m", "tiny", "tiny-qwen3moe"])
-@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", {"k": "q4_0", "v": "f16"}], ids=str)
 def test_a_token_takes_as_much_of_the_kv_cache_as_is_said(tmp_path, shape, kv_type):
     settings = ModelSettings(path=str(write_model(tmp_path / "model.gguf", shape=shape).path))
     runtime = EngineSettings(slots=2, max_sequence_tokens=256, kv_type=kv_type)

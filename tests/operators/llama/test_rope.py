@@ -50,11 +50,13 @@ def logits(settings: ModelSettings, rope: RopeSettings, ids: np.ndarray = IDS) -
 def test_logits_are_to_the_bit_those_of_a_file_that_asks_for_the_same(family, architecture, scaling, tmp_path):
     plain = model_file(tmp_path, family, architecture)
     asks = {"type": scaling, "factor": 4.0, "original_context_length": TRAINED}
+    asks |= {"yarn_ext_factor": 1.0} if scaling == "yarn" else {}
     asking = model_file(tmp_path, family, architecture, "asking", **asks)
     copied(Path(str(asking.path)), tmp_path / "long.gguf", [_context(architecture, 4 * TRAINED)])
     of_file = logits(ModelSettings(path=str(tmp_path / "long.gguf")), RopeSettings())
     assert logits(plain, RopeSettings(scaling, 4.0)) == of_file
-    assert logits(plain, RopeSettings(scaling, 4.0, 2 * TRAINED)) == of_file or scaling == "yarn"
+    if family != "qwen3_5":  # so few of its numbers are turned that YaRN turns them alike
+        assert (logits(plain, RopeSettings(scaling, 4.0, 4 * TRAINED)) == of_file) == (scaling == "linear")
     short = IDS[:TRAINED]
     assert logits(plain, RopeSettings(scaling, 4.0), short) != logits(plain, RopeSettings(), short)
     other = {"yarn": "linear", "linear": "yarn"}[scaling]

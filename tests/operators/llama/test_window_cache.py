@@ -14,10 +14,9 @@ from gguf import GGUFValueType
 
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.strategies.speculative.setup import check_model
-from operators.generation.wiring import decode_setup, model_memory
+from operators.generation.wiring import model_memory
 from operators.llama.model import LlamaModel
-from operators.settings import ModelSettings, SamplingSettings
-from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings import ModelSettings
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.errors import ConfigError
@@ -149,6 +148,3 @@ def test_what_cuts_rows_back_is_refused(path):
     check_model(ModelSettings(path=str(FAMILIES / "llama.gguf")), small, 0)
     with pytest.raises(ConfigError, match=r"runtime\.window_cache='small' cannot work: .* runtime\.kv=unified"):
         EngineSettings(window_cache="small", kv="unified", deterministic=False)
-    blocks = decode_setup(BlockDiffusionSettings())
-    with pytest.raises(ConfigError, match=r"decode=block_diffusion needs runtime\.window_cache=full"):
-        blocks.check(SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), small, settings)

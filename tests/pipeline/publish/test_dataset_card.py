@@ -71,6 +71,11 @@ def test_it_states_what_each_step_used():
     plain = facts("generate", **{"sampling.temperature": 0.5})
     assert (plain["sampling.temperature"], plain["prompt"]) == ("`0.5`", "the chat template of the model")
     assert facts("generate", **{"data.prompt_template": "Hi {{ q }}"})["prompt"] == "`Hi {{ q }}`"
+    assert "long rows" not in plain
+    scaled = facts(
+        "generate", **{"runtime.rope": {"scaling": "yarn", "factor": 4}, "runtime.max_sequence_tokens": 2048}
+    )
+    assert scaled["long rows"] == ("rows up to 2048 tokens: RoPE scaling yarn x4 beyond what the model was trained for")
 
 
 def test_equal_runs_have_equal_cards_and_no_path_of_this_machine(tmp_path):

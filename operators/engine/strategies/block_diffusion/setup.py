@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from operators.engine.backend.interface import Decoder, Model
-from operators.engine.backend.loading import inspect_model
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.engine.strategies.block_diffusion.block_rows import BlockRow
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
 from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.long_rows import FULL
 from operators.settings.runtime import EngineSettings
 from operators.settings.sampling import KEYS, is_unset
 from operators.settings.structured import StructuredSettings
@@ -31,8 +31,7 @@ class BlockDiffusionSetup(DecodeSetup):
     def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         check_sampling(sampling)
         check_sizes(engine, self.block)
-        attention = inspect_model(model).attention
-        if attention is not None and attention.keeps_window_alone(engine):
+        if engine.window_cache != FULL:
             raise ConfigError("decode=block_diffusion needs runtime.window_cache=full: it cuts rows back to a block")
 
     def sequence_type(self) -> Callable[..., BlockRow]:

@@ -81,6 +81,7 @@ def test_a_value_that_cannot_work_is_refused(values, said):
         ({"logprobs": 0}, {}, "sampling.logprobs=0 cannot work with decode=block_diffusion"),
         ({"min_tokens": 2}, {}, "sampling.min_tokens=2 cannot work"),
         ({}, {"slots": 0}, "runtime=auto measures steps of one token a row"),
+        ({}, {"window_cache": "small"}, "decode=block_diffusion needs runtime.window_cache=full"),
         ({}, {"slots": 129}, "runtime.slots=129 x decode.block_length=4 = 516 tokens"),
     ],
 )
