@@ -42,6 +42,7 @@ MAY_NOT = [
     ("seed=1", "seed: 0 -> 1"),
     ("sampling.structured.regex=a+", 'sampling.structured.regex: null -> "a+"'),
     ("runtime.kv_type=f32", 'runtime.kv_type: "f16" -> "f32"'),
+    ("model.adapters={one:a.gguf}", 'nodes.generate.adapter one: (absent) -> "one"'),
     ("output=jsonl", 'output.format: "parquet" -> "jsonl"'),
     ("store.retry.finish_reason=[length]", 'store.retry.finish_reason: [] -> ["length"]'),
 ]

@@ -59,6 +59,8 @@ class RowAdapters:
         """Return the names in a value, each once, or why they cannot be."""
         each = [value] if isinstance(value, str) else value or []
         names = [name for name in dict.fromkeys(each) if name not in (None, BASE)]
+        if self._names is None and "" in names:  # some servers answer it by the model as it is
+            return f"an empty name; null and {BASE} are the model as it is"
         if self._names is None:
             return tuple(map(str, names)) if len(names) < 2 else f"a server takes one adapter, and {names} are several"
         for name in names:

@@ -20,7 +20,7 @@ from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_to
 from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
-from operators.generation.adapters import RowAdapters, contents_of, mask_of
+from operators.generation.adapters import Names, RowAdapters, contents_of, mask_of
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import (
     check_room,
@@ -58,6 +58,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     """Cut a text that is too long."""
     adapter: Any = None
     """The adapters of the node, as RowAdapters takes them."""
+    _adapters: Names = ()
 
     def __init__(
         self,

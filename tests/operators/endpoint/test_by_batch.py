@@ -231,3 +231,27 @@ def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):
     assert "too long" in reject["reason"]
     (totals,) = result.metrics("run").select("totals").collect()["totals"]
     assert json.loads(totals)["cost"] == 39 * 3
+
+
+def test_the_adapter_of_a_row_or_a_node_is_the_model_that_is_asked_for(tmp_path):
+    names: list[list[str | None]] = [["law"], [None], ["poems"], ["base"], ["law", "poems"], [""]]
+    rows = [{"prompt": str(i), "own": each} for i, each in enumerate(names)]
+    common = {"model.name": "stub", "max_error_rate": 1.0, "progress": "none", "store.enabled": False}
+    with FaultServer() as server:
+
+        def asked_for(job: str, name: str, text: str, **settings: Any) -> tuple[dict[str, str], list[str]]:
+            server.served.clear()
+            known = common | {"model.url": server.url} | {key.replace("__", "."): v for key, v in settings.items()}
+            result = run(job, known, rows=rows, model="endpoint", directory=tmp_path / name)
+            bodies = map(json.loads, server.served)
+            return {str(body[text]): body["model"] for body in bodies}, list(result.rejects().collect()["reason"])
+
+        completions = {"model__api": "completions"}
+        models, reasons = asked_for("generate", "column", "prompt", data__adapter_column="own", **completions)
+        assert models == {"0": "law", "1": "stub", "2": "poems", "3": "stub"}
+        assert len(reasons) == 2
+        models, _ = asked_for("generate", "node", "prompt", nodes__generate__op__adapter="law", **completions)
+        assert set(models.values()) == {"law"}
+        assert len(models) == 6
+        models, _ = asked_for("embed", "embed", "input", nodes__embed__op__adapter="law", **EMBED)
+        assert set(models.values()) == {"law"}
