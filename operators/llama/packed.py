@@ -136,13 +136,6 @@ def load_model(
         native.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
 
 
-@functools.cache
-def tell_attention(model: str, keys: str, values: str) -> None:
-    """Log, once, that llama.cpp computes attention to keys and values of these types."""
-    if not KV_TYPES.issuperset((keys, values)):
-        log.info("%s: attention is llama.cpp's with runtime.kv_type={k: %s, v: %s}", model, keys, values)
-
-
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:
     """Return the bytes of the matrices that kernels of our own multiply, and what of them is a table of tokens that is
     the last matrix, too: it is in memory twice then, once as it is in the file."""

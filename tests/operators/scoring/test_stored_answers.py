@@ -13,10 +13,10 @@ import pytest
 from operators.choose import Choose
 from operators.classify import Classify
 from operators.embed import Embed
+from operators.generation import wiring
 from operators.generation.wiring import identity_of
 from operators.rerank import Rerank
 from operators.score import Score
-from operators.scoring import text_reader
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import NodeFailed
@@ -139,7 +139,7 @@ def test_nothing_is_answered_that_something_else_computed(name, tmp_path, store,
     given = rows(*range(4))
     ran(tmp_path / "a", process, name, store, given)
     with monkeypatch.context() as patched:
-        patched.setattr(text_reader, "identity_of", lambda *of: replace(identity_of(*of), device="another"))
+        patched.setattr(wiring, "identity_of", lambda *of: replace(identity_of(*of), device="another"))
         assert ran(tmp_path / "b", process, name, store, given).counts == {"missed_settings": 4}
     assert ran(tmp_path / "c", process, name, store, given).counts == {"found_earlier": 4}
 
