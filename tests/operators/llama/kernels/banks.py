@@ -50,9 +50,7 @@ def adapter(base: Path, seed: int, rank: int = 16, names: str = ALL, strength: f
     return made
 
 
-def write_bank(
-    path: Path, base: Path, adapters: Sequence[Adapter], *, transposed: bool = True
-) -> NDArray[np.int32]:
+def write_bank(path: Path, base: Path, adapters: Sequence[Adapter], *, transposed: bool = True) -> NDArray[np.int32]:
     """Write adapters for the same matrices side by side, each B transposed; return where their ranks begin. One that is
     not transposed is an adapter as llama.cpp reads it."""
     architecture = GGUFReader(base).fields["general.architecture"].contents()
