@@ -210,3 +210,14 @@ def test_contexts_beside_each_other_do_not_mix_their_rows(bank):
             for _ in range(3):
                 again = pool.map(both, pair, [range(6)] * 2)
                 assert [np.concatenate(rows).tobytes() for rows in again] == expected
+
+
+def test_a_call_that_is_only_planned_says_whether_its_rows_are_known_and_leaves_nothing(bank):
+    probe = [Span(row, 0, [5] * 4, 1 + row) for row in (0, 1)]
+    with Mixing(bank.model, bank.path, bank.begins) as context, Mixing(bank.model, bank.path, bank.begins) as other:
+        context.masks[:] = other.masks[:] = MASKS
+        expected = np.concatenate(both(context, range(6))).tobytes()
+        other.plan(probe)
+        assert (other.unmixed, other.others) == (0, 0)
+        assert np.concatenate(both(context, range(6))).tobytes() == expected
+        assert np.concatenate(both(other, range(6))).tobytes() == expected
