@@ -64,15 +64,19 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Open the library; None if it is not there or cannot be opened."""
+    """Open the library; None if it is not there, cannot be opened, or lacks what is called: it is an older one."""
     try:
         native = ctypes.CDLL(str(library_path()))
-    except OSError:
+        for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
+            getattr(native, name).restype = ctypes.c_char_p
+        # For graphs that this thread computes from now on: a uint64 of each sequence, whose bits are its adapters, read
+        # at each call (None: adapters are llama.cpp's), and how many; where each adapter's ranks begin in the bank (an
+        # int32), and how many.
+        native.kernels_mix.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
+        native.kernels_mix.restype = None
+        native.kernels_unmixed.restype = ctypes.c_int  # operations whose rows were not known, since it was last asked
+    except (OSError, AttributeError):
         return None
-    for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
-        getattr(native, name).restype = ctypes.c_char_p
-    native.kernels_mix.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
-    native.kernels_mix.restype = None
     return native
 
 
