@@ -71,9 +71,9 @@ class Choose(ChooseArguments, ModelOrServer, ReadsLikelihoods):
             completion follows its prompt.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
-        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
+        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
 
     Raises:
         ConfigError: fewer than two options, one is empty or there twice, or there is no such normalisation.

@@ -51,11 +51,11 @@ class Embed(EmbedArguments, ModelOrServer, ReadsTexts):
             for it (matryoshka). null: all.
         truncate: cut a text that is too long, instead of rejecting it; the tokens that close a text stay.
         as_: prefix of the new column (`as` in a job file).
-        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new column. The context, which can be as large as that of a Generate, is then taken when the first
             row comes that needs it.
         store: the config group of that name, which says where answers are kept.
+        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
 
     Raises:
         ConfigError: there is no such pooling, or the model's embeddings have fewer numbers than `dimensions`.

@@ -41,9 +41,9 @@ class Score(ScoreArguments, ModelOrServer, ReadsLikelihoods):
             space at its end counts as the beginning of the text. Both are then texts.
         as_: prefix of the new columns (`as` in a job file).
         store: the config group of that name, which says where answers are kept.
-        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
+        adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
 
     Raises:
         ConfigError: `joint` without a `given_column`.

@@ -22,7 +22,7 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
-from operators.settings.long_rows import FULL, SMALL
+from operators.settings.long_rows import FULL
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import Tuning
@@ -131,23 +131,23 @@ def model_memory(
         yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
+    small = facts.attention is not None and facts.attention.keeps_window_alone(usual)
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
-    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens{_kept(usual)}"
+    windows = ", windows small" if small else ""
+    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens{_types(usual)}{windows}"
     states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
     size = contexts * (kv + states + 4 * shape.outputs * width)
     what = "KV cache, recurrent states" if states else "KV cache"
     yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
-    snapshots = facts.sizes.recurrent or (facts.attention is not None and facts.attention.keeps_window_alone(usual))
-    if snapshots and wanted is Wanted.NEXT and usual.snapshot_mb:
+    if (facts.sizes.recurrent or small) and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.snapshot_mb << 20
         yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
 
 
-def _kept(settings: EngineSettings) -> str:
-    """Return what a KV cache keeps of tokens, where that is not the usual."""
+def _types(settings: EngineSettings) -> str:
+    """Return the types of a KV cache in words, where they are not the usual."""
     keys, values = settings.kv_types
-    types = "" if keys == values == "f16" else f" in {keys}" if keys == values else f" in {keys} and {values}"
-    return types + (", windows small" if settings.window_cache == SMALL else "")
+    return "" if keys == values == "f16" else f" in {keys}" if keys == values else f" in {keys} and {values}"
 
 
 def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
-from operators.llama.packed import Packed, library, load_model, tell_attention
+from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.probe import probe
 from operators.llama.recurrent import ROLLS_BACK
@@ -38,6 +39,7 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 
 _MAGIC = b"GGUF"
+log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
@@ -218,8 +220,16 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
+        self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits)
         return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
+
+    def _tell(self, settings: EngineSettings, shape: DecoderShape) -> None:
+        """Log what is unusual of a context."""
+        if self.packed.version and not KV_TYPES.issuperset(settings.kv_types):
+            log.info("%s: attention is llama.cpp's with runtime.kv_type=%s", self._path.name, settings.kv_type)
+        if (line := settings.rope.describe(shape.max_sequence_tokens, self.n_ctx_train)) is not None:
+            log.info("%s: %s", self._path.name, line)
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
@@ -227,8 +237,6 @@ class LlamaModel:
 
     def _context(self, settings: EngineSettings, shape: DecoderShape) -> LlamaContext:
         keep_rows_apart(settings.deterministic)
-        if self.packed.version:
-            tell_attention(self._path.name, *settings.kv_types)
         flash = settings.flash_attention is not False
         longest = shape.max_sequence_tokens
         lone = 0

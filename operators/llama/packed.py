@@ -64,15 +64,19 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Open the library; None if it is not there or cannot be opened."""
+    """Open the library; None if it is not there, cannot be opened, or lacks what is called: it is an older one."""
     try:
         native = ctypes.CDLL(str(library_path()))
-    except OSError:
+        for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
+            getattr(native, name).restype = ctypes.c_char_p
+        # For graphs that this thread computes from now on: a uint64 of each sequence, whose bits are its adapters, read
+        # at each call (None: adapters are llama.cpp's), and how many; where each adapter's ranks begin in the bank (an
+        # int32), and how many.
+        native.kernels_mix.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
+        native.kernels_mix.restype = None
+        native.kernels_unmixed.restype = ctypes.c_int  # operations whose rows were not known, since it was last asked
+    except (OSError, AttributeError):
         return None
-    for name in ("kernels_plug_in", "kernels_name", "kernels_sources"):
-        getattr(native, name).restype = ctypes.c_char_p
-    native.kernels_mix.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
-    native.kernels_mix.restype = None
     return native
 
 
@@ -134,13 +138,6 @@ def load_model(
         return model, packed
     finally:
         native.kernels_choose(False, False, True, 1)  # models that others load in this process have llama.cpp's
-
-
-@functools.cache
-def tell_attention(model: str, keys: str, values: str) -> None:
-    """Log, once, that llama.cpp computes attention to keys and values of these types."""
-    if not KV_TYPES.issuperset((keys, values)):
-        log.info("%s: attention is llama.cpp's with runtime.kv_type={k: %s, v: %s}", model, keys, values)
 
 
 def packed_bytes(tensors: Mapping[bytes, Tensor]) -> tuple[int, int]:

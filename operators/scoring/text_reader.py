@@ -70,6 +70,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     ) -> None:
         super().__init__(columns, store, where)
         self._model = of_engine(model, settings)
+        self._adapters = RowAdapters(self.adapter, None, list(model.adapters or ())).chosen
         self._settings = settings
         self._lent: ExitStack | None = None
 
@@ -87,7 +88,6 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
 
     def _check(self, schema: pa.Schema) -> None:
         check_room(self._model, self._settings, continues=self.wanted is Wanted.EVERY)
-        self._adapters = RowAdapters(self.adapter, None, list(self._model.adapters or ())).chosen
         if self._adapters and inspect_model(self._model).encoder is not None:
             raise ConfigError(f"adapter={self.adapter}: adapters of encoders are not supported; leave it out")
         for name in self._columns:

@@ -192,7 +192,7 @@ def _facts(settings: JobSettings, generated: bool) -> Iterator[tuple[str, str]]:
             yield "model", f"`{PurePath(model.path).name}`{converted}"
     if decode is not None and decode.draft_model is not None and decode.draft_model.path:
         yield "draft model", f"`{PurePath(decode.draft_model.path).name}`, which changes no text"
-    if model is not None and (long_rows := settings.engine.long_rows):
+    if model is not None and (model.repo or model.path) and (long_rows := settings.engine.long_rows):
         yield "long rows", long_rows
     if generated and model is not None:
         named = {node.step or name: node.op for name, node in settings.nodes.items() if _has_prompt(node.op)}

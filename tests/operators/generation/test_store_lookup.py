@@ -16,6 +16,7 @@ from operators.generate import Generate
 from operators.generation.store_lookup import HITS
 from operators.generation.wiring import completion_keys
 from operators.settings import FINISH_REASONS, DecodeSettings, RetrySettings, StoreSettings
+from operators.settings.long_rows import RopeSettings
 from operators.settings.runtime import EngineSettings, OptimiseSettings
 from operators.settings.speculative import SpeculativeSettings
 from pipeline.api.errors import ConfigError
@@ -95,6 +96,7 @@ OTHERS: dict[str, Any] = {
     **{"priority": "row", "memory_limit": "8GiB", "stall_timeout_s": 5.0, "row_timeout_s": 5.0},
     **{"optimise": OptimiseSettings(compaction=False), "max_sequence_tokens": 99, "kv_type": "f32"},
     **{"flash_attention": False, "deterministic": False, "kernels": "llama.cpp"},
+    **{"window_cache": "small", "rope": RopeSettings("yarn", 4.0)},
 }
 
 
@@ -106,7 +108,7 @@ def test_a_key_has_the_settings_that_can_change_a_bit_and_no_others(monkeypatch,
     def key(**settings: Any) -> bytes:
         return completion_keys(FakeModel(), DecodeSettings(), EngineSettings(**settings)).settings(b"")
 
-    counts = {f.name for f in fields(EngineSettings) if f.metadata.get("fingerprint", True)}
+    counts = {f.name for f in fields(EngineSettings) if f.metadata.get("fingerprint", True) in (True, "given")}
     assert {f.name for f in fields(EngineSettings)} - OTHERS.keys() == {"kv", "n_ctx", "admission"}
     found = {name for name, value in OTHERS.items() if key(**{"threads": 2, name: value}) != key(threads=2)}
     assert found == (counts if doubt is None else counts | {"threads"})

@@ -14,6 +14,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 from numpy.typing import NDArray
 
+from operators.llama.context import IS_SET
 from operators.llama.kernels import keep_rows_apart
 from operators.llama.library import initialise
 from operators.llama.packed import load_model, state
@@ -93,6 +94,8 @@ class Mixing:
         assert self._context
         self.masks = np.zeros(options.n_seq_max, np.uint64)
         self._batch = llama_cpp.llama_batch_init(1024, 0, 1)
+        self._abort = ctypes.create_string_buffer(2)
+        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(self._abort, ctypes.c_void_p))
         if bank is not None:
             self.set(bank)
 
@@ -112,6 +115,14 @@ class Mixing:
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
 
+    def plan(self, spans: Sequence[Span]) -> None:
+        """Have llama.cpp plan a call and not compute it."""
+        self._abort.value = b"!"
+        with pytest.raises(AssertionError, match="2"):
+            self.call(spans)
+        self._abort.value = b""
+        self.clear()
+
     def call(self, spans: Sequence[Span], *, mixes: bool = True) -> Floats:
         """Return the logits of a call, (outputs, words)."""
         batch, i = self._batch, 0
@@ -128,7 +139,8 @@ class Mixing:
         self.library.kernels_others()
         self.library.kernels_unmixed()
         try:
-            assert llama_cpp.llama_decode(self._context, batch) == 0
+            code = llama_cpp.llama_decode(self._context, batch)
+            assert code == 0, code
         finally:
             self.unmixed, self.others = self.library.kernels_unmixed(), self.library.kernels_others()
             self.library.kernels_mix(None, 0, None, 0)

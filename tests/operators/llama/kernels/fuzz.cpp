@@ -1,4 +1,4 @@
-// Packs and multiplies matrices of random sizes, computes attention and routers, as llama.cpp's threads do, with
+// Packs and multiplies matrices of random sizes, computes attention, routers and adapters, as llama.cpp's threads do, with
 // room for not a byte more than is said: for sanitizers. argv: seed, rounds. Ends with 0, or says what is wrong.
 //
 // The team's barrier and chunks are these, not llama.cpp's, which no sanitizer sees into.
@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "adapted.h"
 #include "product.h"
 
 // Those of other CPUs are not linked.
@@ -37,10 +38,8 @@ void numbered(ggml_tensor & tensor, ggml_type type, size_t item, int64_t a, int6
     for (int i = 0; i < 4; i++) tensor.ne[i] = sizes[i], tensor.nb[i] = i ? tensor.nb[i - 1] * sizes[i - 1] : item;
 }
 
-// Computes an operation as llama.cpp does, by so many threads or fewer than were planned. Returns whether it is ours.
-bool by_team(ggml::cpu::tensor_traits & traits, ggml_tensor & op, int threads) {
-    size_t size = 0;
-    if (!traits.work_size(threads + between(0, 8), &op, size)) return false;
+// Computes a planned operation as llama.cpp does. Returns whether it is ours.
+bool computed(ggml::cpu::tensor_traits & traits, ggml_tensor & op, int threads, size_t size) {
     std::unique_ptr<char[]> work(new char[size]);
     Team team;
     pthread_barrier_init(&team.together, nullptr, threads);
@@ -57,6 +56,12 @@ bool by_team(ggml::cpu::tensor_traits & traits, ggml_tensor & op, int threads) {
     for (auto & other : others) other.join();
     pthread_barrier_destroy(&team.together);
     return ours;
+}
+
+// By so many threads, or fewer than were planned.
+bool by_team(ggml::cpu::tensor_traits & traits, ggml_tensor & op, int threads) {
+    size_t size = 0;
+    return traits.work_size(threads + between(0, 8), &op, size) && computed(traits, op, threads, size);
 }
 
 constexpr ggml_type TYPES_OF[] = {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
@@ -210,6 +215,8 @@ bool router_of(const Kernels & kernels, int number) {
 
 }  // namespace
 
+#include "fuzz_adapters.h"
+
 int main(int, char ** arguments) {
     random_numbers.seed(atoi(arguments[1]));
     llama.barrier = [](ggml_threadpool * pool) { pthread_barrier_wait(&of(pool)->together); };
@@ -220,7 +227,7 @@ int main(int, char ** arguments) {
     for (const Kernels * kernels : {&KERNELS_PLAIN, &KERNELS_AVX2, &KERNELS_AVXVNNI, &KERNELS_AVX512VNNI}) {
         if (!kernels || !kernels->runs()) continue;
         for (int i = 0; i < atoi(arguments[2]); i++) {
-            if (!round_of(*kernels, i) || !attention_of(*kernels, i) || !router_of(*kernels, i)) return 1;
+            if (!round_of(*kernels, i) || !attention_of(*kernels, i) || !router_of(*kernels, i) || !adapters_of(*kernels, i)) return 1;
         }
         printf("%s: %s rounds\n", kernels->name, arguments[2]);
     }

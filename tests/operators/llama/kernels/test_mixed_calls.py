@@ -71,8 +71,8 @@ def both(context: Mixing, rows: Sequence[int]) -> list[Floats]:
 
 @pytest.mark.parametrize("shape", ["dense", "experts"])
 def test_each_row_of_a_mixed_call_has_the_bits_that_it_has_alone(tmp_path, monkeypatch, shape):
-    """In prompts of unequal lengths, with outputs of few tokens, in several micro-batches; by any instructions and number
-    of threads. And all operations are ours: such a context is exact as one without adapters."""
+    """In prompts of unequal lengths, with outputs of few tokens, in several micro-batches; by any instructions and
+    number of threads. And all operations are ours: such a context is exact as one without adapters."""
     sized = DENSE if shape == "dense" else EXPERTS
     bank = banked(tmp_path, written(tmp_path, monkeypatch, sized, "q8_0", padded))
     rows = range(len(LENGTHS))
@@ -110,10 +110,10 @@ def test_a_call_has_the_numbers_of_llama_cpps_adapters_to_a_rounding(tmp_path, m
 
 def test_the_bits_of_a_row_do_not_depend_on_the_bank(bank, tmp_path):
     """Several adapters of a row are one of all their ranks."""
+    first, _, last = bank.adapters
     joined = {
-        name: tuple(np.concatenate(parts, axis) for parts, axis in zip(zip(*pairs, strict=True), (-2, -1), strict=True))
-        for name in bank.adapters[0]
-        if (pairs := [bank.adapters[i][name] for i in (0, 2)])
+        name: (np.concatenate([a, last[name][0]], -2), np.concatenate([b, last[name][1]], -1))
+        for name, (a, b) in first.items()
     }
     begins = write_bank(tmp_path / "joined.gguf", bank.model, [joined])
     with Mixing(bank.model, tmp_path / "joined.gguf", begins) as context:
@@ -145,14 +145,13 @@ def test_any_matrix_can_have_adapters(tmp_path, monkeypatch, shape: Shape, names
         assert (context.unmixed, context.others) == (0, 0)
         context.masks[:] = 0
         base = both(context, range(6))
-    assert [np.abs(one - other).max() > 1e-3 for one, other in zip(alone, base, strict=True)] == [
-        row != BASE for row in range(6)
-    ]
+    for row, (one, other) in enumerate(zip(alone, base, strict=True)):
+        assert (np.abs(one - other).max() > 1e-3) == (row != BASE), row
 
 
-MIXED = ("gemma3", "qwen3moe", "lfm2", "qwen3_5")
-"""Of the families: two caches, experts, and hybrids, whose layers that attend tell which row a token is."""
 NO_CACHE = ("mamba", "mamba2", "rwkv7")
+"""Of the families. Others are hybrids: their layers that attend tell which row a token is."""
+RECURRENT = r"(ssm_(in|out|alpha|beta)|shortconv\.(in|out)_proj|attn_gate)\.weight$|time_mix_key"
 
 
 @pytest.mark.parametrize("family", often((*FAMILIES,), "gemma3", "lfm2", "qwen3_5", "mamba"))
@@ -160,26 +159,24 @@ def test_every_family_computes_a_mixed_call_or_says_that_it_cannot(tmp_path, fam
     """Whose kernels compute is no part of that: as many rows are in both calls."""
     model = tmp_path / "model.gguf"
     quantize_file(HERE / f"{family}.gguf", model, "q8_0")
-    bank = banked(
-        tmp_path, model, ALL + r"|(ssm_(in|out|alpha|beta)|shortconv\.(in|out)_proj|attn_gate)\.weight$|time_mix_key"
-    )
+    bank = banked(tmp_path, model, f"{ALL}|{RECURRENT}")
     calls = [[Span(row, 0, prompt(row)[:4], 1 + (row == 1)) for row in (0, 1, 3)]]
     calls.append([Span(row, 4, [7, 8], 2) for row in (0, 1, 3)])
     with Mixing(model, bank.path, bank.begins, swa_full=False) as context:
-        context.masks[:] = MASKS[[0, 1, 2, 2, 0, 0, 0, 0]]
+        masks = context.masks[:] = MASKS[[0, 1, 1, 2, 0, 0, 0, 0]]
         made = [context.call(each) for each in calls]
         if family in NO_CACHE:
-            assert context.unmixed > 0 and np.isnan(made[0]).all()
+            assert context.unmixed > 0
+            assert np.isnan(made[0]).all()
             return
         assert context.unmixed == 0
         rows = [np.repeat([0, 1, 3], [span.outputs for span in call]) for call in calls]
-        for row in (0, 1, 3):
-            context.clear()
-            mask, context.masks[:] = context.masks[row], context.masks[row]
-            for call, expected, of in zip(calls, made, rows, strict=True):
-                assert context.call(call)[of == row].tobytes() == expected[of == row].tobytes(), row
-            context.masks[:] = MASKS[[0, 1, 2, 2, 0, 0, 0, 0]]
-            assert context.masks[row] == mask
+        for row, other in ((0, 1), (1, 3), (3, 0)):
+            for mask, is_same in ((masks[row], True), (masks[other], False)):
+                context.clear()
+                context.masks[:] = mask
+                for call, expected, of in zip(calls, made, rows, strict=True):
+                    assert np.array_equal(context.call(call)[of == row], expected[of == row]) == is_same, (row, mask)
 
 
 @pytest.mark.parametrize("why", ["one stream for all rows", "an adapter that is not there", "ranks of another bank"])
@@ -213,3 +210,14 @@ def test_contexts_beside_each_other_do_not_mix_their_rows(bank):
             for _ in range(3):
                 again = pool.map(both, pair, [range(6)] * 2)
                 assert [np.concatenate(rows).tobytes() for rows in again] == expected
+
+
+def test_a_call_that_is_only_planned_says_whether_its_rows_are_known_and_leaves_nothing(bank):
+    probe = [Span(row, 0, [5] * 4, 1 + row) for row in (0, 1)]
+    with Mixing(bank.model, bank.path, bank.begins) as context, Mixing(bank.model, bank.path, bank.begins) as other:
+        context.masks[:] = other.masks[:] = MASKS
+        expected = np.concatenate(both(context, range(6))).tobytes()
+        other.plan(probe)
+        assert (other.unmixed, other.others) == (0, 0)
+        assert np.concatenate(both(context, range(6))).tobytes() == expected
+        assert np.concatenate(both(other, range(6))).tobytes() == expected

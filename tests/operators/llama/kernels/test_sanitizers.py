@@ -16,7 +16,7 @@ from tools.build.compilers import this_host
 
 pytestmark = [pytest.mark.laws, pytest.mark.slow("compiles the kernels with sanitizers")]
 
-FUZZED = ("pack", "product", "attention", "router", "ggml_access", "kernels_plain")
+FUZZED = ("pack", "product", "attention", "router", "adapted", "row_map", "ggml_access", "kernels_plain")
 LANES = {"AVX2": "kernels_avx2", "AVX-VNNI": "kernels_avxvnni", "AVX-512 VNNI": "kernels_avx512vnni"}
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-Wno-psabi", "-pthread")
 
