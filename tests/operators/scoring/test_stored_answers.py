@@ -13,12 +13,8 @@ import pytest
 from operators.choose import Choose
 from operators.classify import Classify
 from operators.embed import Embed
-<<<<<<< HEAD
-from operators.generation.wiring import row_identity
-=======
 from operators.generation import wiring
 from operators.generation.wiring import identity_of
->>>>>>> int
 from operators.rerank import Rerank
 from operators.score import Score
 from operators.settings import ModelSettings, StoreSettings
@@ -143,11 +139,7 @@ def test_nothing_is_answered_that_something_else_computed(name, tmp_path, store,
     given = rows(*range(4))
     ran(tmp_path / "a", process, name, store, given)
     with monkeypatch.context() as patched:
-<<<<<<< HEAD
-        patched.setattr(text_reader, "row_identity", lambda *of: row_identity(*of) | {"device": "another"})
-=======
         patched.setattr(wiring, "identity_of", lambda *of: replace(identity_of(*of), device="another"))
->>>>>>> int
         assert ran(tmp_path / "b", process, name, store, given).counts == {"missed_settings": 4}
     assert ran(tmp_path / "c", process, name, store, given).counts == {"found_earlier": 4}
 
