@@ -13,9 +13,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
+from operators.engine.backend.interface import Head, TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.context import LlamaContext

@@ -12,8 +12,9 @@ import pytest
 
 import operators.llama.model as llama
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.interface import DecoderShape, Logits
+from operators.engine.backend.interface import Logits
 from operators.engine.backend.loading import ModelFacts
+from operators.engine.backend.shape import DecoderShape
 from operators.llama.context import LlamaContext
 from operators.llama.header import facts_of
 from operators.settings import ModelSettings
