@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from operators.endpoint.scoring import EndpointEmbed
 from operators.endpoint.server import ModelOrServer
-from operators.engine.backend.interface import Logits, TokenIds, Wanted
+from operators.engine.backend.interface import Logits, TokenIds
 from operators.engine.backend.loading import inspect_model
+from operators.engine.backend.shape import Wanted
 from operators.scoring.answers_rows import Answer
 from operators.scoring.arguments import EmbedArguments
 from operators.scoring.columns import EMBEDDING, named

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from operators.engine.backend.interface import Model, Wanted, decoder_shape, max_sequence_tokens
+from operators.engine.backend.interface import Model
 from operators.engine.backend.loading import inspect_model, load_model, model_key
+from operators.engine.backend.shape import Wanted, decoder_shape, max_sequence_tokens
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.step_loop import StepLoop

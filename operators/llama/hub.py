@@ -11,8 +11,9 @@ from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.adapters.declared import with_adapters
 from operators.llama.header import facts_of, part_names, parts_of
 from operators.llama.hub_files import hub_file, hub_options
-from operators.llama.model import LlamaModel, check_gpu, refusal_of, weights_path
+from operators.llama.model import LlamaModel, check_gpu
 from operators.llama.model import load as load_file
+from operators.llama.model_file import refusal_of, weights_path
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.atomic_files import sha256_of

@@ -7,28 +7,27 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import DecoderShape, Head, TokenIds, Wanted, decoder_shape
+from operators.engine.backend.interface import Head, TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.context import LlamaContext
 from operators.llama.context_pool import ContextPool
-from operators.llama.convert import converted
 from operators.llama.encoder import EncoderContext
-from operators.llama.header import TOOL_USE, Header, content_of, facts_of, parts_of, read_header, template_in
+from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
 from operators.llama.limits import machine_limit
+from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
-from operators.llama.probe import probe
 from operators.llama.recurrent import ROLLS_BACK
 from operators.llama.trial import require_sound_build
 from operators.prompts.special_tokens import SpecialTokens
@@ -36,9 +35,8 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.errors import InputError
 
-_MAGIC = b"GGUF"
 log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
 """Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
@@ -74,42 +72,6 @@ def check_gpu(settings: ModelSettings) -> None:
         "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
         " `python -m pipeline build backend=cuda`",
     )
-
-
-def gguf_path(settings: ModelSettings) -> Path:
-    """Return the model file or the first of its parts, after a check of the first bytes of each, and a trial, see
-    `probe`."""
-    if not settings.path:
-        raise ConfigError("model.path is not set; give the path of a GGUF file (model.path=/models/my.gguf)")
-    path = Path(settings.path).expanduser()
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
-        raise InputError(f"model.path={settings.path} {what}; give the path of a GGUF file")
-    for part in parts_of(path):
-        named = f"model.path={settings.path}" if part == path else str(part)
-        try:
-            with part.open("rb") as file:
-                head = file.read(4)
-        except OSError as error:
-            raise InputError(f"{named} cannot be read: {error.strerror}") from error
-        if head != _MAGIC:
-            found = "an empty file" if not head else f"a file that begins with {head!r}"
-            raise InputError(f"{named} is {found}, not a GGUF model; convert it with llama.cpp's tools")
-    if settings.probe:
-        probe(path)
-    return path
-
-
-def weights_path(settings: ModelSettings) -> Path:
-    """Return the file to load: the model file, or what `model.weights` has made of it. See `gguf_path`, `converted`."""
-    path, wanted = gguf_path(settings), settings.converts_to
-    return path if wanted is None else converted(path, wanted)
-
-
-def refusal_of(settings: ModelSettings) -> str | None:
-    """Return why llama.cpp does not load the model file, as its trial tells; None if it does, or was not tried."""
-    refusal = probe(path := gguf_path(settings)) if settings.probe else None
-    return None if refusal is None else f"{path} could not be loaded: {refusal}"
 
 
 class LlamaModel:

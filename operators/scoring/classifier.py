@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from operators.engine.backend.interface import Head, Logits, Wanted
+from operators.engine.backend.interface import Head, Logits
 from operators.engine.backend.loading import inspect_model
+from operators.engine.backend.shape import Wanted
 from operators.generation.wiring import check_room
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds, Wanted
+from operators.engine.backend.interface import TokenIds
+from operators.engine.backend.shape import Wanted
 from operators.engine.sampling.logprobs import score_each
 from operators.engine.sampling.whole_vocabulary import Scratch
 from operators.scoring.prefix_tree import Text

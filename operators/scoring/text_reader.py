@@ -16,8 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import TokenIds, Wanted, max_sequence_tokens
+from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
+from operators.engine.backend.shape import Wanted, max_sequence_tokens
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
 from operators.generation.adapters import Names, RowAdapters, contents_of, mask_of

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from operators.engine.backend.interface import Encoder, Logits, TokenIds, Wanted
+from operators.engine.backend.interface import Encoder, Logits, TokenIds
+from operators.engine.backend.shape import Wanted
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import Part, whole_calls
 from operators.settings.checks import usable_cores

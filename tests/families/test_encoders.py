@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from gguf import GGUFValueType, LlamaFileType, PoolingType
 
-from operators.engine.backend.interface import TokenIds, Wanted
+from operators.engine.backend.interface import TokenIds
+from operators.engine.backend.shape import Wanted
 from operators.llama.header import read_header
 from operators.llama.kernels import CLASSES, PROVEN
 from operators.llama.model import LlamaModel

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from gguf import GGUFReader, Keys, ReaderTensor
 
-from operators.engine.backend.interface import Wanted
 from operators.engine.backend.loading import inspect_model
+from operators.engine.backend.shape import Wanted
 from operators.engine.sampling.params import SamplingParams
 from operators.llama import convert
 from operators.llama import model as llama_model

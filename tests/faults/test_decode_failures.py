@@ -12,10 +12,12 @@ import pytest
 
 import operators.llama.model as llama
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.interface import DecoderShape, Logits
+from operators.engine.backend.interface import Logits
 from operators.engine.backend.loading import ModelFacts
+from operators.engine.backend.shape import DecoderShape
 from operators.llama.context import LlamaContext
 from operators.llama.header import facts_of
+from operators.llama.model_file import gguf_path
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ExitCode
@@ -85,7 +87,7 @@ LOADER = f"model.loader={__name__}:load"
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
-    return facts_of(llama.gguf_path(settings))
+    return facts_of(gguf_path(settings))
 
 
 def load(settings: ModelSettings) -> llama.LlamaModel:

@@ -8,8 +8,9 @@ from typing import Any
 
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.header import facts_of
-from operators.llama.model import LlamaModel, check_gpu, weights_path
+from operators.llama.model import LlamaModel, check_gpu
 from operators.llama.model import load as load_file
+from operators.llama.model_file import weights_path
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError
 from tools.models.make_model import write_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from operators.engine.backend.interface import DecoderShape
+from operators.engine.backend.shape import DecoderShape
 from operators.settings.long_rows import KV_BLOCK, KV_PARTS, KV_TYPES, SMALL, is_quantised
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError

@@ -17,17 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
-from operators.engine.backend.interface import (
-    Buffer,
-    DecoderShape,
-    Encoder,
-    Head,
-    Logits,
-    TokenIds,
-    Wanted,
-    decoder_shape,
-)
+from operators.engine.backend.interface import Buffer, Encoder, Head, Logits, TokenIds
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

@@ -9,8 +9,8 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from operators.engine.backend.interface import DecoderShape
 from operators.engine.backend.limit import MachineLimit
+from operators.engine.backend.shape import DecoderShape
 from operators.engine.scheduler.scheduler import Scheduler
 from operators.engine.scheduler.slots import Counts
 from operators.engine.scheduler.step_batch import IdleReason, StepBatch

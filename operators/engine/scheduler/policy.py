@@ -26,7 +26,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from operators.engine.backend.interface import DecoderShape
+from operators.engine.backend.shape import DecoderShape
 from operators.engine.scheduler.radix_tree import BLOCK, RadixTree
 from operators.engine.scheduler.step_batch import Chunking, PrefillChunk
 from operators.engine.sequence import Sequence

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from operators.engine.backend.interface import Decoder, Logits, Model, max_sequence_tokens
+from operators.engine.backend.interface import Decoder, Logits, Model
+from operators.engine.backend.shape import max_sequence_tokens
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.sequence import Sequence

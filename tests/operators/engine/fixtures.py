@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from operators.engine.backend.fake import END_ID, FakeDecoder, FakeModel
-from operators.engine.backend.interface import Decoder, DecoderShape, Logits
+from operators.engine.backend.interface import Decoder, Logits
+from operators.engine.backend.shape import DecoderShape
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.step_loop import StepLoop

@@ -10,7 +10,7 @@ import pytest
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake import FakeDecoder
-from operators.engine.backend.interface import DecoderShape
+from operators.engine.backend.shape import DecoderShape
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, sequences, shape

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.fake import END_ID, FakeDecoder
-from operators.engine.backend.interface import DecoderShape, Logits
+from operators.engine.backend.interface import Logits
+from operators.engine.backend.shape import DecoderShape
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams

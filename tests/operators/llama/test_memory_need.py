@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from operators.embed import Embed
-from operators.engine.backend.interface import Wanted
 from operators.engine.backend.loading import inspect_model
+from operators.engine.backend.shape import Wanted
 from operators.generate import Generate
 from operators.generation.wiring import model_memory
 from operators.llama.model import LlamaModel

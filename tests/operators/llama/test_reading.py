@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFValueType, Keys
 
 from operators.embed import POOLING, Embed
-from operators.engine.backend.interface import Wanted
+from operators.engine.backend.shape import Wanted
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.scoring.prefix_tree import Text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType
 
-from operators.engine.backend.interface import max_sequence_tokens
+from operators.engine.backend.shape import max_sequence_tokens
 from operators.generation.wiring import check_room, long_rows
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings

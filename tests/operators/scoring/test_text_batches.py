@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.engine.backend.fake import N_EMBD, N_VOCAB, FakeDecoder
-from operators.engine.backend.interface import Wanted
+from operators.engine.backend.shape import Wanted
 from operators.engine.scheduler.step_batch import Chunking
 from operators.scoring.prefix_tree import Cuts, Text, TokenSpan
 from operators.scoring.text_batches import OUTPUT_BYTES, SLOTS, DecoderReader, reading_settings

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from operators.engine.backend.fake import FakeDecoder
-from operators.engine.backend.interface import Logits, decoder_shape
+from operators.engine.backend.interface import Logits
+from operators.engine.backend.shape import decoder_shape
 from operators.settings.runtime import OPEN, EngineSettings
 from operators.tuning.calibration import Calibration, Choice
 from pipeline.api.errors import ConfigError

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from operators.engine.backend.interface import ROLLBACK_ROOM, max_sequence_tokens
+from operators.engine.backend.interface import ROLLBACK_ROOM
 from operators.engine.backend.loading import ModelFacts, inspect_model
+from operators.engine.backend.shape import max_sequence_tokens
 from operators.engine.strategies.base import DecodeSetup, Strategy
 from operators.engine.strategies.speculative.lookup import DraftedRow
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings

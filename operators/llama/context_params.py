@@ -1,0 +1,89 @@
+"""What a llama.cpp context is made with: its parameters, and a batch over arrays of ours."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.shape import DecoderShape, Wanted
+from operators.settings.checks import usable_cores
+from operators.settings.long_rows import FULL, YARN, RopeSettings
+from operators.settings.runtime import EngineSettings
+
+
+class BatchView:
+    """A llama_batch over the arrays of `buffer`, which must outlive it."""
+
+    def __init__(self, buffer: BatchBuffer) -> None:
+        self._counts = np.ones(buffer.capacity, np.int32)
+        addresses = buffer.seq_id.ctypes.data + 4 * np.arange(buffer.capacity, dtype=np.uint64)
+        self._addresses = addresses.astype(np.uintp)
+        self._batch = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=buffer.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            embd=None,
+            pos=buffer.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self._counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=buffer.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def first(self, n_tokens: int) -> llama_cpp.llama_batch:
+        """Return the batch of the first `n_tokens` tokens."""
+        self._batch.n_tokens = n_tokens
+        return self._batch
+
+
+def new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
+    """Make a context; None if llama.cpp refuses. Turns the model's own pooling of embeddings off: pooled by llama.cpp
+    they would depend on the neighbours, which share the sums."""
+    context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
+    if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        llama_cpp.llama_free(context)
+        params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
+        context = llama_cpp.llama_init_from_model(model, params)
+    return context
+
+
+def context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
+    """Return the parameters of a decoder's context."""
+    params = common_params(settings, on_cpu)
+    params.n_ctx = shape.kv_cells
+    # With FULL what a window of attention no longer sees is still there for a row that shares it.
+    params.swa_full = settings.window_cache == FULL
+    params.n_seq_max = shape.streams
+    params.n_batch = shape.n_batch
+    params.n_ubatch = shape.n_ubatch
+    params.n_outputs_max = shape.outputs
+    if shape.wanted is Wanted.EMBEDDINGS:
+        params.embeddings = True
+    params.kv_unified = not shape.per_sequence
+    return params
+
+
+def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
+    """Return the parameters that any context has, by `settings`."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.type_k, params.type_v = (int(GGMLQuantizationType[kind.upper()]) for kind in settings.kv_types)
+    scale_rope(params, settings.rope)
+    flash = settings.flash_attention is not False
+    params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
+    params.offload_kqv = params.op_offload = not on_cpu
+    return params
+
+
+def scale_rope(params: llama_cpp.llama_context_params, rope: RopeSettings) -> None:
+    """Have positions scaled as `rope` says, whatever the model file says of it. Layers with a sliding window keep what
+    the file says."""
+    if rope.scaling is None or rope.factor is None:
+        return
+    params.rope_scaling_type = getattr(llama_cpp, f"LLAMA_ROPE_SCALING_TYPE_{rope.scaling.upper()}")
+    params.rope_freq_scale = 1 / rope.factor
+    params.yarn_ext_factor = float(rope.scaling == YARN)
+    params.yarn_attn_factor = 1.0  # of the file's own scaling it would be a part
+    params.yarn_orig_ctx = rope.original_tokens or 0  # then that of the file, see Attention.check
