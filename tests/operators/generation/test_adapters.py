@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.choose import Choose
+from operators.embed import Embed
 from operators.engine.backend.fake import FakeModel
+from operators.engine.backend.loading import model_key
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.generation.adapters import RowAdapters
@@ -19,6 +23,7 @@ from operators.generation.seeds import RowSeeds
 from operators.generation.wiring import completion_keys, identity_of
 from operators.score import Score
 from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import Batch
@@ -96,6 +101,26 @@ def test_a_fingerprint_has_the_adapters_where_they_are_given_and_the_content_of_
     assert op.fingerprint() == expected
     assert Score(OWN, EngineSettings()).fingerprint() == Score(FAKE, EngineSettings()).fingerprint() | contents
     assert "adapter" in op.told_by_fingerprint
+
+
+def test_a_model_with_other_adapters_is_loaded_apart():
+    others = [OWN, FAKE, replace(FAKE, adapters={"support": "b.gguf", "legal": "a.gguf"})]
+    assert len({model_key(each) for each in others}) == 3
+
+
+AT_SERVER = EndpointSettings(url="http://127.0.0.1:1", api="completions")
+
+
+@pytest.mark.parametrize("kind", [Score, partial(Choose, options=["a", "b"], joint=True), Embed])
+@pytest.mark.parametrize("model", [OWN, AT_SERVER])
+def test_a_node_that_does_not_go_by_the_column_has_to_say_its_adapters(kind, model):
+    """Else its rows would be those of the base, in silence."""
+    if model is AT_SERVER and kind is Embed:
+        model = replace(model, api="embeddings")
+    data = DataSettings(adapter_column="own")
+    with pytest.raises(ConfigError, match="=own is for answers that Generate draws; give this node adapter: NAME"):
+        kind(model, EngineSettings(), data=data)
+    assert "data" in kind(model, EngineSettings(), data=data, adapter="base").told_by_fingerprint
 
 
 def test_equal_prompts_with_equal_seeds_are_told_where_their_adapters_are_equal_too():

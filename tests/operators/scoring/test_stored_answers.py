@@ -178,9 +178,7 @@ def test_an_adapter_changes_answers_and_their_keys_and_the_model_as_it_is_keeps_
     given, (make, _, arguments) = rows(*range(8)), OPERATORS[name]
     base = ran(tmp_path / "a", process, name, store, given)
     monkeypatch.setitem(OPERATORS, name, (make, replace(FAKE, adapters={"one": "a.gguf", "two": "b.gguf"}), arguments))
-    found = {
-        each: ran(tmp_path / each, process, name, store, given, adapter=each) for each in ("base", "one", "two")
-    }
+    found = {each: ran(tmp_path / each, process, name, store, given, adapter=each) for each in ("base", "one", "two")}
     assert found["base"].counts == {"found_earlier": 8}
     assert found["one"].counts == found["two"].counts == {"missed_settings": 8}
     assert found["base"].rows == base.rows != found["one"].rows != found["two"].rows != base.rows

@@ -121,9 +121,7 @@ def test_the_adapter_of_a_step_is_that_of_its_node(kind):
     assert typed_key("nodes.x.op.adapter", {"x": "x", "x_prompt": "x"}) == "steps.x.adapter"
 
 
-def test_a_step_goes_by_the_column_of_adapters_unless_it_compares_choices_which_is_refused():
+@pytest.mark.parametrize("kind", [{}, PROBABILITY], ids=["generate", "choose"])
+def test_the_node_of_a_step_knows_the_column_of_adapters(kind):
     data = DataSettings(adapter_column="own")
-    assert of_step(data)["data"] == data
-    with pytest.raises(ConfigError, match="step 'x': has probability, .* add adapter: NAME or base"):
-        of_step(data, **PROBABILITY)
-    assert of_step(data, **PROBABILITY, adapter="base")["adapter"] == "base"
+    assert of_step(data, **kind)["data"] == data

@@ -1,4 +1,4 @@
-"""What a job says of its adapters before it runs, how its contexts get them, and the numbers that nodes make with them."""
+"""What a job says of its adapters before it runs, which contexts mix them, and what nodes compute with them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
+from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import Operator
 from tests.operators.flow import Flow, Rows, chain
@@ -35,16 +36,18 @@ from tests.operators.llama.adapters.adapter_files import (
 )
 from tests.operators.llama.test_decoding import compute
 
+TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 Q, UP = "blk.0.attn_q.weight", "blk.1.ffn_up.weight"
 BASE = ModelSettings(path=str(QWEN3))
 PAIRS = drawn(read_base(QWEN3), [Q, UP], 8)
+OTHER = drawn(read_base(QWEN3), [Q], 4, seed=3)
 AUTO, LLAMA_CPP = "auto", "llama.cpp"
 
 
 def with_adapter(folder: Path, scale: float = 0.75) -> ModelSettings:
     """The model with one adapter, beside another."""
     one = write_adapter(folder / "one.gguf", PAIRS, "qwen3")
-    other = write_adapter(folder / "other.gguf", drawn(read_base(QWEN3), [Q], 4, seed=3), "qwen3")
+    other = write_adapter(folder / "other.gguf", OTHER, "qwen3")
     return replace(BASE, adapters={"other": str(other), "one": {"path": str(one), "scale": scale}})
 
 
@@ -91,9 +94,9 @@ def test_one_on_the_hub_is_fetched_at_its_revision_whole_and_without_one_it_is_r
 @pytest.mark.parametrize(
     ("family", "kernels", "runtime", "mixes"),
     [
-        ("qwen3", AUTO, {}, True),
-        ("qwen3", AUTO, {"kv": "unified", "deterministic": False}, False),
-        ("qwen3", LLAMA_CPP, {}, False),
+        ("tiny", AUTO, {}, True),
+        ("tiny", AUTO, {"kv": "unified", "deterministic": False}, False),
+        ("tiny", LLAMA_CPP, {}, False),
         ("mamba", AUTO, {}, False),
     ],
 )
@@ -102,7 +105,7 @@ def test_rows_of_several_share_calls_where_our_kernels_know_whose_each_token_is(
 ):
     """Elsewhere the bits of a row with an adapter depend on how many tokens a call has. Rows of the model as it is have
     the same bits in any case."""
-    path = FAMILIES / f"{family}.gguf"
+    path = TINY if family == "tiny" else FAMILIES / f"{family}.gguf"
     base, shapes = replace(BASE, path=str(path), kernels=kernels), read_base(path)
     pairs = drawn(shapes, ["blk.0.ssm_in.weight" if family == "mamba" else Q])
     own = {name: str(write_adapter(tmp_path / name, pairs, shapes.architecture)) for name in ("one", "two")}
@@ -118,9 +121,18 @@ def test_rows_of_several_share_calls_where_our_kernels_know_whose_each_token_is(
         model.close()
 
 
+def test_an_encoder_has_no_adapters(tmp_path):
+    base = FAMILIES / "encoders/bert.gguf"
+    pairs = drawn(read_base(base), [Q])
+    own = {"one": str(write_adapter(tmp_path / "a.gguf", pairs, read_base(base).architecture))}
+    op = Embed(ModelSettings(path=str(base), adapters=own), EngineSettings(), adapter="one")
+    with pytest.raises(ConfigError, match="adapter=one: adapters of encoders are not supported"):
+        op.plan(pa.schema([("text", pa.string())]))
+
+
 READERS: dict[str, Any] = {
     "score": lambda *given, **more: Score(*given, **more),
-    "choose": lambda *given, **more: Choose(*given, options=["a lamp", "no"], **more),
+    "choose": lambda model, runtime, **more: Choose(model, runtime, ["a lamp", "no"], **more),
     "embed": lambda *given, **more: Embed(*given, **more),
 }
 COLUMNS = {"score": "logprobs", "choose": "choice_logprobs", "embed": "embedding"}
@@ -138,8 +150,11 @@ def test_score_choose_and_embed_have_the_numbers_of_merged_weights(tmp_path, ker
 
     own, base = replace(with_adapter(tmp_path), kernels=kernels), replace(BASE, kernels=kernels)
     weights = replace(base, path=str(merged(QWEN3, tmp_path / "merged.gguf", PAIRS, 0.75)))
+    both = replace(base, path=str(merged(Path(weights.path or ""), tmp_path / "both.gguf", OTHER, 1.0)))
     for name in READERS:
         found, expected, plain = numbers(name, own, adapter="one"), numbers(name, weights), numbers(name, base)
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
         assert np.abs(found - plain).max() > 1e-2
+        several = numbers(name, own, adapter=["one", "other"])
+        np.testing.assert_allclose(several, numbers(name, both), rtol=1e-3, atol=1e-4)
         np.testing.assert_array_equal(numbers(name, own), plain)

@@ -83,7 +83,9 @@ def alone(tmp_path_factory, adapters) -> Callable[[str], dict[int, str]]:
         for names in ([], ["x"], ["y"], ["x", "z"]):
             some = [row for row in rows() if {*(row["given"] or [])} - {"base"} == {*names}]
             chosen = [f"nodes.generate.op.adapter={json.dumps(names)}"] if names else []
-            found |= texts(folder / "-".join(["of", *names]), {name: adapters[name] for name in names}, some, *own, *chosen)
+            found |= texts(
+                folder / "-".join(["of", *names]), {name: adapters[name] for name in names}, some, *own, *chosen
+            )
         return found
 
     return functools.cache(run)
