@@ -153,15 +153,20 @@ class LlamaContext:
         at_once = ctypes.create_string_buffer(b"!")
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(at_once, ctypes.c_void_p))
         self.batch.clear()
-        ids = [np.zeros(1 if self._adapters is None else 3, np.int32)] * (1 if self._adapters is None else 2)
-        self.batch.add_spans(ids, [0] * len(ids), range(len(ids)), [1, 0][: len(ids)])
+        # Several tokens of several rows, and another number of outputs: else a row that is mapped wrongly looks right.
+        rows, tokens, outputs = (1, 1, [1]) if self._adapters is None else (2, 3, [1, 0])
+        if self.shape.streams < rows:
+            rows, outputs = 1, [2]
+        ids = [np.zeros(min(tokens, self.batch.capacity // rows), np.int32)] * rows
+        self.batch.add_spans(ids, [0] * rows, range(rows), outputs)
         kernels.kernels_others(), kernels.kernels_unmixed()
         with unlogged():
             code = self._decode(self.batch.n_tokens)
         llama_cpp.llama_set_n_threads(self._context, *threads)
         self.batch.clear()
         self.clear()
-        if kernels.kernels_unmixed() and self._adapters is not None:
+        unmixed = kernels.kernels_unmixed()
+        if self._adapters is not None and self.mixes_adapters and (unmixed or code != _ABORTED):
             self._adapters.set_for_all(self._context, 0)
             self.mixes_adapters = False
         return code == _ABORTED and kernels.kernels_others() == 0
