@@ -115,8 +115,13 @@ def test_rows_of_several_share_calls_where_our_kernels_know_whose_each_token_is(
     assert (decoder.mixes_adapters, plain.mixes_adapters) == (mixes, True)
     exact = (plain.shape.exact, plain.lone_tokens) if mixes else (False, 0)
     assert (decoder.shape.exact, decoder.lone_tokens) == exact
-    found, expected = (compute(each, np.arange(5, 20, dtype=np.int32)) for each in (decoder, plain))
+    ids = np.arange(5, 20, dtype=np.int32)
+    found, expected = (compute(each, ids).copy() for each in (decoder, plain))
     np.testing.assert_array_equal(found, expected)
+    decoder.batch.clear()
+    decoder.batch.adapters[1] = 2
+    decoder.batch.add_spans([ids], [0], [1], [1])
+    assert 1e-3 < np.abs(decoder.decode() - expected).max() < np.inf
     for model in models:
         model.close()
 
