@@ -76,17 +76,14 @@ def test_one_on_the_hub_is_fetched_at_its_revision_whole_and_without_one_it_is_r
     asked: list[Any] = []
 
     def fetched(repo: str, name: str, revision: str, options: Any, key: str) -> Path:
-        asked.append((repo, name, revision))
+        asked.append((repo, name, revision, options))
         return gguf if name == gguf.name else folder / name
 
     monkeypatch.setattr(declared, "hub_file", fetched)
     given = {"a": {"repo": "o/a", "revision": "v1", "file": gguf.name}, "b": {"repo": "o/b", "revision": "v2"}}
-    assert declared.prepared_for(replace(BASE, adapters=given), QWEN3) is not None
-    assert asked == [
-        ("o/a", gguf.name, "v1"),
-        ("o/b", "adapter_config.json", "v2"),
-        ("o/b", "adapter_model.safetensors", "v2"),
-    ]
+    assert declared.prepared_for(replace(BASE, adapters=given, options={"token": "t"}), QWEN3) is not None
+    files = ("o/a", gguf.name, "v1"), ("o/b", "adapter_config.json", "v2"), ("o/b", "adapter_model.safetensors", "v2")
+    assert asked == [(*file, {"token": "t"}) for file in files]
     with pytest.raises(ConfigError, match=r"model\.adapters\.a needs a revision beside repo"):
         declared.prepared_for(replace(BASE, adapters={"a": {"repo": "o/a"}}), QWEN3)
 
