@@ -161,6 +161,7 @@ def test_a_server_takes_any_one_name():
         ({"a": {"scale": 1.0}}, False),
         ({"a": {"path": "a", "repo": "b"}}, False),
         ({"a": {"path": "a", "scale": "1"}}, False),
+        ({"a": {"path": "a", "scale": float("inf")}}, False),
         ({"a": {"path": "a", "scael": 1}}, False),
         ({f"a{i}": "a.gguf" for i in range(65)}, False),
         (["a.gguf"], False),

@@ -139,7 +139,7 @@ def test_a_damaged_file_in_the_cache_is_named(hub):
 
 def test_without_a_network_the_message_says_what_to_do(tmp_path):
     alone = replace(SETTINGS, options={"cache_dir": str(tmp_path), "local_files_only": True})
-    with pytest.raises(InputError, match=r"the Hub cannot be reached; .* model\.path="):
+    with pytest.raises(InputError, match=r"the Hub cannot be reached; .* model=gguf model\.path="):
         fetch(alone)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from operators.generate import DRAINED, MIXED
 from operators.llama.adapters.targets import read_base
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -102,4 +103,7 @@ def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters
     way, _, kernels = case.partition(" by ")
     found = texts(tmp_path / "mixed", adapters, rows(), BY_COLUMN, f"runtime.kernels={kernels}", *WAYS[way])
     assert found == alone(kernels)
+    if way != "processes":  # whose workers have logs of their own
+        log = (tmp_path / "mixed/run.log").read_text(encoding="utf-8")
+        assert f"adapters x, y, z; {MIXED if kernels == AUTO else DRAINED}" in log
     assert len({found[i] for i in range(4)}) > 2  # adapters change texts
