@@ -74,6 +74,8 @@ class Choose(ChooseArguments, ModelOrServer, ReadsLikelihoods):
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by as they are, with null
             in the new columns.
         adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
+        data: the config group of that name: where it has a column of adapters, by which this node does not go, the node
+            has to say its `adapter`, or base.
 
     Raises:
         ConfigError: fewer than two options, one is empty or there twice, or there is no such normalisation.

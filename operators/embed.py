@@ -57,6 +57,8 @@ class Embed(EmbedArguments, ModelOrServer, ReadsTexts):
             row comes that needs it.
         store: the config group of that name, which says where answers are kept.
         adapter: a name of `model.adapters`, or a list of names, for all rows of the node; null or base: none.
+        data: the config group of that name: where it has a column of adapters, by which this node does not go, the node
+            has to say its `adapter`, or base.
 
     Raises:
         ConfigError: there is no such pooling, or the model's embeddings have fewer numbers than `dimensions`.

@@ -42,6 +42,7 @@ MAY_NOT = [
     ("seed=1", "seed: 0 -> 1"),
     ("sampling.structured.regex=a+", 'sampling.structured.regex: null -> "a+"'),
     ("runtime.kv_type=f32", 'runtime.kv_type: "f16" -> "f32"'),
+    ("model.adapters={one:a.gguf} data.adapter_column=prompt", 'data.adapter_column: (absent) -> "prompt"'),
     ("output=jsonl", 'output.format: "parquet" -> "jsonl"'),
     ("store.retry.finish_reason=[length]", 'store.retry.finish_reason: [] -> ["length"]'),
 ]
@@ -75,7 +76,9 @@ def test_all_of_it_may_change_at_once_and_does_not_change_a_byte(finished, capsy
     assert files(finished.parent / "changed") == files(finished.parent / "out")
 
 
-@pytest.mark.parametrize(("settings", "says"), often_cases(MAY_NOT, "seed=1", "runtime.kv_type=f32", "output=jsonl"))
+@pytest.mark.parametrize(
+    ("settings", "says"), often_cases(MAY_NOT, "seed=1", MAY_NOT[3][0], "runtime.kv_type=f32", "output=jsonl")
+)
 def test_what_can_change_a_byte_is_refused_with_the_key_and_both_values(finished, settings, says, capsys):
     assert run(finished, *settings.split()) == ExitCode.CONFIG
     error = capsys.readouterr().err

@@ -20,11 +20,11 @@ from operators.endpoint.metrics import Paid, usage_lines
 from operators.endpoint.render import LIKE, LIKE_NAMES
 from operators.endpoint.rows import quoted_texts
 from operators.endpoint.server import server_of
-from operators.generation.adapters import RowAdapters
+from operators.generation.adapters import adapters_of_node
 from operators.generation.wiring import shared_store
 from operators.rows.token_lists import literals_of, rows_with_names
 from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
-from operators.settings import ModelSettings, StoreSettings
+from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.endpoint import AUTO, EndpointSettings
 from operators.settings.model import TEXT
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Forecast, Forecasts, Runtime, Task, require_column
@@ -52,6 +52,8 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
     """Questions of a request."""
     adapter: Any = None
     """The adapter of the node, by the name that the server has for it: it stands in the place of the model's."""
+    data: DataSettings | None = None
+    told_by_fingerprint = ("data",)  # it changes no answer
 
     def __init__(
         self, model: ModelSettings, columns: Sequence[str], store: StoreSettings | None, where: str | None = None
@@ -63,7 +65,7 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
             require_path(self.title, model.dialect)
         super().__init__(columns, store, where)
         self._model = model
-        self._adapters = RowAdapters(self.adapter, None, None).chosen
+        self._adapters = adapters_of_node(self.adapter, self.data, None)
 
     def _check(self, schema: pa.Schema) -> None:
         for name in self._columns:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.settings.checks import check
+from operators.settings.files import DataSettings
 from operators.settings.model import BASE
 from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.api.records import require_column
@@ -60,12 +61,26 @@ class RowAdapters:
         each = [value] if isinstance(value, str) else value or []
         names = [name for name in dict.fromkeys(each) if name not in (None, BASE)]
         if self._names is None:
+            if "" in names:  # some servers answer it by the model as it is
+                return f"an empty name; null and {BASE} are the model as it is"
             return tuple(map(str, names)) if len(names) < 2 else f"a server takes one adapter, and {names} are several"
         for name in names:
             if name not in self._names:
                 hint = did_you_mean(str(name), self._names) or f"; there are {', '.join(self._names) or 'none'}"
                 return f"'{name}' is not among model.adapters{hint}"
         return tuple(map(str, names))
+
+
+def adapters_of_node(chosen: Any, data: DataSettings | None, names: Collection[str] | None) -> Names:
+    """Return the adapters of a node whose rows all have the same. For the arguments see RowAdapters.
+
+    Raises:
+        ConfigError: as RowAdapters does; or it has no choice, and the job's rows have adapters of their own.
+    """
+    if chosen is None and data is not None and data.adapter_column is not None:
+        column = f"data.adapter_column={data.adapter_column}"
+        raise ConfigError(f"{column} is for answers that Generate draws; give this node adapter: NAME or base")
+    return RowAdapters(chosen, None, names).chosen
 
 
 def contents_of(mask: int, contents: Sequence[str]) -> list[str]:

@@ -30,12 +30,13 @@ def hub_file(repo: str, name: str, revision: str, options: Mapping[str, Any], ke
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     what = f"{name} of {repo} at {revision}"
+    file = "model=gguf model.path=" if key == "model" else f"{key}.path="
     try:
         return Path(download(repo, name, revision=revision, **options))
     except LocalEntryNotFoundError as error:
         raise InputError(
             f"{what} is not in the cache and the Hub cannot be reached; fetch it where there is a network,"
-            f" or give a file: {key}.path="
+            f" or give a file: {file}"
         ) from error
     except HFValidationError as error:
         raise ConfigError(f"{key}.repo={repo}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.scoring.columns import CHOICE, RERANK, SCORE, named
-from operators.settings import ModelSettings, StoreSettings
+from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings
 from pipeline.api.records import require_column
@@ -32,6 +32,7 @@ class EmbedArguments:
     where: str | None = None
     store: StoreSettings | None = None
     adapter: Any = None
+    data: DataSettings | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments, and get the operator ready to be planned."""
@@ -51,6 +52,7 @@ class ChooseArguments:
     store: StoreSettings | None = None
     where: str | None = None
     adapter: Any = None
+    data: DataSettings | None = None
 
     def __post_init__(self) -> None:
         check_one_of("normalize", self.normalize, NORMALIZE)
@@ -113,6 +115,7 @@ class ScoreArguments:
     store: StoreSettings | None = None
     where: str | None = None
     adapter: Any = None
+    data: DataSettings | None = None
 
     def __post_init__(self) -> None:
         self._fields = named(SCORE, self.as_)

@@ -21,7 +21,7 @@ from operators.engine.backend.loading import identity_with_adapters, inspect_mod
 from operators.engine.backend.shape import Wanted, max_sequence_tokens
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
-from operators.generation.adapters import RowAdapters, contents_of, mask_of
+from operators.generation.adapters import adapters_of_node, contents_of, mask_of
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import (
     check_room,
@@ -36,7 +36,7 @@ from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import DecoderReader, Part, reading_settings
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
-from operators.settings import ModelSettings, StoreSettings
+from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runtime, Scope, Task, UsesModel
 from pipeline.api.errors import Cancelled, ConfigError
@@ -59,6 +59,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     """Cut a text that is too long."""
     adapter: Any = None
     """The adapters of the node, as RowAdapters takes them."""
+    data: DataSettings | None = None
+    told_by_fingerprint = ("data",)  # it changes no answer
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     ) -> None:
         super().__init__(columns, store, where)
         self._model = of_engine(model, settings)
-        self._adapters = RowAdapters(self.adapter, None, list(model.adapters or ())).chosen
+        self._adapters = adapters_of_node(self.adapter, self.data, list(model.adapters or ()))
         self._settings = settings
         self._lent: ExitStack | None = None
 

@@ -213,10 +213,6 @@ def _generates(step: Step, groups: Groups) -> dict[str, Any]:
 def _chooses(step: Step, groups: Groups) -> dict[str, Any]:
     joint = {"joint": True} if isinstance(groups["model"], EndpointSettings) else {}  # a server cannot do otherwise
     shared = {key: groups[key] for key in ("model", "runtime", "store")}
-    if step.adapter is None and groups["data"].adapter_column is not None:
-        raise ConfigError(
-            "has probability, and data.adapter_column is for answers that are drawn; add adapter: NAME or base"
-        )
     adapter = {} if step.adapter is None else {"adapter": step.adapter}
     return {"_target_": "operators.choose.Choose", "options": step.choices, **adapter, **joint, **shared}
 

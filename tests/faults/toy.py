@@ -1,5 +1,5 @@
 """A job that comes to every failpoint in a tenth of a second: two sinks, rejects, operators that remember, and a
-Generate without weights."""
+Generate without weights, whose rows have adapters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ generate:
   inputs: prompts
   op:
     _target_: operators.generate.Generate
-    model: {{loader: "operators.engine.backend.fake:load"}}
+    model: {{loader: "operators.engine.backend.fake:load", adapters: {{one: a.gguf, two: b.gguf}}}}
+    data: {{adapter_column: adapter}}
     sampling: {{max_tokens: 4}}
     decode: {{}}
     runtime: {{slots: 8, threads: 1}}
@@ -41,15 +42,18 @@ write: {{inputs: generate, op: {{_target_: operators.sinks.write_rows.WriteRows,
 
 
 class Prompts(Operator):
-    """Gives every row a prompt of its own."""
+    """Gives every row a prompt of its own, and an adapter or none."""
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
-        self.schema = add_columns(schema, pa.field("prompt_ids", pa.list_(pa.int32())))
+        own = pa.field("prompt_ids", pa.list_(pa.int32())), pa.field("adapter", pa.string())
+        self.schema = add_columns(schema, *own)
         return self.schema
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        ids = [[1 + x // 200, 1 + x % 200, 7] for x in batch.data.column("x").to_pylist()]
-        columns = [*batch.data.columns, pa.array(ids, pa.list_(pa.int32()))]
+        numbers = batch.data.column("x").to_pylist()
+        ids = pa.array([[1 + x // 200, 1 + x % 200, 7] for x in numbers], pa.list_(pa.int32()))
+        adapters = pa.array([(None, "one", "two")[x % 3] for x in numbers], pa.string())
+        columns = [*batch.data.columns, ids, adapters]
         yield batch.with_data(pa.record_batch(columns, schema=self.schema))
 
 

@@ -23,7 +23,7 @@ def prepared_for(settings: ModelSettings, base: Path) -> PreparedAdapters | None
     Raises:
         ConfigError, InputError: there is no such file, or it is no adapter of this model; the message names it.
     """
-    sources = [_source(name, given) for name, given in (settings.adapters or {}).items()]
+    sources = [_source(name, given, settings.options) for name, given in (settings.adapters or {}).items()]
     return prepared(base, sources) if sources else None
 
 
@@ -35,7 +35,8 @@ def with_adapters(facts: ModelFacts, settings: ModelSettings, base: Path) -> Mod
     return replace(facts, adapters=contents, adapter_bytes=files.bank_bytes)
 
 
-def _source(name: str, given: str | Mapping[str, Any]) -> AdapterSource:
+def _source(name: str, given: str | Mapping[str, Any], options: Mapping[str, Any]) -> AdapterSource:
+    """Return where an adapter is. `options`: of the Hub, where the model is from there, too."""
     values = {"path": given} if isinstance(given, str) else dict(given)
     scale = float(values.pop("scale", 1.0))
     if "repo" not in values:
@@ -44,5 +45,5 @@ def _source(name: str, given: str | Mapping[str, Any]) -> AdapterSource:
     if values.get("revision") is None:
         raise ConfigError(f"{key} needs a revision beside repo: a commit hash or tag, so that it stays the same")
     names = [values["file"]] if values.get("file") is not None else [CONFIG, WEIGHTS]
-    paths = [hub_file(values["repo"], each, values["revision"], {}, key) for each in names]
+    paths = [hub_file(values["repo"], each, values["revision"], options, key) for each in names]
     return AdapterSource(name, paths[0] if len(paths) == 1 else paths[0].parent, scale)

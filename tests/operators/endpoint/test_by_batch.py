@@ -231,3 +231,28 @@ def test_vectors_come_from_a_server_once_and_a_bad_text_costs_itself(tmp_path):
     assert "too long" in reject["reason"]
     (totals,) = result.metrics("run").select("totals").collect()["totals"]
     assert json.loads(totals)["cost"] == 39 * 3
+
+
+def test_the_adapter_of_a_row_or_a_node_is_the_model_that_is_asked_for(tmp_path):
+    """Equal prompts for two of them are asked for twice."""
+    names: list[list[str | None]] = [["law"], ["poems"], [None], ["base"], ["law"], ["law", "poems"], [""]]
+    rows = [{"prompt": f"{i // 2}", "own": each} for i, each in enumerate(names)]
+    common = {"model.name": "stub", "max_error_rate": 1.0, "progress": "none", "store.enabled": False}
+    common |= {"sampling.temperature": 0}
+    with FaultServer() as server:
+
+        def asked_for(job: str, name: str, text: str, **settings: Any) -> tuple[list[tuple[str, str]], int]:
+            server.served.clear()
+            known = common | {"model.url": server.url} | {key.replace("__", "."): v for key, v in settings.items()}
+            result = run(job, known, rows=rows, model="endpoint", directory=tmp_path / name)
+            bodies = [json.loads(body) for body in server.served.elements()]
+            return sorted((str(body[text]), body["model"]) for body in bodies), result.counts.get("error_rejects", 0)
+
+        completions = {"model__api": "completions"}
+        asked, rejects = asked_for("generate", "column", "prompt", data__adapter_column="own", **completions)
+        assert asked == [("0", "law"), ("0", "poems"), ("1", "stub"), ("2", "law")]
+        assert rejects == 2
+        asked, _ = asked_for("generate", "node", "prompt", nodes__generate__op__adapter="law", **completions)
+        assert asked == [(f"{i}", "law") for i in range(4)]
+        asked, _ = asked_for("embed", "embed", "input", nodes__embed__op__adapter="law", **EMBED)
+        assert {model for _, model in asked} == {"law"}

@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from operators.choose import Choose
+from operators.embed import Embed
 from operators.engine.backend.fake import FakeModel
+from operators.engine.backend.loading import model_key
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
 from operators.generation.adapters import RowAdapters
+from operators.generation.duplicates import RepeatedDraws
 from operators.generation.requests import SequenceMaker
 from operators.generation.seeds import RowSeeds
 from operators.generation.wiring import completion_keys, identity_of
-from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.score import Score
+from operators.settings import DataSettings, DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.endpoint import EndpointSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import Batch
+from tests.operators.test_generate import FAKE, generate
 
 NAMES = ("support", "legal")
 
 
-def masks(values: list[Any], chosen: Any = None, column: str | None = "own") -> tuple[list[int], list[str]]:
+def masks(
+    values: list[Any], chosen: Any = None, column: str | None = "own", samples: int = 1
+) -> tuple[list[int], list[str]]:
     """Return the masks of rows with these values in a column, and why others were refused."""
     data = {"row": range(len(values)), "prompt_ids": pa.array([[1]] * len(values), pa.list_(pa.int32())), "own": values}
     adapters = RowAdapters(chosen, column, NAMES)
     batch = pa.RecordBatch.from_pydict(data)
     adapters.plan(batch.schema)
-    maker = SequenceMaker(SamplingSettings(), FakeModel(adapters=NAMES), 64, RowSeeds(0, "n"), adapters=adapters)
+    sampling, model = SamplingSettings(n=samples), FakeModel(adapters=NAMES)
+    maker = SequenceMaker(sampling, model, 64, RowSeeds(0, "n"), adapters=adapters)
     rows, rejects = maker.of(Batch(0, batch))
     return [row.adapters for row in rows], [row.reason for some in rejects for row in some.rows]
 
 
 def test_a_column_names_one_or_none():
     assert masks(["support", None, "legal", "base", "support"]) == ([1, 0, 2, 0, 1], [])
+
+
+def test_each_sample_of_a_row_has_its_adapters():
+    assert masks(["support", None, "legal"], samples=2) == ([1, 1, 0, 0, 2, 2], [])
 
 
 def test_a_list_names_several_in_any_order_once():
@@ -68,6 +83,54 @@ def test_a_node_that_names_what_is_not_there_is_refused(chosen):
         RowAdapters(chosen, None, NAMES)
 
 
+OWN = replace(FAKE, adapters={"support": "a.gguf", "legal": "b.gguf"})
+
+
+def test_the_column_of_a_job_is_there_when_it_is_planned():
+    op = generate(model=OWN, data=DataSettings(adapter_column="own"))
+    with pytest.raises(SchemaError, match="own"):
+        op.plan(pa.schema([("prompt_ids", pa.list_(pa.int32()))]))
+
+
+@pytest.mark.parametrize(("chosen", "told"), [(None, None), ("base", ()), ("legal", ("legal",))])
+def test_a_fingerprint_has_the_adapters_where_they_are_given_and_the_content_of_all(chosen, told):
+    """So a run that was begun before there were any goes on, whose nodes have the same key with nothing in it."""
+    op = generate(model=OWN, adapter=chosen)
+    contents = {"adapter support": "support", "adapter legal": "legal"}
+    expected = generate().fingerprint() | contents | ({} if told is None else {"adapter": told})
+    assert op.fingerprint() == expected
+    assert Score(OWN, EngineSettings()).fingerprint() == Score(FAKE, EngineSettings()).fingerprint() | contents
+    assert "adapter" in op.told_by_fingerprint
+
+
+def test_a_model_with_other_adapters_is_loaded_apart():
+    others = [OWN, FAKE, replace(FAKE, adapters={"support": "b.gguf", "legal": "a.gguf"})]
+    assert len({model_key(each) for each in others}) == 3
+
+
+AT_SERVER = EndpointSettings(url="http://127.0.0.1:1", api="completions")
+
+
+@pytest.mark.parametrize("kind", [Score, partial(Choose, options=["a", "b"], joint=True), Embed])
+@pytest.mark.parametrize("model", [OWN, AT_SERVER])
+def test_a_node_that_does_not_go_by_the_column_has_to_say_its_adapters(kind, model):
+    """Else its rows would be those of the base, in silence."""
+    if model is AT_SERVER and kind is Embed:
+        model = replace(model, api="embeddings")
+    data = DataSettings(adapter_column="own")
+    with pytest.raises(ConfigError, match="=own is for answers that Generate draws; give this node adapter: NAME"):
+        kind(model, EngineSettings(), data=data)
+    assert "data" in kind(model, EngineSettings(), data=data, adapter="base").told_by_fingerprint
+
+
+def test_equal_prompts_with_equal_seeds_are_told_where_their_adapters_are_equal_too():
+    params, prompt = SamplingParams(temperature=1.0), np.array([1, 2], np.int32)
+    for masks, repeats in (((1, 2, 0), 0), ((1, 2, 1), 1)):
+        draws = RepeatedDraws(of_ids=False)
+        draws.note(Sequence(i, prompt, params, 7, 5, adapters=mask) for i, mask in enumerate(masks))
+        assert draws.count == repeats
+
+
 def test_a_column_without_adapters_and_one_of_another_type_are_refused():
     with pytest.raises(ConfigError, match="=own names adapters, and"):
         RowAdapters(None, "own", ())
@@ -77,8 +140,13 @@ def test_a_column_without_adapters_and_one_of_another_type_are_refused():
 
 def test_a_server_takes_any_one_name():
     at_server = RowAdapters(None, "own", None)
-    data = pa.RecordBatch.from_pydict({"own": [["a"], ["a", "b"], None]})
-    assert at_server.of(data) == [("a",), "column 'own': a server takes one adapter, and ['a', 'b'] are several", ()]
+    data = pa.RecordBatch.from_pydict({"own": [["a"], ["a", "b"], None, [""]]})
+    assert at_server.of(data) == [
+        ("a",),
+        "column 'own': a server takes one adapter, and ['a', 'b'] are several",
+        (),
+        "column 'own': an empty name; null and base are the model as it is",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.file_cache import PLACE, weights_cache
+from tools.models.make_adapter import write_adapter
 from tools.models.make_model import write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -93,6 +94,14 @@ def test_it_is_converted_after_it_was_fetched(hub, tmp_path, monkeypatch):
     assert model.fingerprint() == facts.fingerprint
     model.close()
     assert hub[1].count("GET") == 1
+
+
+def test_its_adapters_are_those_of_the_file_that_was_fetched(hub, tmp_path):
+    settings = replace(hub[0], adapters={"own": str(write_adapter(fetch(hub[0]), tmp_path / "own.gguf", rank=4))})
+    model = load(settings)
+    assert dict(zip(model.adapters, model.adapter_contents, strict=True)) == inspect(settings).adapters
+    assert model.adapters == ("own",)
+    model.close()
 
 
 def test_its_weights_are_counted(hub, content):

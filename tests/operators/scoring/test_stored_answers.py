@@ -169,3 +169,17 @@ def test_what_was_read_before_an_interrupt_is_not_read_again(tmp_path, store, pr
     assert rest.rows == whole.rows
     assert rest.counts == {"found_resumed": 2, "missed_new": 14}  # one of the batch, then the batch's first row alone
     assert rest.tokens_in < whole.tokens_in
+
+
+@pytest.mark.parametrize("name", ["score", "choose", "embed"])
+def test_an_adapter_changes_answers_and_their_keys_and_the_model_as_it_is_keeps_its_own(
+    name, tmp_path, store, process, monkeypatch
+):
+    given, (make, _, arguments) = rows(*range(8)), OPERATORS[name]
+    base = ran(tmp_path / "a", process, name, store, given)
+    monkeypatch.setitem(OPERATORS, name, (make, replace(FAKE, adapters={"one": "a.gguf", "two": "b.gguf"}), arguments))
+    found = {each: ran(tmp_path / each, process, name, store, given, adapter=each) for each in ("base", "one", "two")}
+    assert found["base"].counts == {"found_earlier": 8}
+    assert found["one"].counts == found["two"].counts == {"missed_settings": 8}
+    assert found["base"].rows == base.rows != found["one"].rows != found["two"].rows != base.rows
+    assert ran(tmp_path / "again", process, name, store, given, adapter="two").counts == {"found_earlier": 8}

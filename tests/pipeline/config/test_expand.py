@@ -19,7 +19,7 @@ from operators.settings.runtime import EngineSettings
 from operators.settings.structured import StructuredSettings
 from pipeline.api.errors import ConfigError, GraphError
 from pipeline.api.protocols import Operator
-from pipeline.config.expand import expanded
+from pipeline.config.expand import expanded, typed_key
 from pipeline.config.fingerprint import differences
 from pipeline.settings import JobSettings, NodeSettings
 
@@ -83,19 +83,23 @@ def test_a_job_without_steps_keeps_its_nodes_and_one_with_steps_has_them_no_more
         expanded(JobSettings(steps={"x": {"opp": 1}}))
 
 
-def test_a_step_changes_single_keys_of_a_group_deep_down_too():
-    given = {"prompt": "x", "sampling": {"temperature": 0.5, "structured": {"regex": "a+"}}, "seed": 3}
+def of_step(data: DataSettings = DATA, **given: Any) -> dict[str, Any]:
+    """The op of the node that asks the model in a job of one step."""
     settings = JobSettings(
-        steps={"x": given},
+        steps={"x": {"prompt": "x", **given}},
         model=MODEL,
-        data=DATA,
+        data=data,
         sampling=SamplingSettings(max_tokens=7, structured=StructuredSettings(skip_forced=False)),
         decode=DecodeSettings(),
         runtime=EngineSettings(),
         store=StoreSettings(),
         output=OutputSettings(),
     )
-    op = expanded(settings).nodes["x"].op
+    return expanded(settings).nodes["x"].op
+
+
+def test_a_step_changes_single_keys_of_a_group_deep_down_too():
+    op = of_step(sampling={"temperature": 0.5, "structured": {"regex": "a+"}}, seed=3)
     found = op["sampling"]
     assert (found.temperature, found.max_tokens, op["seed"]) == (0.5, 7, 3)
     assert found.structured == StructuredSettings(regex="a+", skip_forced=False)
@@ -105,3 +109,19 @@ def test_nodes_that_came_and_went_are_told_in_a_line_each():
     before = {"nodes.a.op.x": 1, "nodes.a.inputs": [], "nodes.b.op.x": 1, "seed": 0}
     now = {"nodes.c.op.x": 1, "nodes.d.op.x": 2, "nodes.b.op.x": 2, "seed": 0}
     assert differences(before, now) == ["nodes that are new: c, d", "nodes that are gone: a", "nodes.b.op.x: 1 -> 2"]
+
+
+PROBABILITY: dict[str, Any] = {"choices": ["a", "b"], "probability": True}
+
+
+@pytest.mark.parametrize("kind", [{}, PROBABILITY], ids=["generate", "choose"])
+def test_the_adapter_of_a_step_is_that_of_its_node(kind):
+    assert of_step(**kind, adapter=["one", "two"])["adapter"] == ["one", "two"]
+    assert "adapter" not in of_step(**kind)
+    assert typed_key("nodes.x.op.adapter", {"x": "x", "x_prompt": "x"}) == "steps.x.adapter"
+
+
+@pytest.mark.parametrize("kind", [{}, PROBABILITY], ids=["generate", "choose"])
+def test_the_node_of_a_step_knows_the_column_of_adapters(kind):
+    data = DataSettings(adapter_column="own")
+    assert of_step(data, **kind)["data"] == data

@@ -162,6 +162,18 @@ def test_the_command_of_a_job_composes_to_the_settings_of_the_case(tmp_path, con
     assert settings.store.enabled is (contender is JOB)
 
 
+def test_each_row_has_the_adapter_that_llama_server_gives_it(tmp_path):
+    case = replace(spec(tmp_path), model=ModelSettings(path="models/tiny/tiny-q8_0.gguf"))
+    command = JobContender("x", adapters=3).command(case)
+    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    other = case.with_adapters(3)
+    assert [row["adapter"] for row in rows] == [str(i) for i in other.adapter_of()]
+    settings = settings_of(composed(command[3].removeprefix("job="), *command[4:]))
+    assert settings.data.adapter_column == "adapter"
+    assert settings.model.adapters == {str(i): str(path) for i, path in enumerate(other.adapters)}
+    assert len({path.read_bytes() for path in other.adapters}) == 3
+
+
 def test_speeds_give_the_time_of_the_workload(made):
     work = made.workload
     ceiling, serial = CEILING.figures(made, BATCHED), SERIAL.figures(made, SINGLE)

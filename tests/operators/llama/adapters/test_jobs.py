@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from operators.llama.adapters.targets import read_base
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from tests.operators.llama.adapters.adapter_files import drawn, write_adapter
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs jobs with adapters of the model that ships")
 
+AUTO, LLAMA_CPP = "auto", "llama.cpp"
 TINY = Path("models/tiny/tiny-q8_0.gguf")
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NAMES = (None, "x", "y", ["z", "x"], "base")
@@ -36,7 +40,7 @@ def adapters(tmp_path_factory) -> dict[str, Any]:
     return given | {"y": {"path": given["y"], "scale": 0.5}}
 
 
-def rows(count: int = 20) -> list[dict[str, Any]]:
+def rows(count: int = 10) -> list[dict[str, Any]]:
     """Rows of unequal lengths, with adapters in turn; neighbours have equal prompts, and all a long beginning."""
     texts = [f"{'Count with me. ' * 12} {i // 2} + {i // 2 % 7} = {'?' * (i // 2 % 5)}" for i in range(count)]
     return [
@@ -52,7 +56,7 @@ def texts(out: Path, given: Mapping[str, Any], data: list[dict[str, Any]], *sett
     adapters = json.dumps(given)
     job = [
         *("job=generate", "model=tiny", f"data.path={path}", "data.id_column=id", f"model.adapters={adapters}"),
-        *("sampling.max_tokens=12", "sampling.min_tokens=4", "chunk_rows=8", "progress=none", f"output_dir={out}"),
+        *("sampling.max_tokens=8", "sampling.min_tokens=4", "chunk_rows=8", "progress=none", f"output_dir={out}"),
     ]
     assert main([*job, *settings]) == ExitCode.DONE
     table = pq.read_table(out / "data")
@@ -61,30 +65,41 @@ def texts(out: Path, given: Mapping[str, Any], data: list[dict[str, Any]], *sett
 
 BY_COLUMN = "data.adapter_column=given"
 WAYS: dict[str, tuple[str, ...]] = {
-    "1 slot": ("runtime.slots=1",),
+    "as it is": (),
     "3 slots": ("runtime.slots=3",),
-    "with drafts": ("decode=speculative",),
+    "3 slots with drafts": ("runtime.slots=3", "decode=speculative"),
     "processes": ("cluster=processes", "cluster.workers=2"),
 }
 
 
-@pytest.mark.parametrize("kernels", ["auto", "llama.cpp"])
-def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters, kernels):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, adapters) -> Callable[[str], dict[int, str]]:
+    """The completions of all rows by these kernels, in a job for each set of adapters with no other, one row after the
+    other."""
+
+    def run(kernels: str) -> dict[int, str]:
+        folder, found = tmp_path_factory.mktemp("alone"), dict[int, str]()
+        own = f"runtime.kernels={kernels}", "runtime.slots=1"
+        for names in ([], ["x"], ["y"], ["x", "z"]):
+            some = [row for row in rows() if {*(row["given"] or [])} - {"base"} == {*names}]
+            chosen = [f"nodes.generate.op.adapter={json.dumps(names)}"] if names else []
+            found |= texts(
+                folder / "-".join(["of", *names]), {name: adapters[name] for name in names}, some, *own, *chosen
+            )
+        return found
+
+    return functools.cache(run)
+
+
+CASES = [f"{way} by {kernels}" for way, kernels in itertools.product(WAYS, (AUTO, LLAMA_CPP))]
+
+
+@pytest.mark.parametrize(
+    "case", often(CASES, f"as it is by {AUTO}", f"3 slots with drafts by {AUTO}", f"3 slots by {LLAMA_CPP}")
+)
+def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters, alone, case):
     """Mixed in a call by kernels of our own, drained one after the other by llama.cpp's."""
-    own = f"runtime.kernels={kernels}"
-    data = rows()
-    mixed = texts(tmp_path / "mixed", adapters, data, BY_COLUMN, own)
-    apart: dict[int, str] = {}
-    for i, name in enumerate(NAMES):
-        some = [row for row in data if row["given"] == ([name] if isinstance(name, str) else name)]
-        if name in (None, "base"):
-            apart |= texts(tmp_path / f"{i}", {}, some, own)
-        else:
-            given = {key: adapters[key] for key in ([name] if isinstance(name, str) else sorted(name))}
-            chosen = json.dumps(name)
-            apart |= texts(tmp_path / f"{i}", given, some, own, f"nodes.generate.op.adapter={chosen}")
-    assert mixed == apart
-    assert len({mixed[i] for i in range(0, 4)}) > 2  # adapters change texts
-    for way, settings in WAYS.items():
-        again = texts(tmp_path / way.replace(" ", "_"), adapters, data, BY_COLUMN, own, *settings)
-        assert again == mixed, way
+    way, _, kernels = case.partition(" by ")
+    found = texts(tmp_path / "mixed", adapters, rows(), BY_COLUMN, f"runtime.kernels={kernels}", *WAYS[way])
+    assert found == alone(kernels)
+    assert len({found[i] for i in range(4)}) > 2  # adapters change texts
