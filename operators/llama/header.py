@@ -19,12 +19,12 @@ from operators.engine.backend.attention import Attention
 from operators.engine.backend.limit import ModelWork
 from operators.engine.backend.loading import ModelFacts, ModelSizes
 from operators.llama.attention import RECURRENT, attention_of
+from operators.llama.contexts.recurrent import drafts_change_bits, no_rollback, state_bytes
 from operators.llama.gguf_check import check_gguf, tokens_of
 from operators.llama.kernels import fits_amx
 from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import work_of
 from operators.llama.packed import has_floats, library_path, packed_bytes
-from operators.llama.recurrent import drafts_change_bits, no_rollback, state_bytes
 from operators.rows.content import content_id
 from pipeline.api.errors import InputError
 

@@ -18,9 +18,10 @@ from operators.engine.backend.loading import ModelFacts, check_options
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
-from operators.llama.context import LlamaContext
-from operators.llama.context_pool import ContextPool
-from operators.llama.encoder import EncoderContext
+from operators.llama.contexts.context import LlamaContext
+from operators.llama.contexts.context_pool import ContextPool
+from operators.llama.contexts.encoder import EncoderContext
+from operators.llama.contexts.recurrent import ROLLS_BACK
 from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
 from operators.llama.library import gpus, initialise, last_errors
@@ -28,7 +29,6 @@ from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
-from operators.llama.recurrent import ROLLS_BACK
 from operators.llama.trial import require_sound_build
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings

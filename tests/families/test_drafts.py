@@ -25,10 +25,10 @@ from operators.engine.strategies.speculative.setup import SpeculativeSetup
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.generation.wiring import draft_memory, model_memory
 from operators.llama import model as llama_model
+from operators.llama.contexts.recurrent import no_rollback
 from operators.llama.header import read_header
 from operators.llama.kernels import is_arm
 from operators.llama.model import LlamaModel
-from operators.llama.recurrent import no_rollback
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.speculative import SpeculativeSettings

@@ -15,7 +15,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Logits
 from operators.engine.backend.loading import ModelFacts
 from operators.engine.backend.shape import DecoderShape
-from operators.llama.context import LlamaContext
+from operators.llama.contexts.context import LlamaContext
 from operators.llama.header import facts_of
 from operators.llama.model_file import gguf_path
 from operators.settings import ModelSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.batch import DecodeFailed
-from operators.llama.context import LlamaContext
+from operators.llama.contexts.context import LlamaContext
 from operators.llama.model import LlamaModel
 from operators.llama.packed import library_path
 from operators.settings import ModelSettings

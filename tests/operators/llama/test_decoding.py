@@ -22,7 +22,7 @@ from operators.engine.strategies.autoregressive import Autoregressive
 from operators.engine.strategies.base import Strategy
 from operators.engine.strategies.speculative.lookup import DraftedRow
 from operators.generation.canary import canary
-from operators.llama.context_pool import ContextPool
+from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.model import LlamaModel
 from operators.settings import DecodeSettings, ModelSettings
 from operators.settings.model import KERNELS

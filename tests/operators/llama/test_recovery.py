@@ -12,7 +12,7 @@ import pytest
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Logits
 from operators.engine.sampling.params import SamplingParams
-from operators.llama.context import LlamaContext
+from operators.llama.contexts.context import LlamaContext
 from operators.llama.model import LlamaModel
 from operators.settings.runtime import EngineSettings
 from tests.operators.llama.test_decoding import complete, compute, model, model_file, texts

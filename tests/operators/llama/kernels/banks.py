@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 from numpy.typing import NDArray
 
-from operators.llama.context import IS_SET
+from operators.llama.contexts.context import IS_SET
 from operators.llama.kernels import keep_rows_apart
 from operators.llama.library import initialise
 from operators.llama.packed import load_model, state

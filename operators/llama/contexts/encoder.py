@@ -11,8 +11,8 @@ import numpy as np
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import Logits, TokenIds
 from operators.engine.backend.shape import Wanted, padded
-from operators.llama.context import CODES, IS_SET
-from operators.llama.context_params import BatchView, common_params
+from operators.llama.contexts.context import CODES, IS_SET
+from operators.llama.contexts.context_params import BatchView, common_params
 from operators.llama.library import last_errors
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError

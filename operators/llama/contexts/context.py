@@ -13,9 +13,9 @@ from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.interface import ROLLBACK_ROOM, Buffer, Logits
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.adapters.loaded import LoadedAdapters
-from operators.llama.context_params import BatchView, context_params, new_context
+from operators.llama.contexts.context_params import BatchView, context_params, new_context
+from operators.llama.contexts.recurrent import States
 from operators.llama.library import last_errors, unlogged
-from operators.llama.recurrent import States
 from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
