@@ -17,6 +17,7 @@ from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
 from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
+from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
@@ -164,6 +165,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         said = self.sampling.tools is not None or CHOICE in self.sampling.per_row
         if self._tools is None and self._data.has_tools and not said:
             runtime.log.warning(UNREAD_CALLS, runtime.node)
+        if self._model.adapters and self._adapters.is_unsaid:
+            runtime.log.warning(UNUSED_ADAPTERS, runtime.node)
         if (wanted := self._model_settings.converts_to) is not None:
             runtime.log.info("%s: the model's weights as %s (model.weights)", runtime.node, wanted)
         if (drafting := self._setup.draft_model) is not None:
@@ -235,9 +238,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             keys, retry = completion_keys(self._model, self.decode, settings), self.store.retry.finish_reason
             self._lookup = StoreLookup(self._runtime, store, retry, keys, self._model.pieces())
         self._engine = shared_engine(self._runtime, self._model, settings, self.decode)
-        if names := self._model.adapters:
+        if self._model.adapters:
             how = MIXED if self._engine.loop.decoder.mixes_adapters else DRAINED
-            self._runtime.log.info("%s: adapters %s; %s", self._runtime.node, ", ".join(names), how)
+            self._runtime.log.info("%s: %s; %s", self._runtime.node, self._adapters.in_words(), how)
 
     def _chosen(self, inbox: Inbox) -> EngineSettings:
         """Choose the open settings by the first prompts, or by all if they are few."""

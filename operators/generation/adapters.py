@@ -13,6 +13,10 @@ from operators.settings.model import BASE
 from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.api.records import require_column
 
+UNUSED_ADAPTERS = (
+    "%s: model.adapters is given, and all rows get the model as it is: say adapter: NAME of the node or step (base, if"
+    " that is meant), or data.adapter_column"
+)
 Names = tuple[str, ...]
 """Of adapters; none: the model as it is."""
 
@@ -25,6 +29,10 @@ class RowAdapters:
         column: `data.adapter_column`, for a node without a choice of its own.
         names: those of `model.adapters`; None: a server's, which takes one name and says itself what it has.
 
+    Attributes:
+        column: the one that rows go by; None: `chosen` is for all.
+        is_unsaid: neither node nor job says anything.
+
     Raises:
         ConfigError: `chosen` names what is not there, or there is nothing to choose from.
     """
@@ -34,6 +42,7 @@ class RowAdapters:
         fits = chosen is None or isinstance(chosen, str) or listed
         check(fits, "adapter", chosen, "it is a name of model.adapters, a list of them, base or null")
         self._names = names
+        self.is_unsaid = chosen is None and column is None
         self.column = column if chosen is None else None
         if self.column is not None and names is not None and not names:
             raise ConfigError(f"data.adapter_column={column} names adapters, and model.adapters is not set")
@@ -41,6 +50,12 @@ class RowAdapters:
         if isinstance(chosen_names, str):
             raise ConfigError(f"adapter: {chosen_names}")
         self.chosen = chosen_names
+
+    def in_words(self) -> str:
+        """Return which adapters rows get, for a log."""
+        if self.column is not None:
+            return f"adapters that the column '{self.column}' names"
+        return f"adapter {' + '.join(self.chosen)}" if self.chosen else "no adapter"
 
     def plan(self, schema: pa.Schema) -> None:
         """Raise SchemaError if the column is not there, or holds no texts or lists of texts."""
@@ -60,9 +75,9 @@ class RowAdapters:
         """Return the names in a value, each once, or why they cannot be."""
         each = [value] if isinstance(value, str) else value or []
         names = [name for name in dict.fromkeys(each) if name not in (None, BASE)]
+        if "" in names:  # some servers answer it by the model as it is
+            return f"an empty name; null (data.null_texts=true: empty fields of CSV, too) and {BASE} are the bare model"
         if self._names is None:
-            if "" in names:  # some servers answer it by the model as it is
-                return f"an empty name; null and {BASE} are the model as it is"
             return tuple(map(str, names)) if len(names) < 2 else f"a server takes one adapter, and {names} are several"
         for name in names:
             if name not in self._names:

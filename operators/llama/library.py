@@ -24,8 +24,10 @@ _INTENDED = (
     "model default pooling_type is",
     "possible training context overflow",
     "special_eos_id is not in special_eog_ids",
+    "using full-size SWA cache",
 )
-"""Of its warnings those that any encoder gives: about another pooling, room that is rounded up, and its end token."""
+"""Of its warnings those about what is meant: another pooling of encoders, room that is rounded up, and their end token;
+and runtime.window_cache=full."""
 _unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
 
 

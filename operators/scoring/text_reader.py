@@ -21,7 +21,7 @@ from operators.engine.backend.loading import identity_with_adapters, inspect_mod
 from operators.engine.backend.shape import Wanted, max_sequence_tokens
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
-from operators.generation.adapters import adapters_of_node, contents_of, mask_of
+from operators.generation.adapters import UNUSED_ADAPTERS, adapters_of_node, contents_of, mask_of
 from operators.generation.canary import fixed_texts
 from operators.generation.wiring import (
     check_room,
@@ -111,6 +111,8 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._loaded = load_model(runtime, self._model)
+        if self._model.adapters and self.adapter is None:
+            runtime.log.warning(UNUSED_ADAPTERS, runtime.node)
         self._tokens_of = TextColumns(self._loaded, self._model.special_tokens_in_text)
         self._room = max_sequence_tokens(self._settings, self._loaded.n_ctx_train)
         model = self._loaded

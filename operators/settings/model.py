@@ -10,7 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.keys import Rule, at_least, check_values, in_data, maps, not_in_data, one_of, read_by, when_given
+from pipeline.api.keys import (
+    Rule,
+    at_least,
+    check,
+    check_values,
+    in_data,
+    maps,
+    not_in_data,
+    one_of,
+    read_by,
+    when_given,
+)
 
 GIVEN_TO_TEMPLATES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 """What Render gives to every chat template; no argument of `template_kwargs`."""
@@ -49,10 +60,13 @@ def _is_adapter(pair: tuple[Any, Any]) -> bool:
     return len(places) == 1 and type(scale) in (int, float) and math.isfinite(scale)
 
 
+_ADAPTER = (
+    "its name has letters, digits, _ . - and is not base (in quotes, if YAML reads a number), and it is a GGUF file or"
+    " PEFT folder, as a path or {path, scale}, or one on the Hub, {repo, revision, file, scale}; scale is a number"
+)
 _ADAPTERS: Rule = (
-    "it maps names (letters, digits, _ . -; not base) to a GGUF file or PEFT folder, as {support: {path: a.gguf, scale:"
-    f" 1.0}}}}, or to one on the Hub ({{repo, revision, file}}); {MOST_ADAPTERS} at most",
-    lambda v: v is None or (isinstance(v, dict) and len(v) <= MOST_ADAPTERS and all(map(_is_adapter, v.items()))),
+    f"it maps up to {MOST_ADAPTERS} names to files, as {{support: {{path: a.gguf, scale: 1.0}}}}, or is null",
+    lambda v: v is None or (isinstance(v, dict) and len(v) <= MOST_ADAPTERS),
 )
 _TAGS: Rule = (
     "two strings, [] for none, or null to read them off the chat template",
@@ -113,6 +127,8 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check_values(self, "model")
+        for name, given in (self.adapters or {}).items():
+            check(_is_adapter((name, given)), f"model.adapters.{name}", given, _ADAPTER)
         if taken := sorted((self.template_kwargs or {}).keys() & GIVEN_TO_TEMPLATES):
             instead = "write data.tools" if taken[0] == "tools" else "leave it out"
             raise ConfigError(f"model.template_kwargs has '{taken[0]}', which Render gives to the template; {instead}")

@@ -31,6 +31,7 @@ class ModelFields(Protocol):
     revision: str | None
     converts_to: str | None
     gpu_layers: int
+    adapters: Mapping[str, Any] | None
 
 
 class DecodeFields(Protocol):

@@ -190,6 +190,8 @@ def _facts(settings: JobSettings, generated: bool) -> Iterator[tuple[str, str]]:
             yield "model", f"`{model.repo} ({model.file}, {model.revision})`{converted}"
         elif model.path:
             yield "model", f"`{PurePath(model.path).name}`{converted}"
+    if model is not None and model.adapters:
+        yield "adapters", ", ".join(f"`{name}`" for name in model.adapters)
     if decode is not None and decode.draft_model is not None and decode.draft_model.path:
         yield "draft model", f"`{PurePath(decode.draft_model.path).name}`, which changes no text"
     if model is not None and (model.repo or model.path) and (long_rows := settings.engine.long_rows):

@@ -15,9 +15,10 @@ import numpy as np
 from gguf import GGUFWriter, Keys
 
 from operators.llama.adapters.targets import read_base
+from pipeline.api.errors import PipelineError
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_SIZE = 0.02
+_SIZE = 0.1
 """Of what the adapter adds, about: it changes texts and leaves them texts."""
 
 
@@ -26,17 +27,18 @@ def write_adapter(base: Path, path: Path, *, rank: int = 16, seed: int = 0) -> P
     model = read_base(base)
     random = np.random.default_rng(seed)
     endings = tuple(f".{name}.weight" for name in MATRICES)
+    targets = {name: shape for name, shape in model.tensors.items() if name.endswith(endings) and len(shape) == 2}
+    if not targets or rank < 1:
+        raise ValueError(f"{base} has none of the matrices {', '.join(MATRICES)}" if rank > 0 else "rank is 1 or more")
     unfinished = path.with_name(f"{path.name}.unfinished")
     writer = GGUFWriter(unfinished, model.architecture)
     writer.add_type("adapter")
     writer.add_string(Keys.Adapter.TYPE, "lora")
     writer.add_float32(Keys.Adapter.LORA_ALPHA, float(rank))
-    for name, shape in model.tensors.items():
-        if name.endswith(endings) and len(shape) == 2:
-            n_out, n_in = shape
-            for half, size in (("a", (rank, n_in)), ("b", (n_out, rank))):
-                values = random.normal(0, (_SIZE / np.sqrt(rank)) ** 0.5, size).astype(np.float16)
-                writer.add_tensor(f"{name}.lora_{half}", values)
+    for name, (n_out, n_in) in targets.items():
+        for half, size in (("a", (rank, n_in)), ("b", (n_out, rank))):
+            values = random.normal(0, (_SIZE / np.sqrt(rank)) ** 0.5, size).astype(np.float16)
+            writer.add_tensor(f"{name}.lora_{half}", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -53,7 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    write_adapter(given.base, given.path, rank=given.rank, seed=given.seed)
+    try:
+        write_adapter(given.base, given.path, rank=given.rank, seed=given.seed)
+    except (PipelineError, OSError, ValueError) as error:
+        parser.error(str(error))
     return 0
 
 

@@ -70,7 +70,8 @@ def _check_keys(source: AdapterSource, base: AdapterBase, contents: Contents) ->
     if architecture != base.architecture:
         raise source.error(
             f"is for the architecture {architecture or 'that it does not name'}, and the base {base.path} is of"
-            f" {base.architecture}: take the base that it was trained for"
+            f" {base.architecture}: take the base that it was trained for; a node or step with another model than the"
+            " job's says adapters: null in its model"
         )
     if INVOCATION in contents.values:
         raise source.error(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from operators.llama.adapters.adapter_file import SUFFIXES, read_adapter_file
 from operators.llama.adapters.peft import WEIGHTS, read_peft
 from operators.llama.adapters.peft_config import CONFIG
-from operators.llama.adapters.targets import read_base
+from operators.llama.adapters.targets import read_base, shape_of
 from operators.llama.adapters.tensors import (
     EMBEDDINGS,
     Adapter,
@@ -30,6 +30,8 @@ from operators.llama.adapters.tensors import (
     padded_shapes,
     state_of,
 )
+from operators.llama.gguf_check import check_gguf
+from pipeline.api.errors import InputError
 from pipeline.system.file_cache import weights_cache
 from pipeline.system.terminal import complain
 
@@ -38,6 +40,7 @@ _LAYOUT = 1
 _HEADER_BYTES = 1 << 20
 """Bytes that a header takes at most, about."""
 _MAGIC = b"GGUF"
+ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it tells every file that it writes
 Shape = tuple[int, ...]
 TargetShapes = tuple[str, tuple[Shape, Shape]]
@@ -134,7 +137,7 @@ class PreparedAdapters:
         shapes: Sequence[TargetShapes],
         values: Callable[[], Iterator[Floats]],
     ) -> Path:
-        """Return the file in the cache, which is made if it is not there."""
+        """Return the file in the cache, which is made if it is not there, or is not as it was written."""
         key = (_LAYOUT, self.architecture, [adapter.content for adapter in adapters])
         name = f"{what}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.gguf"
 
@@ -152,7 +155,28 @@ class PreparedAdapters:
 
         cache = weights_cache()
         kept = cache.find(name)
+        if kept is not None and not _is_whole(kept, shapes, values()):
+            complain(f"model.adapters: {kept} is damaged; it is made anew")
+            kept.unlink(missing_ok=True)
+            kept = None
         return cache.make(name, size + _HEADER_BYTES, write, waits) if kept is None else kept
+
+
+def _is_whole(path: Path, shapes: Sequence[tuple[str, tuple[Shape, Shape]]], values: Iterator[Floats]) -> bool:
+    """Return whether a file of the cache has these values, to the bit: whatever it has would be in every text."""
+    try:
+        contents = check_gguf(path, model=False)
+        start = -(-contents.end // ALIGNMENT) * ALIGNMENT
+        for target, pair in shapes:
+            for suffix, shape in zip(SUFFIXES, pair, strict=True):
+                tensor = contents.tensors[(target + suffix).encode()]
+                stored = np.memmap(path, np.uint32, "r", start + tensor.offset, int(np.prod(shape)))
+                given = np.ascontiguousarray(next(values)).view(np.uint32)
+                if shape_of(tensor.lengths) != shape or not np.array_equal(stored, given.ravel()):
+                    return False
+    except (InputError, KeyError, ValueError):
+        return False
+    return len(contents.tensors) == 2 * len(shapes)
 
 
 def read_adapter(source: AdapterSource, base: Path) -> Adapter:

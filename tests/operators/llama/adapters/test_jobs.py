@@ -105,5 +105,5 @@ def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters
     assert found == alone(kernels)
     if way != "processes":  # whose workers have logs of their own
         log = (tmp_path / "mixed/run.log").read_text(encoding="utf-8")
-        assert f"adapters x, y, z; {MIXED if kernels == AUTO else DRAINED}" in log
+        assert f"adapters that the column 'given' names; {MIXED if kernels == AUTO else DRAINED}" in log
     assert len({found[i] for i in range(4)}) > 2  # adapters change texts

@@ -139,6 +139,20 @@ def _bank(base: Path, given: list[AdapterSource]) -> bytes:
     return prepared(base, given).bank().read_bytes()
 
 
+@pytest.mark.parametrize("damage", ["other values", "cut", "no header"])
+def test_a_file_of_the_cache_that_was_damaged_is_made_anew(tmp_path, damage, capsys):
+    given, _ = three(tmp_path, QWEN3, Q, K)
+    adapters = prepared(QWEN3, given)
+    for path in (adapters.bank(), adapters.joined(1)):
+        whole = path.read_bytes()
+        spoilt = {"other values": whole[:-1] + b"\x01", "cut": whole[:-64], "no header": b"GGUF"}[damage]
+        path.write_bytes(spoilt)
+        again = adapters.bank() if path.name.startswith("bank") else adapters.joined(1)
+        assert again == path
+        assert path.read_bytes() == whole
+        assert f"{path} is damaged; it is made anew" in capsys.readouterr().err
+
+
 def test_several_of_a_row_are_one_file(tmp_path):
     given, _ = three(tmp_path, QWEN3, Q, K)
     together = prepared(QWEN3, given)
