@@ -161,10 +161,11 @@ def checked_adapter(
     source: AdapterSource, pairs: Mapping[str, LoraPair], states: Mapping[Path, tuple[int, int]]
 ) -> Adapter:
     """Return the adapter, after all its values were read once. `states`: of its files, from before they were read.
-    Raises InputError if a value is NaN or infinite."""
-    digest = hashlib.sha256()
+    Raises InputError if a value is NaN or infinite, or it adds nothing."""
+    digest, adds = hashlib.sha256(), source.scale == 0
     for target, pair in pairs.items():
         a, b = pair.a, pair.b
+        adds = adds or bool(b.any())
         for stored, values in ((pair.stored_a, a), (pair.stored_b, b)):
             if not np.isfinite(values).all():
                 scaled = f", {pair.scale:g} times," if stored is pair.stored_b else ""
@@ -174,6 +175,8 @@ def checked_adapter(
                 )
             digest.update(repr((target, values.shape)).encode())
             digest.update(np.ascontiguousarray(values).data)
+    if not adds:
+        raise source.error("was not trained: all its B are zeros, so it would have no effect; take a later checkpoint")
     adapter = Adapter(source.name, digest.hexdigest(), pairs, states)
     adapter.check_unchanged()
     return adapter

@@ -103,6 +103,7 @@ BAD = {
     "F64": Bad("in F64", one(a=lambda a: a.astype(np.float64))),
     "Q4_0": Bad("in Q4_0", one(b=lambda b: np.repeat(b, 8, 1), a=lambda a: np.repeat(a, 8, 0)), write={"kind": "Q4_0"}),
     "NaN in a": Bad(f"NaN or infinite in {Q}.lora_a", one(a=lambda a: a * np.float32("nan"))),
+    "untrained": Bad("was not trained: all its B are zeros", one(b=np.zeros_like)),
     "infinite b": Bad("NaN or infinite in .*lora_b", one(b=lambda b: b + np.float32("inf"))),
     "too large with its scale": Bad("2.5e\\+29 times, that are", one(b=lambda b: b * 1e20), write={"alpha": 1e30}),
     "trained norm": Bad("blk.0.attn_norm.weight, a trained norm", write={"more": {"blk.0.attn_norm.weight": ones(64)}}),
