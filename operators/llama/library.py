@@ -65,6 +65,18 @@ def initialise() -> None:
     llama_cpp.llama_backend_init()
 
 
+_ACCELERATOR = 3
+"""ggml's type of a device that computes in the CPU's memory, such as BLAS."""
+
+
+def has_accelerator() -> bool:
+    """Return whether llama.cpp gives products to a library such as BLAS, which it was built with, before the CPU."""
+    library = binding._lib
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(i)) for i in range(library.ggml_backend_dev_count())]
+    return any(library.ggml_backend_dev_type(device) == _ACCELERATOR for device in devices)
+
+
 def gpus() -> list[str]:
     """Return the names of the devices beside the CPU that llama.cpp computes layers on, in its order."""
     library = binding._lib

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class LoadedAdapters:
     def __init__(self, model: ctypes.c_void_p, files: PreparedAdapters) -> None:
         self._model, self._files = model, files
         self._of_mask: dict[int, ctypes.c_void_p] = {}
+        self._loading = threading.Lock()  # llama.cpp notes each in the model, and contexts of several threads may load
         self.begins = np.ascontiguousarray(files.begins, np.int32)
         """int32 [adapters + 1]: where the ranks of each begin in the bank."""
 
@@ -52,7 +54,7 @@ class LoadedAdapters:
         _set(context, [self._of_mask[mask]] if mask else [])
 
     def _load(self, path: Path) -> ctypes.c_void_p:
-        with unlogged():  # it warns of each matrix whose packed memory an adapter does not share
+        with self._loading, unlogged():  # it warns of each matrix whose packed memory an adapter does not share
             adapter: ctypes.c_void_p | None = llama_cpp.llama_adapter_lora_init(self._model, os.fsencode(path))
         if not adapter:
             raise InputError(f"the adapters in {path} could not be loaded: {last_errors()}")

@@ -15,7 +15,7 @@ from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.contexts.context_params import BatchView, context_params, new_context
 from operators.llama.contexts.recurrent import States
-from operators.llama.library import last_errors, unlogged
+from operators.llama.library import has_accelerator, last_errors, unlogged
 from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
@@ -73,7 +73,9 @@ class LlamaContext:
         self.lone_tokens = lone_tokens
         self.batch = BatchBuffer(shape.call_tokens, shape.streams)
         self._adapters, self._adapters_set = adapters, 0
-        self.mixes_adapters = adapters is None or (kernels is not None and shape.per_sequence)
+        # BLAS would take products of many tokens from our kernels, which the trial below cannot see.
+        kernels_of_all = None if has_accelerator() else kernels
+        self.mixes_adapters = adapters is None or (kernels_of_all is not None and shape.per_sequence)
         self._llama_batch = BatchView(self.batch)
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
@@ -105,8 +107,12 @@ class LlamaContext:
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
         if adapters is not None and self.mixes_adapters:
-            adapters.set_bank(self._context)
-        if kernels is not None and self._is_exact(kernels):
+            try:
+                adapters.set_bank(self._context)
+            except BaseException:
+                self.close()
+                raise
+        if kernels_of_all is not None and self._is_exact(kernels_of_all):
             self.shape, self.lone_tokens = replace(shape, exact=True), shape.max_sequence_tokens
         if not self.mixes_adapters:
             # llama.cpp multiplies with adapters by another kernel where a row is alone.
@@ -123,6 +129,8 @@ class LlamaContext:
         if code:
             self._states.forget()
             raise DecodeFailed(code, f"llama_decode failed with {code}: {CODES.get(code, last_errors())}")
+        if self._mixing and self._kernels is not None and self._kernels.kernels_unmixed():
+            raise DecodeFailed(_MALFORMED, "a call could not tell which adapters its rows have")
         if self.rollback:
             self._states.computed(self.batch.seq_id[: self.batch.n_tokens])
         if not outputs:
@@ -132,6 +140,10 @@ class LlamaContext:
         first = ctypes.addressof(get(self._context).contents)
         flat = (ctypes.c_float * (outputs * self._width)).from_address(first)
         return np.ctypeslib.as_array(flat).reshape(outputs, self._width)
+
+    @property
+    def _mixing(self) -> bool:
+        return self._adapters is not None and self.mixes_adapters
 
     def _set_adapters(self, adapters: LoadedAdapters) -> None:
         """Give the context the adapters of the rows in the batch, which all have the same."""
@@ -177,7 +189,7 @@ class LlamaContext:
         if self._kernels is None:
             return int(llama_cpp.llama_decode(self._context, batch))
         self._kernels.kernels_attend(True)  # in the graphs that this thread has computed
-        if self._adapters is not None and self.mixes_adapters:
+        if self._mixing and self._adapters is not None:
             self._adapters.mix(self._kernels, self.batch.adapters)
         try:
             return int(llama_cpp.llama_decode(self._context, batch))
