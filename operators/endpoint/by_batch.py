@@ -83,6 +83,8 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
         self._runtime = runtime
         server = server_of(runtime, self._model)
         self._endpoint, self._settings = server.endpoint, server.settings
+        if self._adapters:
+            self._endpoint.attempts.model = None  # answers name the adapter
         self._path = require_path(self.title, server.settings.dialect)
         self._paid = Paid(runtime, server.settings)
         identity = server.identity(shared_store(runtime, self._store), runtime)
@@ -140,7 +142,9 @@ class AsksByBatch(AnswersRows, Forecasts, Concludes):
 
     def _whole_body(self, questions: Sequence[Question]) -> dict[str, Any]:
         extra = self._settings.extra_body or {}
-        body = {"model": next(iter(self._adapters), self._settings.name), **self._body(questions), **extra}
+        body = {"model": self._settings.name, **self._body(questions), **extra}
+        if self._adapters:
+            body["model"] = self._adapters[0]
         return {name: value for name, value in body.items() if value is not None}
 
     def _sent(self, questions: Sequence[Question]) -> bytes:

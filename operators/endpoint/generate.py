@@ -74,6 +74,8 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
         store = shared_store(runtime, self.store)
         server = server_of(runtime, self._model)
         self._endpoint = server.endpoint
+        if self._adapters.chosen or self._adapters.column is not None:
+            self._endpoint.attempts.model = None  # answers name the adapter
         if self.runtime.deterministic:
             runtime.resource(("warned", NOT_EXACT), lambda: runtime.log.info(NOT_EXACT))
         if store is not None:

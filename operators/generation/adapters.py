@@ -60,7 +60,7 @@ class RowAdapters:
     def plan(self, schema: pa.Schema) -> None:
         """Raise SchemaError if the column is not there, or holds no texts or lists of texts."""
         if self.column is not None:
-            require_column(schema, self.column, [pa.string(), pa.list_(pa.string())])
+            require_column(schema, self.column, [pa.string(), pa.list_(pa.string()), pa.null(), pa.list_(pa.null())])
 
     def of(self, data: pa.RecordBatch) -> list[Names | str]:
         """Return the adapters of each row, or the reason why it has none."""

@@ -127,10 +127,14 @@ def doubt(
     if kv_types not in PROVEN_KV:
         return f"runtime.kv_type={{k: {kv_types[0]}, v: {kv_types[1]}}} is not tested"
     kind = CLASSES.get(architecture or "")
+    if machine.lower() in _ARM and kv_types[0] != kv_types[1]:
+        return "unlike types of keys and values (runtime.kv_type) are not tested on arm64"
     if machine.lower() in _ARM:
         return _doubt_on_arm(kind, file_type, system_info())
     if machine.lower() not in _X86:
         return f"no test ran on a processor of this kind, {machine}"
+    if kv_types[0] != kv_types[1] and kind not in ("dense", "experts"):
+        return f"unlike types of keys and values (runtime.kv_type) are not tested with its architecture, {architecture}"
     if kind is None:
         return f"no test ran a model of its architecture, {architecture}"
     if file_type not in (PROVEN[kind] | PROVEN_PACKED if packed else PROVEN[kind]):

@@ -143,6 +143,8 @@ class LlamaModel:
             return "it runs on a GPU"
         if self._file_type in K_QUANTS and not keep_rows_apart(settings.deterministic):
             return "an earlier run in this process, or the environment, chose other kernels for K-quants"
+        if is_arm() and self.adapters:
+            return "adapters are not tested on arm64"
         if is_arm() and settings.flash_attention is not True:
             return "on arm64 only flash attention is tested"
         return doubt(self._architecture, self._file_type, packed=self.packed.tensors > 0, kv_types=settings.kv_types)

@@ -56,6 +56,9 @@ def _is_adapter(pair: tuple[Any, Any]) -> bool:
         return named and bool(given)
     if not isinstance(given, Mapping) or not given.keys() <= _ADAPTER_KEYS:
         return False
+    of_hub = [given[key] for key in ("revision", "file") if given.get(key) is not None]
+    if of_hub and not ("repo" in given and all(isinstance(value, str) for value in of_hub)):
+        return False
     scale, places = given.get("scale", 1.0), [key for key in ("path", "repo") if isinstance(given.get(key), str)]
     return len(places) == 1 and type(scale) in (int, float) and math.isfinite(scale)
 

@@ -154,8 +154,7 @@ class EngineSettings:
         )
 
     def _settle_kv_type(self) -> None:
-        """Write one type for both as a text, whichever way it was given, and let no calibration choose what quantised
-        values do not have."""
+        """Write one type for both as a text, whichever way it was given. Raises ConfigError for what cannot be."""
         self._check("kv_type", KV_RULE[1](self.kv_type), KV_RULE[0])
         keys, values = types = self.kv_types
         self.kv_type = keys if keys == values else dict(zip(KV_PARTS, types, strict=True))
@@ -166,7 +165,6 @@ class EngineSettings:
                 f"llama.cpp has values of the KV cache in {values} with flash attention alone; leave it true, or take"
                 f" runtime.kv_type={{k: {keys}, v: f16}}",
             )
-            self.flash_attention = True
 
     def _check(self, key: str, holds: bool, allowed: str) -> None:
         check(holds, f"runtime.{key}", getattr(self, key), allowed)
@@ -199,12 +197,15 @@ class EngineSettings:
         return str({key.name: value for key, value in counted(self)})
 
     def open_keys(self) -> list[str]:
-        """Return the keys that are left to a calibration."""
-        return [key for key, value in OPEN.items() if getattr(self, key) == value]
+        """Return the keys that are left to a calibration, which cannot choose what quantised values do not have."""
+        settled = ("flash_attention",) if is_quantised(self.kv_types[1]) else ()
+        return [key for key, value in OPEN.items() if getattr(self, key) == value and key not in settled]
 
     def with_defaults(self) -> EngineSettings:
-        """Return a copy with the usual values for open keys."""
-        usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in self.open_keys()}
+        """Return a copy with the usual values for keys that are left open."""
+        usual: dict[str, Any] = {
+            f.name: f.default for f in fields(self) if f.name in OPEN and getattr(self, f.name) == OPEN[f.name]
+        }
         return replace(self, **usual)
 
 

@@ -23,7 +23,8 @@ def prepared_for(settings: ModelSettings, base: Path) -> PreparedAdapters | None
     Raises:
         ConfigError, InputError: there is no such file, or it is no adapter of this model; the message names it.
     """
-    sources = [_source(name, given, settings.options) for name, given in (settings.adapters or {}).items()]
+    named = sorted((settings.adapters or {}).items())  # their order changes no bit
+    sources = [_source(name, given, settings.options) for name, given in named]
     return prepared(base, sources) if sources else None
 
 

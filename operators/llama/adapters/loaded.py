@@ -13,9 +13,13 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from operators.engine.backend.batch import DecodeFailed
 from operators.llama.adapters.prepared import PreparedAdapters
 from operators.llama.library import last_errors, unlogged
 from pipeline.api.errors import InputError
+
+MOST_SETS = 64
+"""Sets of adapters that a model has in memory where rows of several cannot share a call: as many as adapters."""
 
 
 class LoadedAdapters:
@@ -50,6 +54,12 @@ class LoadedAdapters:
         """Give all rows of `context` the adapters whose bits are set: several are one file, since llama.cpp adds them
         up in an order that nothing promises."""
         if mask and mask not in self._of_mask:
+            if len(self._of_mask) == MOST_SETS:
+                raise DecodeFailed(
+                    -1,
+                    f"its adapters are set number {MOST_SETS + 1}, and each is in memory where rows of several cannot"
+                    " share a call; use kernels of our own, or make one adapter of those that go together",
+                )
             self._of_mask[mask] = self._load(self._files.joined(mask))
         _set(context, [self._of_mask[mask]] if mask else [])
 

@@ -153,6 +153,8 @@ class PreparedAdapters:
         def waits() -> None:
             complain("model.adapters: another process writes to the cache of weights; waiting for it")
 
+        for adapter in adapters:
+            adapter.check_unchanged()
         cache = weights_cache()
         kept = cache.find(name)
         if kept is not None and not _is_whole(kept, shapes, values()):
@@ -162,7 +164,7 @@ class PreparedAdapters:
         return cache.make(name, size + _HEADER_BYTES, write, waits) if kept is None else kept
 
 
-def _is_whole(path: Path, shapes: Sequence[tuple[str, tuple[Shape, Shape]]], values: Iterator[Floats]) -> bool:
+def _is_whole(path: Path, shapes: Sequence[TargetShapes], values: Iterator[Floats]) -> bool:
     """Return whether a file of the cache has these values, to the bit: whatever it has would be in every text."""
     try:
         contents = check_gguf(path, model=False)
