@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import sqlite3
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -188,10 +189,13 @@ def test_readers_of_texts_refuse_other_bits(name, tmp_path: Path, capsys, monkey
     """One flipped bit of what a worker computes is refused, before a row is given out."""
     few = ("cluster=processes", "cluster.workers=2", "data.limit=4")
     assert run(name, tmp_path / "out", *few) == ExitCode.DONE
-    made, count = ReadsTexts._new_reader, itertools.count()
+    made, count, second = ReadsTexts._new_reader, itertools.count(), threading.Event()
 
     def flipped(self, lent):
         reader, number = made(self, lent), next(count)
+        if number:
+            second.set()
+        second.wait(60)  # else one of them may have done all rows before the other is there
         read = reader.read
 
         def other(texts):
