@@ -1,4 +1,4 @@
-"""What a format of files is: the endings of their names, what reads them, and what writes results as such files."""
+"""Format: a format of files, with the endings of their names, its reader, and the writer of results."""
 
 from __future__ import annotations
 

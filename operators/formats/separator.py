@@ -1,4 +1,4 @@
-"""What is between the fields of a CSV file, as its first lines say it."""
+"""Finds the separator of a CSV file in its first lines."""
 
 from __future__ import annotations
 

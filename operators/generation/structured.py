@@ -1,4 +1,4 @@
-"""What `sampling.structured` asks of a text: the constraint that is compiled, and checks of texts that others wrote."""
+"""Compiles the constraint of `sampling.structured`, and checks texts that others wrote against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's header says of its attention."""
+"""Reads the layers of attention of a model from its header."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What polars does not do by itself: columns of types that it does not know, some of which make it abort the process,
-and rows that come batch by batch."""
+"""Makes polars frames of Arrow data: of columns of types that it does not know, too, some of which make it abort the
+process, and of rows that come batch by batch."""
 
 from __future__ import annotations
 

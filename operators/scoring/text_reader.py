@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +34,7 @@ from operators.generation.wiring import (
 from operators.scoring.answers_rows import Answer, AnswersRows, StoredAnswers
 from operators.scoring.prefix_tree import Text
 from operators.scoring.text_batches import DecoderReader, Part, reading_settings
+from operators.scoring.text_tokens import TEXT_TYPES, ReadsTokens
 from operators.scoring.whole_texts import WholeTexts, encoder_settings, most_tokens
 from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
@@ -43,11 +43,9 @@ from pipeline.api.errors import Cancelled, ConfigError
 from pipeline.api.records import Batch, require_column
 
 Result = TypeVar("Result")
-TEXT_TYPES = (pa.string(), pa.list_(pa.int32()))
-"""Types of a column of texts: strings, or lists of token ids."""
 
 
-class ReadsTexts(AnswersRows, UsesModel, Forecasts):
+class ReadsTexts(ReadsTokens, AnswersRows, UsesModel, Forecasts):
     """Base of operators that compute columns from texts, with a context of their own. `columns` are joined into one."""
 
     scope = Scope.MODEL
@@ -55,8 +53,6 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
     """Outputs to ask of the model: logits, embeddings, or those of its classifier head."""
     broken: ClassVar[str]
     """Reason to reject a row whose answer is NaN."""
-    truncate = False
-    """Cut a text that is too long."""
     adapter: Any = None
     """The adapters of the node, as RowAdapters takes them."""
     data: DataSettings | None = None
@@ -222,68 +218,6 @@ class ReadsTexts(AnswersRows, UsesModel, Forecasts):
             self._runtime.meter.tokens_in += sum((counts or ends)[i] for i in read)
             yield from read
         raise Cancelled
-
-    def _ids(self, data: pa.RecordBatch, name: str, *, begins: bool) -> Iterator[TokenIds | None]:
-        """Yield the int32 token ids of each text of column `name`, None for null. Lists of ids are passed on; a null in
-        one becomes -1.
-
-        See TextColumns for special tokens. `begins`: a BOS is put first where the model wants one.
-        """
-        column = data.column(name)
-        if pa.types.is_list(column.type):
-            for ids in column.to_pylist():
-                yield None if ids is None else np.array([-1 if i is None else i for i in ids], np.int32)
-            return
-        tokenized = self._each(self._tokens_of.tokenize(data, name), begins=begins)
-        for is_text, ids in zip(column.is_valid().to_pylist(), tokenized, strict=True):
-            yield ids if is_text else None
-
-    def _tokenized(self, texts: Seq[bytes], *, begins: bool) -> Iterator[TokenIds]:
-        """Yield the int32 token ids of each text of a row. `begins`: see `_ids`."""
-        return self._each(self._tokens_of.texts(texts), begins=begins)
-
-    def _each(self, tokenized: tuple[TokenIds, TokenIds], *, begins: bool) -> Iterator[TokenIds]:
-        flat, offsets = tokenized
-        skipped = 1 if self._loaded.add_bos and not begins else 0
-        for start, end in itertools.pairwise(offsets.tolist()):
-            yield flat[start + skipped : end]
-
-    def _bos(self, column: pa.Array) -> int:
-        """Return the number of BOS tokens that were put before each text of `column`: 0 or 1."""
-        return int(pa.types.is_string(column.type) and self._loaded.add_bos)
-
-    def _closed(self, ids: TokenIds, least: int = 0) -> TokenIds:
-        """Return a text with the tokens that the model wants at its end. If `truncate`, cut it before those to what the
-        model can read, but not to fewer than `least` tokens."""
-        closing = np.array(self._loaded.closing_ids, np.int32)
-        if self.truncate:
-            ids = ids[: max(least, self._room - len(closing))]
-        return np.concatenate([ids, closing])
-
-    def _whole_texts(self, data: pa.RecordBatch, name: str, purpose: str) -> list[Text | str]:
-        """Return each text of column `name` with the tokens that close it, or the reason why it cannot be read.
-        `purpose`: what the operator does with a text, for that reason."""
-        column = data.column(name)
-        bos_tokens = self._bos(column)
-        texts: list[Text | str] = []
-        for ids in self._ids(data, name, begins=True):
-            if ids is None:
-                texts.append(f"column '{name}' is null")
-            elif len(ids) <= bos_tokens:
-                texts.append(f"column '{name}' is empty; there is nothing to {purpose}")
-            else:
-                closed = self._closed(ids)
-                texts.append(self._unreadable(closed) or Text(closed))
-        return texts
-
-    def _unreadable(self, ids: TokenIds) -> str | None:
-        """Return the reason why the model cannot read a text; None if it can."""
-        if len(ids) > self._room:
-            return f"the text has {len(ids)} tokens, and runtime.max_sequence_tokens is {self._room}"
-        n_vocab = self._loaded.n_vocab
-        if len(unknown := ids[(ids < 0) | (ids >= n_vocab)]):
-            return f"token id {unknown[0]} is not in the vocabulary, which has the ids 0 to {n_vocab - 1}"
-        return None
 
     @staticmethod
     def _by_row(sizes: Seq[int], results: Iterable[tuple[int, Result]]) -> Iterator[tuple[int, list[Result]]]:

@@ -1,4 +1,4 @@
-"""What operators are written against; docs/own_operators.md says what each name is for. Other contracts are in the
+"""The names that operators are written against; docs/own_operators.md says what each is for. Other contracts are in the
 modules."""
 
 from typing import TYPE_CHECKING

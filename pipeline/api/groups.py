@@ -1,4 +1,4 @@
-"""What the engine reads of a job's config groups. Their classes belong to the operators, and have more."""
+"""The fields of a job's config groups that the engine reads. Their classes belong to the operators, and have more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key of the settings says of itself, beside its default: the metadata of its field.
+"""Makes the fields of settings, whose metadata say of each key, beside its default, what it is.
 
 Who reads a key goes by these facts, so that no other module lists names of keys. Whether a run goes on under another
 value is said by the function that makes the field; the fingerprint and content keys read it (`counted`). The others:

@@ -1,4 +1,4 @@
-"""What the engine asks of an operator's class: whether each hook has its role, and how many inputs `plan` takes."""
+"""Checks the class of an operator: that each hook has its role, and how many inputs `plan` takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What annotations allow: of the arguments of operators and of the fields of settings.
+"""Reads annotations, of the arguments of operators and of the fields of settings: the values that they allow.
 
 `allowed` alone knows the kinds of annotations; the check of a value, its conversion, the words of errors and the JSON
 schema of a job follow from what it returns.

@@ -1,5 +1,5 @@
-"""What is published of files with rows of which newer ones came (`append_changed=again`): copies without these rows.
-The committed files stay as they are."""
+"""Makes copies to publish of files with rows of which newer ones came (`append_changed=again`), without these rows. The
+committed files stay as they are."""
 
 from __future__ import annotations
 

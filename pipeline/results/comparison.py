@@ -1,4 +1,4 @@
-"""What a comparison of runs says: figures side by side, then settings and rows of each against the first."""
+"""Writes a comparison of runs: figures side by side, then settings and rows of each against the first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the file of a model says of its attention: the checks of `runtime.kv_type` and `runtime.rope` before llama.cpp
-sees them, and the bytes of a KV cache."""
+"""Attention: a model's layers of attention as its file has them, by which `runtime.kv_type` and `runtime.rope` are
+checked before llama.cpp sees them, and the bytes of a KV cache are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the calls of an engine must multiply and read, and the least time that the machine needs for it."""
+"""MachineLimit: the least time that the machine needs for a call, by what has to be multiplied and read."""
 
 from __future__ import annotations
 

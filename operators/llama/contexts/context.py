@@ -10,15 +10,14 @@ import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
-from operators.engine.backend.interface import ROLLBACK_ROOM, Buffer, Logits
+from operators.engine.backend.interface import Buffer, Logits
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.adapters.loaded import LoadedAdapters
-from operators.llama.contexts.context_params import BatchView, context_params, new_context
+from operators.llama.contexts.context_params import BatchView, causal_context, check_calls, context_params
 from operators.llama.contexts.recurrent import States
 from operators.llama.library import has_accelerator, last_errors, unlogged
 from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError
 
 _MALFORMED, _ABORTED = -1, 2
 CODES = {1: "there is no room in the KV cache", _ABORTED: "it was aborted", _MALFORMED: "the batch is malformed"}
@@ -60,64 +59,48 @@ class LlamaContext:
         adapters: LoadedAdapters | None,
         abort: ctypes.Array[ctypes.c_char],
     ) -> None:
-        if shape.slots * shape.block > shape.call_tokens:  # llama.cpp would end the process
-            raise ConfigError(
-                f"{shape.slots} rows with a block of {shape.block} tokens each do not fit into a call of"
-                f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
-            )
-        self._copies_wait = False
-        self._kernels = kernels
+        check_calls(shape, rolls_back=rolls_back)
         if llama_cpp.llama_model_is_recurrent(model):
             shape = replace(shape, flash_attention=False)  # there is no attention
-        self.shape = shape
-        self.lone_tokens = lone_tokens
+        self.shape, self.lone_tokens = shape, lone_tokens
         self.batch = BatchBuffer(shape.call_tokens, shape.streams)
-        self._adapters, self._adapters_set = adapters, 0
-        # BLAS would take products of many tokens from our kernels, which the trial below cannot see.
-        kernels_of_all = None if has_accelerator() else kernels
-        self.mixes_adapters = adapters is None or (kernels_of_all is not None and shape.per_sequence)
-        self._llama_batch = BatchView(self.batch)
+        self._llama_batch, self._copies_wait = BatchView(self.batch), False
+        self._kernels, self._adapters, self._adapters_set = kernels, adapters, 0
         self._width: int = llama_cpp.llama_model_n_embd_out(model) if shape.wanted is Wanted.EMBEDDINGS else n_vocab
         recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         window = llama_cpp.llama_model_n_swa(model)
         small = window > 0 and settings.window_cache == SMALL
         self.partial = not (recurrent or small)
-        if rolls_back and shape.n_ubatch < shape.draft + ROLLBACK_ROOM:  # llama.cpp would end the process
-            raise ConfigError(f"runtime.n_ubatch has to be {shape.draft + ROLLBACK_ROOM} or more, to drop a draft")
         # In one stream llama.cpp gives cells that a row's window has passed to other rows. In a small cache a row does
         # so itself; its beginning up to the window is there whole, in the same cells as in any other row.
         self.most_shared = math.inf if not window else 0 if not shape.per_sequence else window if small else math.inf
         params = context_params(shape, settings, on_cpu)
         params.n_rs_seq = shape.draft if rolls_back else 0
-        self._context = new_context(model, params)
-        if not self._context:
-            raise ConfigError(
-                f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
-                f" could be made ({last_errors()}); use fewer slots or shorter sequences"
-            )
+        self._context: ctypes.c_void_p | None = causal_context(model, params, shape)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        if not self._memory or not llama_cpp.llama_get_causal_attn(self._context):
-            self.close()
-            raise ConfigError(
-                "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
-                " diffusion model?); it can neither complete prompts nor score texts here"
-            )
         self._states = States(self._context, self._memory, shape.streams)
         self.rollback = self._states.most
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
-        if adapters is not None and self.mixes_adapters:
-            try:
-                adapters.set_bank(self._context)
-            except BaseException:
-                self.close()
-                raise
-        if kernels_of_all is not None and self._is_exact(kernels_of_all):
-            self.shape, self.lone_tokens = replace(shape, exact=True), shape.max_sequence_tokens
+        try:
+            self._prove()
+        except BaseException:  # a file of adapters could not be made
+            self.close()
+            raise
+        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
+
+    def _prove(self) -> None:
+        """Find out whether calls are exact, and whether rows of several adapters may share them."""
+        # BLAS takes products of many tokens from our kernels, and the trial has few.
+        kernels = None if has_accelerator() else self._kernels
+        self.mixes_adapters = self._adapters is None or (kernels is not None and self.shape.per_sequence)
+        if self._adapters is not None and self.mixes_adapters:
+            self._adapters.set_bank(self._context)
+        if kernels is not None and self._is_exact(kernels):
+            self.shape, self.lone_tokens = replace(self.shape, exact=True), self.shape.max_sequence_tokens
         if not self.mixes_adapters:
             # llama.cpp multiplies with adapters by another kernel where a row is alone.
-            self.shape, self.lone_tokens = replace(shape, exact=False), 0
-        llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
+            self.shape, self.lone_tokens = replace(self.shape, exact=False), 0
 
     def decode(self) -> Logits:
         if self._adapters is not None and not self.mixes_adapters:
@@ -195,7 +178,8 @@ class LlamaContext:
             return int(llama_cpp.llama_decode(self._context, batch))
         finally:
             self._kernels.kernels_attend(False)
-            self._kernels.kernels_mix(None, 0, None, 0)
+            if self._mixing:
+                self._kernels.kernels_mix(None, 0, None, 0)
 
     def truncate(self, slot: int, length: int) -> None:
         if not length:

@@ -1,4 +1,4 @@
-"""What a llama.cpp context is made with: its parameters, and a batch over arrays of ours."""
+"""Makes contexts of llama.cpp: their parameters, and the batch over arrays of ours."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.interface import ROLLBACK_ROOM
 from operators.engine.backend.shape import DecoderShape, Wanted
+from operators.llama.library import last_errors
 from operators.settings.checks import usable_cores
 from operators.settings.long_rows import FULL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError
 
 
 class BatchView:
@@ -36,6 +39,38 @@ class BatchView:
         """Return the batch of the first `n_tokens` tokens."""
         self._batch.n_tokens = n_tokens
         return self._batch
+
+
+def check_calls(shape: DecoderShape, *, rolls_back: bool) -> None:
+    """Raise ConfigError for calls that would end the process in llama.cpp: the blocks of all rows do not fit, or fewer
+    tokens are computed at once than it takes to drop a draft (`rolls_back`)."""
+    if shape.slots * shape.block > shape.call_tokens:
+        raise ConfigError(
+            f"{shape.slots} rows with a block of {shape.block} tokens each do not fit into a call of"
+            f" {shape.call_tokens} tokens; raise runtime.n_batch and runtime.n_ubatch, or use fewer slots"
+        )
+    if rolls_back and shape.n_ubatch < shape.draft + ROLLBACK_ROOM:
+        raise ConfigError(f"runtime.n_ubatch has to be {shape.draft + ROLLBACK_ROOM} or more, to drop a draft")
+
+
+def causal_context(
+    model: ctypes.c_void_p, params: llama_cpp.llama_context_params, shape: DecoderShape
+) -> ctypes.c_void_p:
+    """Make a context of a model that continues texts. Raises ConfigError if there is no memory for `shape`, or the
+    model has no KV cache or is not causal."""
+    context = new_context(model, params)
+    if not context:
+        raise ConfigError(
+            f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
+            f" could be made ({last_errors()}); use fewer slots or shorter sequences"
+        )
+    if not llama_cpp.llama_get_memory(context) or not llama_cpp.llama_get_causal_attn(context):
+        llama_cpp.llama_free(context)
+        raise ConfigError(
+            "the model's architecture keeps no KV cache, or its attention is not causal (an encoder such as BERT, a"
+            " diffusion model?); it can neither complete prompts nor score texts here"
+        )
+    return context
 
 
 def new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
