@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from operators.generate import Generate
 from operators.scoring.text_reader import ReadsTexts
 from pipeline.api.errors import ExitCode
-from pipeline.cluster.pieces import WorkRequest, to_ipc
-from pipeline.cluster.segment_runner import SegmentRunner, _Pieces
+from pipeline.cluster.segment_runner import SegmentRunner
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
 from pipeline.results.report.time_spent import counted
@@ -243,22 +239,6 @@ def test_a_worker_with_another_file_than_the_driver_is_refused(what, tmp_path: P
     assert f"the driver and a worker differ in {what}: " in said
     assert "the same model file at this path" in said
     assert not loads
-
-
-def test_an_older_piece_does_not_take_the_rows_of_a_round_back() -> None:
-    """It is sent again when its worker has ended, and says what was known when it was made."""
-    source = _Pieces(pa.schema([("row", pa.int64())]))
-    runtime: Any = SimpleNamespace(cancelled=False)
-    source.open(runtime)
-    rows = to_ipc(pa.record_batch({"row": pa.array([1], pa.int64())}))
-    for known in (None, 8, None):
-        source.put(WorkRequest(0, "workers_1", 0, rows, known))
-    items, seen = source.run(runtime), []
-    for _ in range(3):
-        next(items)
-        seen.append(source.round_rows)
-        next(items)
-    assert seen == [None, 8, 8]
 
 
 @pytest.mark.parametrize(
