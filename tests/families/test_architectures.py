@@ -66,6 +66,16 @@ def test_what_no_test_proves_is_doubted(architecture, file_type, machine, reason
 
 
 @pytest.mark.parametrize(
+    ("architecture", "machine", "proven"),
+    [("qwen3", "x86_64", True), ("gemma3", "x86_64", False), ("lfm2", "x86_64", False), ("qwen3", "aarch64", False)],
+)
+def test_unlike_types_of_keys_and_values_are_proven_where_they_were_compared(architecture, machine, proven):
+    reason = doubt(architecture, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, machine, packed=True, kv_types=("q8_0", "f16"))
+    assert (reason is None) == proven
+    assert proven or "unlike types of keys and values" in str(reason)
+
+
+@pytest.mark.parametrize(
     ("compiled", "tested"),
     [
         (" FP16_VA = 1 | DOTPROD = 1 | ", True),

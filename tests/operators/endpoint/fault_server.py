@@ -46,15 +46,16 @@ Script = Callable[[int, dict[str, Any]], Fault | None]
 
 
 def answer_to(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request: a function of its prompt and seed."""
+    """Return the answer to a request: a function of its prompt and seed, by the model that it asks for."""
+    name = body.get("model", "stub")
     if (texts := body.get("input")) is not None:
         vectors = [list(hashlib.sha256(text.encode()).digest()[:4]) for text in texts]
         data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-        return {"model": "stub", "data": data, "usage": {"prompt_tokens": 3 * len(texts)}}
+        return {"model": name, "data": data, "usage": {"prompt_tokens": 3 * len(texts)}}
     if (documents := body.get("documents")) is not None:  # as vLLM and llama-server write it, best first
         scores = {i: len(set(body["query"]) & set(text)) / 100 for i, text in enumerate(documents)}
         results = [{"index": i, "relevance_score": scores[i]} for i in sorted(scores, key=lambda i: -scores[i])]
-        return {"model": "stub", "results": results, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+        return {"model": name, "results": results, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     if body.get("echo"):
         tokens = [*re.findall(r"\s*\S+", body["prompt"]), " end"]
         logprobs = [None, *(-float(len(token)) for token in tokens[1:])]
@@ -62,12 +63,12 @@ def answer_to(body: Mapping[str, Any]) -> dict[str, Any]:
         given = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops}
         counts = {"prompt_tokens": len(tokens) - 1, "completion_tokens": 1}
         choice = {"index": 0, "text": "".join(tokens), "logprobs": given, "finish_reason": "length"}
-        return {"model": "stub", "choices": [choice], "usage": counts}
+        return {"model": name, "choices": [choice], "usage": counts}
     asked = json.dumps([body.get("messages"), body.get("prompt"), body.get("seed")], sort_keys=True)
     text = f"answer {hashlib.sha256(asked.encode()).hexdigest()[:8]}"
     said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-    return {"model": "stub", "choices": [{"index": 0, "finish_reason": "stop", **said}], "usage": usage}
+    return {"model": name, "choices": [{"index": 0, "finish_reason": "stop", **said}], "usage": usage}
 
 
 class FaultServer:

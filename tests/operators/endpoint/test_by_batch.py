@@ -254,5 +254,8 @@ def test_the_adapter_of_a_row_or_a_node_is_the_model_that_is_asked_for(tmp_path)
         assert rejects == 2
         asked, _ = asked_for("generate", "node", "prompt", nodes__generate__op__adapter="law", **completions)
         assert asked == [(f"{i}", "law") for i in range(4)]
-        asked, _ = asked_for("embed", "embed", "input", nodes__embed__op__adapter="law", **EMBED)
-        assert {model for _, model in asked} == {"law"}
+        for i, extra in enumerate([{}, {"model__extra_body": {"model": "x"}}]):  # the node says it last
+            asked, _ = asked_for("embed", f"embed{i}", "input", nodes__embed__op__adapter="law", **EMBED, **extra)
+            assert {model for _, model in asked} == {"law"}
+    logs = "".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*/run.log"))
+    assert "an alias?" not in logs

@@ -54,6 +54,14 @@ def test_each_sample_of_a_row_has_its_adapters():
     assert masks(["support", None, "legal"], samples=2) == ([1, 1, 0, 0, 2, 2], [])
 
 
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null())])
+def test_a_column_of_nulls_alone_is_the_model_as_it_is(kind):
+    adapters = RowAdapters(None, "own", NAMES)
+    data = pa.RecordBatch.from_arrays([pa.array([None, None], kind)], ["own"])
+    adapters.plan(data.schema)
+    assert adapters.of(data) == [(), ()]
+
+
 def test_a_list_names_several_in_any_order_once():
     assert masks([["support", "legal"], ["legal", "support", "legal"], [], None, ["base"], [None]])[0] == [
         3,
@@ -164,6 +172,9 @@ def test_a_server_takes_any_one_name():
         ({"a": {"path": "a", "scale": "1"}}, False),
         ({"a": {"path": "a", "scale": float("inf")}}, False),
         ({"a": {"path": "a", "scael": 1}}, False),
+        ({"a": {"repo": "o/n", "revision": 1.0}}, False),
+        ({"a": {"repo": "o/n", "revision": "v1", "file": 5}}, False),
+        ({"a": {"path": "a", "revision": "v1"}}, False),
         ({f"a{i}": "a.gguf" for i in range(65)}, False),
         (["a.gguf"], False),
     ],

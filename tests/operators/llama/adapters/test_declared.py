@@ -12,16 +12,20 @@ import pytest
 
 from operators.choose import Choose
 from operators.embed import Embed
+from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.loading import inspect_model
 from operators.generation.wiring import model_memory
-from operators.llama.adapters import declared
+from operators.llama.adapters import declared, loaded
+from operators.llama.adapters.prepared import PreparedAdapters
 from operators.llama.adapters.targets import read_base
+from operators.llama.contexts import context
 from operators.llama.model import LlamaModel
+from operators.llama.packed import library
 from operators.score import Score
 from operators.settings import ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline import PROJECT
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import Operator
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.llama.adapters.adapter_files import (
@@ -64,9 +68,9 @@ def test_a_plan_has_the_content_of_each_adapter_with_its_scale_and_counts_the_me
     needs, usual = ([*model_memory(each, runtime, "key")] for each in (model, BASE))
     assert [need.size_bytes for need in needs if need.what.startswith("the adapters of ")] == [size]
     assert len(needs) == len(usual) + 1
-    loaded = LlamaModel(model)
-    assert dict(zip(loaded.adapters, loaded.adapter_contents, strict=True)) == facts.adapters
-    loaded.close()
+    opened = LlamaModel(model)
+    assert dict(zip(opened.adapters, opened.adapter_contents, strict=True)) == facts.adapters
+    opened.close()
 
 
 def test_one_on_the_hub_is_fetched_at_its_revision_whole_and_without_one_it_is_refused(tmp_path, monkeypatch):
@@ -121,6 +125,71 @@ def test_rows_of_several_share_calls_where_our_kernels_know_whose_each_token_is(
     assert 1e-3 < np.abs(decoder.decode() - expected).max() < np.inf
     for model in models:
         model.close()
+
+
+def small(model: LlamaModel, **runtime: Any) -> Any:
+    return model.lease(EngineSettings(slots=2, max_sequence_tokens=128, threads=1, **runtime))[0]
+
+
+def test_beside_blas_nothing_is_mixed_or_exact(tmp_path, monkeypatch):
+    """It takes products of many tokens from our kernels, which alone can read a bank."""
+    monkeypatch.setattr(context, "has_accelerator", lambda: True)
+    model = LlamaModel(with_adapter(tmp_path))
+    decoder = small(model)
+    assert (decoder.mixes_adapters, decoder.shape.exact) == (False, False)
+    model.close()
+
+
+def test_a_call_that_cannot_tell_its_rows_apart_is_refused(tmp_path, monkeypatch):
+    model = LlamaModel(with_adapter(tmp_path))
+    decoder = small(model)
+    decoder.batch.add_spans([np.arange(5, 9, dtype=np.int32)], [0], [0], [1])
+    monkeypatch.setattr(library(), "kernels_unmixed", lambda: 1)
+    with pytest.raises(DecodeFailed, match="could not tell which adapters its rows have"):
+        decoder.decode()
+    model.close()
+
+
+def test_a_context_whose_bank_cannot_be_made_is_freed(tmp_path, monkeypatch):
+    freed: list[Any] = []
+
+    def fails(self: PreparedAdapters) -> Path:
+        raise InputError("no room")
+
+    monkeypatch.setattr(PreparedAdapters, "bank", fails)
+    monkeypatch.setattr(context.LlamaContext, "close", lambda self: freed.append(self))
+    model = LlamaModel(with_adapter(tmp_path))
+    with pytest.raises(InputError, match="no room"):
+        small(model)
+    assert len(freed) == 1
+    monkeypatch.undo()
+    freed[0].close()
+    model.close()
+
+
+def test_where_rows_are_drained_so_many_sets_are_in_memory_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(loaded, "MOST_SETS", 1)
+    model = LlamaModel(replace(with_adapter(tmp_path), kernels=LLAMA_CPP))
+    decoder = small(model)
+    for mask in (1, 0, 1, 2):
+        decoder.batch.clear()
+        decoder.batch.adapters[:] = mask
+        decoder.batch.add_spans([np.arange(5, 9, dtype=np.int32)], [0], [0], [1])
+        if mask == 2:
+            with pytest.raises(DecodeFailed, match="set number 2"):
+                decoder.decode()
+        else:
+            decoder.decode()
+        decoder.clear()
+    model.close()
+
+
+def test_the_order_in_which_they_are_declared_says_nothing(tmp_path):
+    given = with_adapter(tmp_path)
+    turned = replace(given, adapters=dict(reversed(given.adapters.items())))
+    one, other = (declared.prepared_for(each, QWEN3) for each in (given, turned))
+    assert one is not None
+    assert one == other
 
 
 def test_an_encoder_has_no_adapters(tmp_path):

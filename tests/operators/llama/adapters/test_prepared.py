@@ -181,6 +181,17 @@ def test_a_file_that_is_changed_between_its_check_and_its_use_is_refused(tmp_pat
     assert prepared(QWEN3, given).contents[1] != adapters.contents[1]
 
 
+def test_a_file_that_is_gone_when_it_is_needed_is_named(tmp_path):
+    """Where rows are drained, that may be hours after it was checked; also if what is needed is in the cache."""
+    given, _ = three(tmp_path, QWEN3, Q, K)
+    adapters = prepared(QWEN3, given)
+    made = adapters.joined(1)
+    given[0].path.unlink()
+    with pytest.raises(InputError, match=r"model\.adapters\.\w+: .* was changed while it was read"):
+        adapters.joined(1)
+    assert made.exists()
+
+
 @settings(max_examples=15)
 @given(
     rank=st.integers(1, 20),
