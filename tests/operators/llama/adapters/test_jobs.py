@@ -57,7 +57,7 @@ def texts(out: Path, given: Mapping[str, Any], data: list[dict[str, Any]], *sett
     adapters = json.dumps(given)
     job = [
         *("job=generate", "model=tiny", f"data.path={path}", "data.id_column=id", f"model.adapters={adapters}"),
-        *("sampling.max_tokens=8", "sampling.min_tokens=4", "chunk_rows=8", "progress=none", f"output_dir={out}"),
+        *("sampling.max_tokens=8", "chunk_rows=8", "progress=none", f"output_dir={out}"),
     ]
     assert main([*job, *settings]) == ExitCode.DONE
     table = pq.read_table(out / "data")
@@ -65,22 +65,26 @@ def texts(out: Path, given: Mapping[str, Any], data: list[dict[str, Any]], *sett
 
 
 BY_COLUMN = "data.adapter_column=given"
+TOKENS, BLOCKS = ("sampling.min_tokens=4",), ("model=tiny_sdar", "decode=block_diffusion")
 WAYS: dict[str, tuple[str, ...]] = {
-    "as it is": (),
-    "3 slots": ("runtime.slots=3",),
-    "3 slots with drafts": ("runtime.slots=3", "decode=speculative"),
-    "processes": ("cluster=processes", "cluster.workers=2"),
+    "as it is": TOKENS,
+    "1 slot": (*TOKENS, "runtime.slots=1"),
+    "3 slots": (*TOKENS, "runtime.slots=3"),
+    "3 slots with drafts": (*TOKENS, "runtime.slots=3", "decode=speculative"),
+    "processes": (*TOKENS, "cluster=processes", "cluster.workers=2"),
+    "blocks": BLOCKS,
+    "blocks, 3 slots": (*BLOCKS, "runtime.slots=3"),
 }
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, adapters) -> Callable[[str], dict[int, str]]:
-    """The completions of all rows by these kernels, in a job for each set of adapters with no other, one row after the
-    other."""
+def alone(tmp_path_factory, adapters) -> Callable[[str, tuple[str, ...]], dict[int, str]]:
+    """The completions of all rows by these kernels, token by token or by blocks, in a job for each set of adapters with
+    no other, one row after the other."""
 
-    def run(kernels: str) -> dict[int, str]:
+    def run(kernels: str, made: tuple[str, ...]) -> dict[int, str]:
         folder, found = tmp_path_factory.mktemp("alone"), dict[int, str]()
-        own = f"runtime.kernels={kernels}", "runtime.slots=1"
+        own = f"runtime.kernels={kernels}", "runtime.slots=1", *made
         for names in ([], ["x"], ["y"], ["x", "z"]):
             some = [row for row in rows() if {*(row["given"] or [])} - {"base"} == {*names}]
             chosen = [f"nodes.generate.op.adapter={json.dumps(names)}"] if names else []
@@ -102,7 +106,7 @@ def test_rows_with_several_adapters_get_what_jobs_of_one_give(tmp_path, adapters
     """Mixed in a call by kernels of our own, drained one after the other by llama.cpp's."""
     way, _, kernels = case.partition(" by ")
     found = texts(tmp_path / "mixed", adapters, rows(), BY_COLUMN, f"runtime.kernels={kernels}", *WAYS[way])
-    assert found == alone(kernels)
+    assert found == alone(kernels, BLOCKS if way.startswith("blocks") else TOKENS)
     if way != "processes":  # whose workers have logs of their own
         log = (tmp_path / "mixed/run.log").read_text(encoding="utf-8")
         assert f"adapters that the column 'given' names; {MIXED if kernels == AUTO else DRAINED}" in log
