@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
+from operators.engine.backend.image_columns import PLACED_IMAGES, ImageColumns
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.images.columns import PROMPT_IMAGES
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
@@ -66,6 +68,11 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT.name, [PROMPT_TEXT.type])
+        self._has_images = PROMPT_IMAGES.name in schema.names
+        if self._has_images:
+            require_column(schema, PROMPT_IMAGES.name, [PROMPT_IMAGES.type])
+            check(self._settings.mmproj is not None, "model.mmproj", None, "prompts have images, which it is to read")
+            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES)
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -77,18 +84,29 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
+        self._images: ImageColumns | None = None
+        if self._has_images and self._model.vision is not None:
+            self._images = ImageColumns(self._texts, self._model.vision, int(self._model.add_bos))
 
     def process(self, batch: Batch) -> Iterable[Output]:
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
         rejects, batch = set_apart(batch, refused)
         yield from rejects
         data = batch.data
-        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
+        if self._images is None:
+            column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
+        else:
+            column, placed, unreadable = self._images.tokenize(data, PROMPT_TEXT.name)
+            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES, placed)
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
         told = self._texts.told(data, [PROMPT_TEXT.name])
-        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+        batch = batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+        if self._images is not None:
+            rejects, batch = set_apart(batch, unreadable)
+            yield from rejects
+        yield batch
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         ids, text = (row.column(field.name).to_pylist()[0] for field in (PROMPT_IDS, PROMPT_TEXT))

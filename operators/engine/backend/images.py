@@ -1,7 +1,9 @@
-"""The images of a prompt, as the engine knows them: what stands for one in a prompt, and what an encoder makes of it."""
+"""The images of a prompt, as the engine knows them: what stands for one in a prompt, and what an encoder
+makes of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +27,7 @@ class ImageCells:
     positions: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """A block of an image, encoded.
 
@@ -39,6 +41,21 @@ class Encoded:
     embeddings: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.int32] | None
     positions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSpan:
+    """A block of an image at its place in a prompt.
+
+    Args:
+        start: cells before it.
+        cells: of the block.
+        encode: returns the block, encoded. Raises ValueError if the image cannot be read (any more) or encoded.
+    """
+
+    start: int
+    cells: int
+    encode: Callable[[], Encoded]
 
 
 class ImageSizes(Protocol):

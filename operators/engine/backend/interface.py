@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.images import Vision
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.prompts.special_tokens import SpecialTokens
@@ -140,6 +141,8 @@ class Model(Protocol):
     """Names of its adapters, in the order of their bits."""
     adapter_contents: tuple[str, ...]
     """An id of the content of each, with its scale."""
+    vision: Vision | None
+    """Encodes images for it; None: it takes none."""
 
     def doubt(self, settings: EngineSettings) -> str | None:
         """Say why its logits with `settings` may depend on neighbours despite the scheduler's rules; None: they are
