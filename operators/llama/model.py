@@ -113,6 +113,7 @@ class LlamaModel:
         files = None if vocab_only else prepared_for(settings, self._path)
         self.adapters, self.adapter_contents = (files.names, files.contents) if files else ((), ())
         self._adapters = LoadedAdapters(self._model, files) if files else None
+        self.vision: Vision | None = None
         self._read_vocabulary()
         self.head = self._read_head(header) if header.outputs and not vocab_only else None
 
