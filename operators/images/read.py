@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -128,18 +128,19 @@ def _source(image: Mapping[str, Any], most_pixels: int) -> Iterator[IO[bytes]]:
         return
     if not path:
         raise BadImage("has neither bytes nor a path")
+    where = Path(path)
     try:
-        status = os.stat(path)
+        status = where.stat()
         if not stat.S_ISREG(status.st_mode):
             what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise BadImage(f"is {what}; give the path of a picture's file")
         _check_length(status.st_size, most_pixels)
-        file = open(path, "rb")  # noqa: SIM115 - below
+        file = where.open("rb")
     except (OSError, ValueError) as error:
         if isinstance(error, BadImage) or of_machine(error):
             raise
         if isinstance(error, FileNotFoundError):
-            what = "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
+            what = "is a link to a file that does not exist" if where.is_symlink() else "does not exist"
             raise BadImage(f"{what}; see data.image_root") from None
         raise BadImage(f"cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     with file:
