@@ -8,14 +8,11 @@ HEAD = 512
 """Bytes of a file that are looked at."""
 
 _SAVE = "save it as PNG or JPEG"
+_FETCH = "fetch the picture again, if this is what a server answered"
 _FRAMES = "videos are not read; make a picture of each frame that matters (PNG, JPEG), as ffmpeg does"
 _KINDS = [
     (rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>)?\s*((<!--.*?-->|<!DOCTYPE svg[^>]*>)\s*)*<svg\b", "an SVG drawing", _SAVE),
-    (
-        rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b",
-        "an HTML page",
-        "fetch the picture again",
-    ),
+    (rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b", "an HTML page", _FETCH),
     (rb"%PDF-", "a PDF", "the operator operators.pages.Pages makes a picture of each page"),
     (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "fetch the files with `git lfs pull`"),
     (rb"....ftyp(hei|hev|mif1|msf1)", "a HEIC picture", _SAVE),
@@ -29,7 +26,7 @@ _KINDS = [
     (rb"8BPS", "a Photoshop file", _SAVE),
     (rb"PK\x03\x04", "a ZIP archive (or an Office document)", "unpack it"),
     (rb"\x1f\x8b", "compressed with gzip", "unpack it"),
-    (rb"\s*[{\[]", "JSON text", "fetch the picture again, if this is what a server answered"),
+    (rb"\s*[{\[]", "JSON text", _FETCH),
 ]
 """Pattern of the first bytes, what it is, and what to do. The first that matches counts."""
 _OURS = [

@@ -234,7 +234,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [*FILES, "APNG", "EXIF"])
-def test_damaged_files_are_pixels_or_a_bad_image(kind, times=100):
+def test_damaged_files_are_pixels_or_a_bad_image(kind):
     exif = Image.Exif()
     exif[274], exif[0x010E] = 6, "words"
     data = {
@@ -243,15 +243,14 @@ def test_damaged_files_are_pixels_or_a_bad_image(kind, times=100):
         "EXIF": encoded(PICTURE, "JPEG", exif=exif),
     }[kind]
     rng = random.Random(kind)
-    for _ in range(times):
+    for _ in range(100):
         hostile = of_bytes(damaged(data, rng))
         try:
             got = read_image(hostile, MOST)
-        except BadImage as error:
-            assert str(error).startswith("the picture "), error
-        else:
-            assert got.dtype == np.uint8
-            assert image_size(hostile, MOST) == (got.shape[1], got.shape[0])
+        except BadImage:
+            continue
+        assert got.dtype == np.uint8
+        assert image_size(hostile, MOST) == (got.shape[1], got.shape[0])
 
 
 def test_threads_read_at_the_same_time():
