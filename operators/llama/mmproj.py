@@ -58,6 +58,11 @@ class Mmproj:
         return self.projector in _WIDTHS
 
     @property
+    def cell(self) -> int:
+        """Pixels of a side of what becomes a token, where an image has as many as its size asks for."""
+        return int(self.values["clip.vision.patch_size"] * self.values.get("clip.vision.spatial_merge_size", 2))
+
+    @property
     def has_limits(self) -> bool:
         """Whether the tokens of an image depend on its size alone, between limits (model.image_tokens)."""
         return self.projector in QWEN
@@ -88,9 +93,7 @@ def read_mmproj(path: Path, key: str = "model.mmproj") -> Mmproj:
         raise InputError(f"{key}={path} reads {what}; give an mmproj with a vision encoder")
     projector = _text(contents, PROJECTOR[0]) or _text(contents, PROJECTOR[1]) or ""
     if projector in REFUSED:
-        raise InputError(
-            f"{key}={path}: a vision encoder of the kind {projector} {REFUSED[projector]}, which is refused"
-        )
+        raise InputError(f"{key}={path}: a vision encoder of the kind {projector} {REFUSED[projector]}; it is refused")
     levels = 1 + sum(name.startswith(b"v.deepstack.") and name.endswith(_DEEPSTACK) for name in contents.tensors)
     return Mmproj(path, projector, _width(contents, path, projector, levels), levels, _values(path, contents))
 

@@ -1,8 +1,8 @@
 """LlamaVision: the vision encoder of a model (its mmproj file), by llama.cpp's libmtmd.
 
 libmtmd's own resizing differs from that of the models' training, so images come resized (`resize`), and it copies them.
-Bits of embeddings do not depend on the number of threads, with flash attention or without; with it, memory does not grow
-with the square of an image's patches.
+Attention is flash attention: bits do not depend on the number of threads, which holds without it, too; but then memory
+grows with the square of an image's patches (17 GB for an image of 4096 tokens of a Qwen2-VL).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -22,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.images import Encoded, ImageCells, ImageSizes, Pixels
-from operators.llama.header import content_of
 from operators.llama.library import forget_errors, initialise, last_errors, log_callback
 from operators.llama.mmproj import TOKENS, Mmproj
 from pipeline.api.errors import ConfigError, InputError
@@ -52,14 +50,15 @@ def libmtmd() -> Any:
 
 
 class LlamaVision:
-    """Implements operators.engine.backend.images.Vision. Raises InputError if libmtmd refuses the file, or it belongs to
-    another model.
+    """Implements operators.engine.backend.images.Vision. Raises InputError if libmtmd refuses the file, or it belongs
+    to another model.
 
     Args:
         mmproj: the file.
         model: llama.cpp's model, or its vocabulary alone: then it can only make layouts.
+        fingerprint: see Vision.
         resize: how images have to come.
-        tokens: fewest and most tokens of an image ({min, max}); what is missing is libmtmd's.
+        tokens: fewest and most tokens of an image ({min, max}), as `resize` has them; what is missing is libmtmd's.
         gpu: compute on the GPU."""
 
     def __init__(
@@ -67,13 +66,14 @@ class LlamaVision:
         mmproj: Mmproj,
         model: ctypes.c_void_p,
         *,
-        threads: int,
+        fingerprint: str,
         resize: ImageSizes,
+        threads: int,
         tokens: Mapping[str, int] | None = None,
         gpu: bool = False,
     ) -> None:
         self._mtmd = mtmd = libmtmd()
-        self._mmproj, self.resize = mmproj, resize
+        self._mmproj, self.fingerprint, self.resize = mmproj, fingerprint, resize
         self._vocab = llama_cpp.llama_model_get_vocab(model)
         self._check_tokens()
         params = mtmd.mtmd_context_params_default()
@@ -89,7 +89,6 @@ class LlamaVision:
         self.width: int = llama_cpp.llama_model_n_embd_inp(model) or mmproj.width or 0
         self.causal = not mtmd.mtmd_decode_use_non_causal(self._context, None)
         self.mrope = bool(mtmd.mtmd_decode_use_mrope(self._context))
-        self.fingerprint = content_of(mmproj.path) + "".join(f" {name}={limits[name]}" for name in sorted(limits))
         self._encodes = threading.Lock()  # a context has one buffer for what it has encoded
         self._layouts = functools.lru_cache(_LAYOUTS)(self._layout)
         self.layout(*resize.size(64, 64))  # a vocabulary that lacks tokens is refused here
@@ -136,11 +135,17 @@ class LlamaVision:
             for kind, chunk in chunks:
                 tokens = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk)
                 if kind == _IMAGE:
+                    self._check_size(width, height, tokens)
                     parts.append(ImageCells(tokens, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)))
                     offsets.append(self._offsets(chunk, tokens) if self.mrope else None)
                 else:
                     parts.append(self._ids(chunk))
         return tuple(parts), offsets
+
+    def _check_size(self, width: int, height: int, tokens: int) -> None:
+        """Check, where the size alone says how many tokens an image has, that libmtmd does not resize it again."""
+        if self._mmproj.has_limits and tokens * self._mmproj.cell**2 != width * height:
+            raise ValueError(f"libmtmd would resize an image of {width}x{height}, as it gives it {tokens} tokens")
 
     def _ids(self, chunk: Any) -> npt.NDArray[np.int32]:
         count = ctypes.c_size_t()

@@ -1,5 +1,4 @@
-"""The images of a prompt, as the engine knows them: what stands for one in a prompt, and what an encoder
-makes of it."""
+"""The images of a prompt: what stands for one there, and what an encoder makes of it, as the engine knows both."""
 
 from __future__ import annotations
 
