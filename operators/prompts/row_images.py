@@ -144,7 +144,7 @@ class ImageColumns:
     def require_mmproj(self, model: ModelSettings) -> None:
         """Raise ConfigError if the job has columns of images and `model` reads none; have parts of messages be refused
         else."""
-        if getattr(model, "mmproj", None) is not None:
+        if model.mmproj is not None:
             return
         path = model.path and Path(model.path).expanduser()
         beside = sorted(str(file) for file in path.parent.glob("*mmproj*.gguf")) if path else []

@@ -47,7 +47,7 @@ def rendered(tmp_path: Path, rows: list[dict[str, Any]], schema: pa.Schema, op: 
 
 
 def test_images_of_columns_come_before_the_text_of_the_last_user_message(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": "hi", "page": A, "more": [url(B), url(C)]},
         {"prompt": "hi", "page": None, "more": []},
         {"prompt": "hi", "page": None, "more": [url(C)]},
@@ -59,14 +59,12 @@ def test_images_of_columns_come_before_the_text_of_the_last_user_message(tmp_pat
     op = Render(
         model(PARTS), DataSettings(image_column="page"), messages=[*turns, {"role": "user", "content": "{{ prompt }}"}]
     )
-    assert rendered(tmp_path, rows[:1], SCHEMA, op)[0] == [
-        (f"[user]2 + 2?[assistant]4[user]{I}hi[assistant]", [A])
-    ]
+    assert rendered(tmp_path, rows[:1], SCHEMA, op)[0] == [(f"[user]2 + 2?[assistant]4[user]{I}hi[assistant]", [A])]
 
 
 @pytest.mark.parametrize("template", [None, TURNS])
 def test_a_template_may_say_where_its_images_stand(tmp_path: Path, template: str | None) -> None:
-    row = {"prompt": "hi", "page": A, "more": [url(B), url(C)]}
+    row: dict[str, Any] = {"prompt": "hi", "page": A, "more": [url(B), url(C)]}
     data = DataSettings(prompt_template="{{ more[1] }}: {{ prompt }} {{ page }}{% if more %}!{% endif %}")
     op = Render(model(template), data, images=["page", "more"])
     text = f"{I}{I}: hi {I}!"
@@ -168,7 +166,9 @@ def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
     blind.path = str(tmp_path / "x.gguf")
     with pytest.raises(ConfigError, match=r"images=page gives images .* model.mmproj=.*/mmproj-x-f16.gguf lies beside"):
         Render(blind, DataSettings(), images=["page"]).plan(SCHEMA)
-    chats = [[{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))]
+    chats = [
+        [{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))
+    ]
     rows = [{"chat": json.dumps(chat)} for chat in chats]
     texts, reasons = rendered(tmp_path, rows, TEXT, Render(blind, DataSettings(messages_column="chat")))
     assert texts == [("[user]b\na[assistant]", None)]

@@ -55,7 +55,10 @@ def test_paths_lead_below_the_folder_of_the_input_or_the_root(folder: Path) -> N
         ("x" * 5000, "a text of 5,000 characters is no path; where it is base64"),
         ("a\0.png", "is no path"),
         ("s3://bucket/a.png", "s3://bucket/a.png is no place that images are read from"),
-        ("https://x.org/a.png", r"an image is at https://x.org, from where none are fetched; data.image_domains=\[x.org\]"),
+        (
+            "https://x.org/a.png",
+            r"an image is at https://x.org, from where none are fetched; data.image_domains=\[x.org\]",
+        ),
         ("data:video/mp4;base64,AA==", "of the type video/mp4; videos are not read"),
         ("data:image/png;base64,A", "is no base64"),
         ("data:image/png;base64", "has no comma"),
