@@ -10,9 +10,10 @@ HEAD = 512
 _SAVE = "save it as PNG or JPEG"
 _FETCH = "fetch the picture again, if this is what a server answered"
 _FRAMES = "videos are not read; make a picture of each frame that matters (PNG, JPEG), as ffmpeg does"
+_MARKUP = rb"(\xef\xbb\xbf)?\s*(?=<).*?"
 _KINDS = [
-    (rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>)?\s*((<!--.*?-->|<!DOCTYPE svg[^>]*>)\s*)*<svg\b", "an SVG drawing", _SAVE),
-    (rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b", "an HTML page", _FETCH),
+    (_MARKUP + rb"<(!doctype html|html|head|body)\b", "an HTML page", _FETCH),
+    (_MARKUP + rb"<svg\b", "an SVG drawing", _SAVE),
     (rb"%PDF-", "a PDF", "the operator operators.pages.Pages makes a picture of each page"),
     (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "fetch the files with `git lfs pull`"),
     (rb"....ftyp(hei|hev|mif1|msf1)", "a HEIC picture", _SAVE),
