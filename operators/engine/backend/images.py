@@ -78,7 +78,10 @@ class Vision(Protocol):
     """False if the cells of a block see each other, so that a call must have room for all of them."""
     mrope: bool
     """Whether cells have positions of their own (Encoded.offsets)."""
-    resize: ImageSizes
+
+    @property
+    def resize(self) -> ImageSizes:
+        """How its images have to come."""
 
     def layout(self, width: int, height: int) -> tuple[npt.NDArray[np.int32] | ImageCells, ...]:
         """Return what stands in a prompt for a resized image of this size: int32 token ids, and blocks of cells."""

@@ -141,8 +141,6 @@ class Model(Protocol):
     """Names of its adapters, in the order of their bits."""
     adapter_contents: tuple[str, ...]
     """An id of the content of each, with its scale."""
-    vision: Vision | None
-    """Encodes images for it; None: it takes none."""
 
     def doubt(self, settings: EngineSettings) -> str | None:
         """Say why its logits with `settings` may depend on neighbours despite the scheduler's rules; None: they are
@@ -160,6 +158,10 @@ class Model(Protocol):
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """The part that reads images; None: it takes none."""
 
     @property
     def special_tokens(self) -> SpecialTokens:

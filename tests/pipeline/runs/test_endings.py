@@ -197,8 +197,7 @@ def check_once_it_hangs(watchdog):  # a machine under load may stand still befor
     return not Hangs.begun.is_set() or check(watchdog)
 
 
-if not sys.argv[3:]:
-    pipeline.runs.watchdog.Watchdog.check = check_once_it_hangs
+pipeline.runs.watchdog.Watchdog.check = check_once_it_hangs
 
 
 def hold_the_lock(state, *given):
