@@ -38,6 +38,7 @@ ORDER = [
     "operators",
     "operators.settings.checks",
     "operators.rows",
+    "operators.images",
     "operators.formats",
     "operators.settings",
     "operators.prompts",
