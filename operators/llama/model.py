@@ -187,7 +187,7 @@ class LlamaModel:
         none. Raises as `inspect` does."""
         with self._vision_free:
             if self._vision is None:
-                self._vision = vision_of(self._settings, self._model, self._threads)
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads)
             return self._vision
 
     @functools.cached_property
