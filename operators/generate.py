@@ -21,7 +21,7 @@ from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
-from operators.generation.images import MIB, EncodedImages, check_images, have_images, of_images
+from operators.generation.images import EncodedImages, check_images, have_images, of_images
 from operators.generation.model_sampling import taken
 from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -272,7 +272,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             reasoning,
             self._tools,
             self._adapters,
-            EncodedImages.shared(runtime, model, self._engine_settings.image_mb * MIB),
+            EncodedImages.shared(runtime, model, self._engine_settings, self.store),
             self._engine_settings.n_ubatch,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)

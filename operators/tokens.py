@@ -7,6 +7,7 @@ import re
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.image_columns import PLACED_IMAGES, ImageColumns
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
@@ -115,14 +116,22 @@ class Tokenize(ModelOrServer, MakesPrompts):
             return
         text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
-        yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
-        yield text
+        cells = sum(token < 0 for token in ids)
+        of_images = f", {cells:,} are cells of images" if cells else ""
+        yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special{of_images}; the text:"
+        yield text.replace(IMAGE_MARK, SHOWN_IMAGE)
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))
         yield "the ids, special tokens with their text:"
+        shown = (
+            f"[image: {len(list(run)):,} cells]"
+            if is_image
+            else " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in run)
+            for is_image, run in groupby(ids, lambda token: token < 0)
+        )
         yield textwrap.fill(
-            " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in ids),
+            " ".join(shown),
             WIDTH,
             break_long_words=False,
             break_on_hyphens=False,

@@ -15,18 +15,18 @@ from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.backend.loading import inspect_model
 from operators.engine.strategies.base import DecodeSetup
+from operators.generation.image_files import MIB, ImageFiles
 from operators.images.columns import PROMPT_IMAGES
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
-from operators.settings import ModelSettings
+from operators.settings import ModelSettings, StoreSettings
 from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Runtime
 from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import counted
 
-MIB = 1 << 20
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -65,7 +65,8 @@ class ImageCounts:
 
     images_encoded: int = counted("images encoded", "images")
     image_cells: int = counted("cells of images encoded", "tokens")
-    images_at_hand: int = counted("images of rows that had been encoded before", "images")
+    images_at_hand: int = counted("images of rows that were still in memory, encoded", "images")
+    images_from_files: int = counted("images that an earlier run had encoded (store.images_mb)", "images")
 
 
 class EncodedImages:
@@ -77,11 +78,13 @@ class EncodedImages:
 
     Args:
         vision: encodes.
-        most_bytes: of all that is kept, but for the newest image.
+        most_bytes: of all that is kept in memory, but for the newest image.
+        files: keeps it longer; None: nothing does.
     """
 
-    def __init__(self, vision: Vision, most_bytes: int) -> None:
+    def __init__(self, vision: Vision, most_bytes: int, files: ImageFiles | None = None) -> None:
         self._vision = vision
+        self._files = files
         self._most_bytes = most_bytes
         self._kept: dict[bytes, list[Encoded]] = {}
         self._bytes = 0
@@ -89,15 +92,21 @@ class EncodedImages:
         self.counts = ImageCounts()
 
     @classmethod
-    def shared(cls, runtime: Runtime, model: Model, most_bytes: int) -> EncodedImages | None:
+    def shared(
+        cls, runtime: Runtime, model: Model, settings: EngineSettings, store: StoreSettings
+    ) -> EncodedImages | None:
         """Return those of `model`, for all nodes that share it; None if it takes no images."""
-        if model.vision is None:
+        if (vision := model.vision) is None:
             return None
-        images = cls(model.vision, most_bytes)
-        shared = runtime.resource(("images", id(model)), lambda: images)
-        if shared is images:
+
+        def make() -> EncodedImages:
+            kept = store.images_mb * MIB if store.enabled else 0
+            files = ImageFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
+            images = cls(vision, settings.image_mb * MIB, files)
             runtime.numbers(images.counts, "engines", of_run=True)
-        return shared
+            return images
+
+        return runtime.resource(("images", id(model)), make)
 
     def prompts(self, data: pa.RecordBatch) -> list[Prompt]:
         """Return the prompts of rows."""
@@ -128,10 +137,16 @@ class EncodedImages:
         return blocks[block]
 
     def _encode(self, image: dict[str, Any], digest: bytes) -> list[Encoded]:
+        if (blocks := None if self._files is None else self._files.read(digest)) is not None:
+            self.counts.images_from_files += 1
+            self._bytes += _size(blocks)
+            return blocks
         pixels = self._vision.resize.apply(read_image(image, MOST_PIXELS))
         if digest_of(pixels) != digest:
             raise BadImage(CHANGED)
         blocks = self._vision.encode(pixels)
+        if self._files is not None:
+            self._files.write(digest, blocks)
         self.counts.images_encoded += 1
         self.counts.image_cells += sum(len(block.embeddings) for block in blocks)
         self._bytes += _size(blocks)
