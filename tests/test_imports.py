@@ -38,6 +38,7 @@ ORDER = [
     "operators",
     "operators.settings.checks",
     "operators.rows",
+    "operators.images",
     "operators.formats",
     "operators.settings",
     "operators.prompts",
@@ -90,6 +91,7 @@ STARTS_THREADS = {
     "operators/engine/backend/loading.py",
     "operators/engine/loop/thread.py",
     "operators/generation/journal.py",
+    "operators/images/web.py",
     "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
 }
