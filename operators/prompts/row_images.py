@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.images.columns import IMAGE_MARK
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.forms import WANTED, Image, ImageForms, holds_images
 from operators.images.read import BadImage
 from operators.prompts.messages import HAS_MARK
@@ -175,6 +175,15 @@ def holds_mark(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(holds_mark(inner) for inner in value.values())
     return isinstance(value, list | tuple) and any(map(holds_mark, value))
+
+
+def with_images_named(text: str, row: pa.RecordBatch) -> str:
+    """Return the text of the prompt of a single row with what its images are in the place of their marks, to show."""
+    images = row.column(PROMPT_IMAGES.name).to_pylist()[0] if PROMPT_IMAGES.name in row.schema.names else None
+    for number, image in enumerate(images or (), 1):
+        named = image["path"] or f"{len(image['bytes']):,} bytes"
+        text = text.replace(IMAGE_MARK, f"<image {number}: {named}>", 1)
+    return text
 
 
 def input_folders(paths: str | Sequence[str] | None) -> list[Path]:
