@@ -19,7 +19,8 @@ from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.image_columns import PLACED_IMAGES, ImageColumns
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE
+from operators.images.columns import PROMPT_IMAGES
+from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
@@ -119,7 +120,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
         cells = sum(token < 0 for token in ids)
         of_images = f", {cells:,} are cells of images" if cells else ""
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special{of_images}; the text:"
-        yield text.replace(IMAGE_MARK, SHOWN_IMAGE)
+        yield with_images_named(text, row)
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))
