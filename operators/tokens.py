@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
-from operators.engine.backend.image_columns import PLACED_IMAGES, ImageColumns
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images.columns import PLACED_IMAGES, ImagePrompts
 from operators.images.columns import PROMPT_IMAGES
 from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
@@ -86,9 +86,9 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
-        self._images: ImageColumns | None = None
+        self._images: ImagePrompts | None = None
         if self._has_images and self._model.vision is not None:
-            self._images = ImageColumns(self._texts, self._model.vision, int(self._model.add_bos))
+            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
 
     def process(self, batch: Batch) -> Iterable[Output]:
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])

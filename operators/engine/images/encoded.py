@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.image_columns import MOST_PIXELS, PLACED_IMAGES
 from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.backend.loading import inspect_model
-from operators.engine.strategies.base import DecodeSetup
-from operators.generation.image_files import MIB, ImageFiles
+from operators.engine.images.columns import MOST_PIXELS, PLACED_IMAGES
+from operators.engine.images.files import MIB, EncodedFiles
 from operators.images.columns import PROMPT_IMAGES
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
-from operators.settings import ModelSettings, StoreSettings
-from operators.settings.long_rows import SMALL
+from operators.settings import StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Runtime
-from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import counted
 
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
@@ -38,25 +34,6 @@ def have_images(schema: pa.Schema) -> bool:
     """Return whether prompts may have images."""
     at = schema.get_field_index(PROMPT_IMAGES.name)
     return at >= 0 and bool(schema.field(at).type == PLACED_IMAGES.type)
-
-
-def check_images(model: ModelSettings, engine: EngineSettings, setup: DecodeSetup) -> None:
-    """Raise ConfigError if `model` cannot take images with these settings."""
-    facts = inspect_model(model)
-    refused = {
-        f"decode={setup.name}": not setup.takes_images,
-        "runtime.kv=unified": engine.kv == "unified",
-        "runtime.window_cache=small": engine.window_cache == SMALL,
-        "model.adapters": bool(model.adapters),
-        "a model with recurrent layers": facts.sizes is not None and facts.sizes.recurrent,
-    }
-    if (reason := next((name for name, refuses in refused.items() if refuses), None)) is not None:
-        raise ConfigError(f"prompts have images, which {reason} does not take yet; leave one of them out")
-
-
-def of_images(model: ModelSettings, settings: EngineSettings) -> EngineSettings:
-    """Return `settings` for `model`: the cells of an image that see each other are computed at once."""
-    return settings if model.mmproj is None else replace(settings, n_ubatch=max(settings.n_ubatch, settings.n_batch))
 
 
 @dataclass
@@ -82,7 +59,7 @@ class EncodedImages:
         files: keeps it longer; None: nothing does.
     """
 
-    def __init__(self, vision: Vision, most_bytes: int, files: ImageFiles | None = None) -> None:
+    def __init__(self, vision: Vision, most_bytes: int, files: EncodedFiles | None = None) -> None:
         self._vision = vision
         self._files = files
         self._most_bytes = most_bytes
@@ -101,7 +78,7 @@ class EncodedImages:
 
         def make() -> EncodedImages:
             kept = store.images_mb * MIB if store.enabled else 0
-            files = ImageFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
+            files = EncodedFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
             images = cls(vision, settings.image_mb * MIB, files)
             runtime.numbers(images.counts, "engines", of_run=True)
             return images

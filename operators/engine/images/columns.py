@@ -1,4 +1,4 @@
-"""ImageColumns: tokenizes prompts with images, whose cells get ids from the content of the images."""
+"""ImagePrompts: tokenizes prompts with images, whose cells get ids from the content of the images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.image_cells import cell_ids
 from operators.engine.backend.images import ImageCells, Vision
 from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images.cells import cell_ids
 from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
@@ -32,7 +32,7 @@ MOST_PIXELS = 1 << 28
 """Of an image that is decoded: Render holds those of rows to data.image_max_pixels."""
 
 
-class ImageColumns:
+class ImagePrompts:
     """Tokenizes the texts of a column with images in them.
 
     Args:
