@@ -17,6 +17,7 @@ from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
@@ -98,7 +99,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
         text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
         yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
-        yield text
+        yield with_images_named(text, row)
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))

@@ -13,7 +13,9 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from operators.images.columns import IMAGE
 from operators.images.read import BadImage
 from operators.rows.json_values import noun
 from pipeline.api.machine_errors import of_machine
@@ -37,6 +39,22 @@ def holds_images(kind: pa.DataType) -> bool:
         own = {field.name: field.type for field in kind}
         return bool(own.get("bytes") == pa.binary() or own.get("path") == pa.string())
     return kind in (pa.string(), pa.binary(), pa.null())
+
+
+def type_of_paths(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type of the paths of a column of images {bytes, path}, or of lists of these; None for others."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.string()) if type_of_paths(kind.value_type) == pa.string() else None
+    return pa.string() if kind == IMAGE else None
+
+
+def paths_of(column: pa.Array) -> pa.Array:
+    """Return the paths of a column of images {bytes, path}, or of lists of these."""
+    if pa.types.is_struct(column.type):
+        return pc.struct_field(column, "path")
+    paths = iter(pc.struct_field(pc.list_flatten(column), "path").to_pylist())
+    lengths = pc.list_value_length(column).to_pylist()
+    return pa.array([n if n is None else [next(paths) for _ in range(n)] for n in lengths], pa.list_(pa.string()))
 
 
 class ImageForms:

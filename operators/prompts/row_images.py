@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.images.columns import IMAGE_MARK
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.forms import WANTED, Image, ImageForms, holds_images
-from operators.images.read import BadImage
+from operators.images.read import BadImage, require
 from operators.prompts.messages import HAS_MARK
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
@@ -126,7 +126,7 @@ class ImageColumns:
         """Return the columns that are read.
 
         Raises:
-            ConfigError: `data.image_root` is no folder.
+            ConfigError: `data.image_root` is no folder, or Pillow is not installed.
             SchemaError: a column is missing, or cannot hold images.
         """
         for name in self.names:
@@ -135,6 +135,8 @@ class ImageColumns:
                 raise SchemaError(f"{self.key}={name} is no column{near}")
             if not holds_images(kind := schema.field(name).type):
                 raise SchemaError(f"column '{name}' has type {kind}, and an image is {WANTED} ({self.key}={name})")
+        if self.names:
+            require()
         root = self._data.image_root
         if root is not None and not Path(root).expanduser().is_dir():
             raise ConfigError(f"data.image_root={root} is no folder; name the one below which the images are")
@@ -175,6 +177,15 @@ def holds_mark(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(holds_mark(inner) for inner in value.values())
     return isinstance(value, list | tuple) and any(map(holds_mark, value))
+
+
+def with_images_named(text: str, row: pa.RecordBatch) -> str:
+    """Return the text of the prompt of a single row with what its images are in the place of their marks, to show."""
+    images = row.column(PROMPT_IMAGES.name).to_pylist()[0] if PROMPT_IMAGES.name in row.schema.names else None
+    for number, image in enumerate(images or (), 1):
+        named = image["path"] or f"{len(image['bytes']):,} bytes"
+        text = text.replace(IMAGE_MARK, f"<image {number}: {named}>", 1)
+    return text
 
 
 def input_folders(paths: str | Sequence[str] | None) -> list[Path]:
