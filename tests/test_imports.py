@@ -91,6 +91,7 @@ STARTS_THREADS = {
     "operators/engine/backend/loading.py",
     "operators/engine/loop/thread.py",
     "operators/generation/journal.py",
+    "operators/images/web.py",
     "operators/scoring/whole_texts.py",
     "tools/bench/alternatives.py",
 }

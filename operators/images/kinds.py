@@ -41,16 +41,25 @@ _OURS = [
 """Pattern of the first bytes of each format that is read."""
 
 
-def not_a_picture(head: bytes) -> str:
-    """Say what a file is that no decoder takes, and what to do; completes "NAME is ...".
+def kind_of(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that is no picture, and what to do; None if that is not known.
 
     Args:
         head: its first HEAD bytes.
     """
-    for pattern, what, remedy in _KINDS:
-        if re.match(pattern, head, re.DOTALL | re.IGNORECASE):
-            return f"{what}, which cannot be read as a picture; {remedy}"
-    for pattern, name in _OURS:
-        if re.match(pattern, head, re.DOTALL):
-            return f"damaged: it begins as a {name}, but its header cannot be read; fetch or save it again"
+    found = (k for k in _KINDS if re.match(k[0], head, re.DOTALL | re.IGNORECASE))
+    return next(((what, remedy) for _, what, remedy in found), None)
+
+
+def format_of(head: bytes) -> str | None:
+    """Return the format of pictures as which a file begins; None for one that is not read."""
+    return next((name for pattern, name in _OURS if re.match(pattern, head, re.DOTALL)), None)
+
+
+def not_a_picture(head: bytes) -> str:
+    """Say what a file is that no decoder takes, and what to do; completes "NAME is ...". `head`: see `kind_of`."""
+    if kind := kind_of(head):
+        return f"{kind[0]}, which cannot be read as a picture; {kind[1]}"
+    if name := format_of(head):
+        return f"damaged: it begins as a {name}, but its header cannot be read; fetch or save it again"
     return "no picture in a format that is read (JPEG, PNG, WebP, BMP, GIF, TIFF); save it as PNG or JPEG"

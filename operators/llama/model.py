@@ -232,6 +232,7 @@ class LlamaModel:
             rolls_back=shape.draft > 0 and self._architecture in ROLLS_BACK,
             kernels=library() if self.packed.version else None,
             adapters=self._adapters,
+            causal_images=self.vision is None or self.vision.causal,
             abort=self._abort,
         )
 
