@@ -86,6 +86,14 @@ def test_it_is_refused_with_the_reason_when_the_job_is_composed(name, tmp_path):
         inspect(replace(QWEN, mmproj=make(tmp_path)))
 
 
+def test_what_only_an_image_shows_is_refused_too(tmp_path):
+    """It loads, and ends the process when it encodes."""
+    layers = MetaValue("clip.vision.n_wa_pattern", 1, GGUFValueType.UINT32)
+    path = copied(IMAGES / "mmproj-qwen2.5vl.gguf", tmp_path / "mmproj.gguf", [layers])
+    with pytest.raises(InputError, match=r"ends llama.cpp \(SIG"):
+        inspect(ModelSettings(path=str(IMAGES / "qwen2.5vl.gguf"), mmproj=str(path)))
+
+
 def test_an_encoder_of_another_model_is_refused(tmp_path):
     facts, path = inspect(QWEN), Path(str(QWEN.path))
     assert facts.n_embd
