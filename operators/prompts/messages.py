@@ -63,6 +63,18 @@ class PartImages(Protocol):
         """Take the next image of the row's columns, for a part that holds none."""
 
 
+class TextImages:
+    """Looks at the images of parts whose messages are kept as they are, as JSON."""
+
+    def part(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise BadImage("an image as bytes has no place in JSON; give it as a path or a `data:` URL")
+        return IMAGE_MARK
+
+    def placeholder(self) -> str:
+        return IMAGE_MARK
+
+
 def before_content(content: Any, marks: str) -> Any:
     """Return the content of a message with the marks of images before its text."""
     if not marks or not isinstance(content, str):

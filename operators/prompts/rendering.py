@@ -26,7 +26,7 @@ from operators.prompts.conversations import (
     with_images,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.row_images import ImageColumns, RowImages
+from operators.prompts.row_images import OF_COLUMNS, ImageColumns, RowImages
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
@@ -130,7 +130,9 @@ class Rendering(Operator):
             require_column(schema, self._raw_column, [pa.string()])
         stale = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)  # of an earlier prompt, whose text was dropped
         schema = pa.schema([field for field in schema if field.name not in stale])
-        added = [PROMPT_TEXT, PROMPT_LITERALS, *([PROMPT_IMAGES] if self._may_have_images else [])]
+        added = [PROMPT_TEXT, PROMPT_LITERALS]
+        if self._may_have_images:
+            added.append(OF_COLUMNS if of_images else PROMPT_IMAGES)
         self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.forms import WANTED, Image, ImageForms, holds_images
 from operators.images.read import BadImage, require
 from operators.prompts.messages import HAS_MARK
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 
+OF_COLUMNS = PROMPT_IMAGES.with_metadata({"images": "of columns"})
+"""The column where columns of the job have the images, and not only parts of messages."""
 _FIRST_NUMBER = 0x100000
 """Character behind a mark that says which image it is, while texts are made: of the private use area."""
 _NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
@@ -177,6 +181,32 @@ def holds_mark(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(holds_mark(inner) for inner in value.values())
     return isinstance(value, list | tuple) and any(map(holds_mark, value))
+
+
+def refuse_images(schema: pa.Schema, names: Iterable[str], title: str) -> None:
+    """Raise SchemaError if prompts in one of the columns `names` have images of columns, which `title` reads not."""
+    for name, beside in _images_beside(schema, names):
+        if schema.field(beside).metadata == OF_COLUMNS.metadata:
+            raise SchemaError(
+                f"{title} reads texts alone, and the prompts in '{name}' have images; write images: [] where they are"
+                " made (Render, or the step)"
+            )
+
+
+def rows_with_images(data: pa.RecordBatch, names: Iterable[str], title: str) -> dict[int, str]:
+    """Return by its index why a row cannot be read by `title`: its prompt in one of the columns `names` has images."""
+    why = f"the prompt has images, which {title} does not read"
+    columns = [data.column(beside) for _, beside in _images_beside(data.schema, names)]
+    return {i: why for column in columns for i in np.flatnonzero(column.is_valid()).tolist()}
+
+
+def _images_beside(schema: pa.Schema, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield those of `names` that are prompts with images, and the columns with these."""
+    for name in names:
+        for ending in (PROMPT_TEXT.name, PROMPT_IDS.name):
+            beside = name.removesuffix(ending) + PROMPT_IMAGES.name
+            if name.endswith(ending) and beside in schema.names:
+                yield name, beside
 
 
 def with_images_named(text: str, row: pa.RecordBatch) -> str:
