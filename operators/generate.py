@@ -21,6 +21,7 @@ from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
+from operators.generation.images import EncodedImages, check_images, have_images, of_images
 from operators.generation.model_sampling import taken
 from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -115,7 +116,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         super().__post_init__()
         self._model_settings = of_engine(self.model, self.runtime)
         self._setup = decode_setup(self.decode)
-        self._engine_settings = self._setup.settled(self.runtime)
+        self._engine_settings = of_images(self.model, self._setup.settled(self.runtime))
         priority = self.runtime.priority
         self._priority = None if priority is None else RowExpression("runtime.priority", priority)
 
@@ -126,6 +127,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        if have_images(schema):
+            check_images(self._model_settings, self._engine_settings, self._setup)
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         structured_form(self.sampling.structured)
@@ -269,6 +272,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             reasoning,
             self._tools,
             self._adapters,
+            EncodedImages.shared(runtime, model, self._engine_settings, self.store),
+            self._engine_settings.n_ubatch,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
         self._completions = Completions(

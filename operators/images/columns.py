@@ -8,6 +8,9 @@ IMAGE_MARK = "\ufdd1"
 """Stands for one picture in `prompt_text`. Unicode keeps it for programs (a noncharacter), so no text of a row may have
 it; a row whose own text does is a reject."""
 
+SHOWN_IMAGE = "<image>"
+"""What is shown and written in its place."""
+
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """A picture: the bytes of its file, or, where those are null, the absolute path of a local file. As Hugging Face's
 datasets have pictures; with bytes the path is only a name."""

@@ -10,9 +10,10 @@ HEAD = 512
 _SAVE = "save it as PNG or JPEG"
 _FETCH = "fetch the picture again, if this is what a server answered"
 _FRAMES = "videos are not read; make a picture of each frame that matters (PNG, JPEG), as ffmpeg does"
+_MARKUP = rb"(\xef\xbb\xbf)?\s*(?=<).*?"
 _KINDS = [
-    (rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>)?\s*((<!--.*?-->|<!DOCTYPE svg[^>]*>)\s*)*<svg\b", "an SVG drawing", _SAVE),
-    (rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b", "an HTML page", _FETCH),
+    (_MARKUP + rb"<(!doctype html|html|head|body)\b", "an HTML page", _FETCH),
+    (_MARKUP + rb"<svg\b", "an SVG drawing", _SAVE),
     (rb"%PDF-", "a PDF", "the operator operators.pages.Pages makes a picture of each page"),
     (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "fetch the files with `git lfs pull`"),
     (rb"....ftyp(hei|hev|mif1|msf1)", "a HEIC picture", _SAVE),
@@ -40,16 +41,25 @@ _OURS = [
 """Pattern of the first bytes of each format that is read."""
 
 
-def not_a_picture(head: bytes) -> str:
-    """Say what a file is that no decoder takes, and what to do; completes "NAME is ...".
+def kind_of(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that is no picture, and what to do; None if that is not known.
 
     Args:
         head: its first HEAD bytes.
     """
-    for pattern, what, remedy in _KINDS:
-        if re.match(pattern, head, re.DOTALL | re.IGNORECASE):
-            return f"{what}, which cannot be read as a picture; {remedy}"
-    for pattern, name in _OURS:
-        if re.match(pattern, head, re.DOTALL):
-            return f"damaged: it begins as a {name}, but its header cannot be read; fetch or save it again"
+    found = (k for k in _KINDS if re.match(k[0], head, re.DOTALL | re.IGNORECASE))
+    return next(((what, remedy) for _, what, remedy in found), None)
+
+
+def format_of(head: bytes) -> str | None:
+    """Return the format of pictures as which a file begins; None for one that is not read."""
+    return next((name for pattern, name in _OURS if re.match(pattern, head, re.DOTALL)), None)
+
+
+def not_a_picture(head: bytes) -> str:
+    """Say what a file is that no decoder takes, and what to do; completes "NAME is ...". `head`: see `kind_of`."""
+    if kind := kind_of(head):
+        return f"{kind[0]}, which cannot be read as a picture; {kind[1]}"
+    if name := format_of(head):
+        return f"damaged: it begins as a {name}, but its header cannot be read; fetch or save it again"
     return "no picture in a format that is read (JPEG, PNG, WebP, BMP, GIF, TIFF); save it as PNG or JPEG"

@@ -80,8 +80,9 @@ def require() -> None:
 
 
 @cache
-def _pillow() -> Any:
-    """Import PIL.Image with the decoders of FORMATS, and keep what it warns of damaged files from the terminal."""
+def pillow() -> Any:
+    """Return PIL.Image with the decoders of FORMATS, and keep what it warns of damaged files from the terminal. Raises
+    ConfigError if Pillow is not installed."""
     require()
     for name in ("Jpeg", "Mpo", "Png", "WebP", "Bmp", "Gif", "Tiff"):
         import_module(f"PIL.{name}ImagePlugin")
@@ -92,21 +93,21 @@ def _pillow() -> Any:
 
 def _with_opened(image: Mapping[str, Any], most_pixels: int, use: Callable[[Image], T]) -> T:
     """Open a picture, check what its header says, and return what `use` makes of it."""
-    pillow = _pillow()
+    pil = pillow()
     name = repr(image["path"]) if image.get("path") else "the picture"
     try:
         with _source(image, most_pixels) as source:
             head = source.read(HEAD)
             if not head:
                 raise BadImage("is empty (0 bytes); fetch it again")
-            with pillow.open(source, formats=FORMATS) as picture:
+            with pil.open(source, formats=FORMATS) as picture:
                 _check_header(picture, most_pixels)
                 return use(picture)
     except BadImage as error:  # below they say all but the name
         raise BadImage(f"{name} {error}") from None
-    except pillow.UnidentifiedImageError:
+    except pil.UnidentifiedImageError:
         raise BadImage(f"{name} is {not_a_picture(head)}") from None
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning):
         what = f"{LIMIT}={most_pixels} allows, or than Pillow reads (some 178 million)"
         raise BadImage(f"{name} has more pixels than {what}; make it smaller") from None
     except Exception as error:
@@ -182,7 +183,7 @@ def _turn(picture: Image) -> Any:
         orientation = picture.getexif().get(_ORIENTATION, 1)
     except Exception:  # of metadata that is damaged; the pixels need not be
         return None
-    turn = _pillow().Transpose
+    turn = pillow().Transpose
     return {
         2: turn.FLIP_LEFT_RIGHT,
         3: turn.ROTATE_180,
@@ -195,7 +196,7 @@ def _turn(picture: Image) -> Any:
 
 
 def _size(picture: Image) -> tuple[int, int]:
-    turn, way = _turn(picture), _pillow().Transpose
+    turn, way = _turn(picture), pillow().Transpose
     lies = turn in (way.TRANSPOSE, way.ROTATE_270, way.TRANSVERSE, way.ROTATE_90)
     return (picture.height, picture.width) if lies else picture.size
 
@@ -212,7 +213,7 @@ def _pixels(picture: Image) -> NDArray[np.uint8]:
         return np.repeat(gray[:, :, None], 3, axis=2)
     if upright.has_transparency_data:
         upright = upright.convert("RGBA")
-        white = _pillow().new("RGB", upright.size, "white")
+        white = pillow().new("RGB", upright.size, "white")
         white.paste(upright, mask=upright.getchannel("A"))
         upright = white
     return np.asarray(upright.convert("RGB"))

@@ -22,10 +22,10 @@ _WIDTHS: Mapping[str, tuple[bytes, int]] = {
     "mlp": (b"mm.2.weight", 1),
 }
 """The projectors that tests run: a tensor, and its dimension, that has the numbers of a cell (clip_n_mmproj_embd)."""
-TOKENS: Mapping[str, tuple[bytes, ...]] = {
-    **dict.fromkeys(QWEN, (b"<|vision_start|>", b"<|vision_end|>")),
-    "idefics3": (b"<fake_token_around_image>", b"<global-img>"),
-    "gemma3": (b"<start_of_image>", b"<end_of_image>"),
+TOKENS: Mapping[str, frozenset[bytes]] = {
+    **dict.fromkeys(QWEN, frozenset((b"<|vision_start|>", b"<|vision_end|>"))),
+    "idefics3": frozenset((b"<fake_token_around_image>", b"<global-img>")),
+    "gemma3": frozenset((b"<start_of_image>", b"<end_of_image>")),
 }
 """The tokens that stand around an image; libmtmd spells what the vocabulary lacks."""
 REFUSED = {

@@ -187,7 +187,7 @@ class LlamaModel:
         none. Raises as `inspect` does."""
         with self._vision_free:
             if self._vision is None:
-                self._vision = vision_of(self._settings, self._model, self._threads)
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads)
             return self._vision
 
     @functools.cached_property
@@ -232,6 +232,7 @@ class LlamaModel:
             rolls_back=shape.draft > 0 and self._architecture in ROLLS_BACK,
             kernels=library() if self.packed.version else None,
             adapters=self._adapters,
+            causal_images=self.vision is None or self.vision.causal,
             abort=self._abort,
         )
 

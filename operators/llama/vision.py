@@ -13,7 +13,7 @@ import importlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import llama_cpp
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from operators.engine.backend.images import Encoded, ImageCells, ImageSizes, Pixels
 from operators.llama.library import forget_errors, initialise, last_errors, log_callback
-from operators.llama.mmproj import TOKENS, Mmproj
+from operators.llama.mmproj import QWEN, Mmproj
 from pipeline.api.errors import ConfigError, InputError
 
 _TEXT, _IMAGE = 0, 1
@@ -74,8 +74,6 @@ class LlamaVision:
     ) -> None:
         self._mtmd = mtmd = libmtmd()
         self._mmproj, self.fingerprint, self.resize = mmproj, fingerprint, resize
-        self._vocab = llama_cpp.llama_model_get_vocab(model)
-        self._check_tokens()
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads = gpu, threads
         params.print_timings = params.warmup = False
@@ -91,7 +89,13 @@ class LlamaVision:
         self.mrope = bool(mtmd.mtmd_decode_use_mrope(self._context))
         self._encodes = threading.Lock()  # a context has one buffer for what it has encoded
         self._layouts = functools.lru_cache(_LAYOUTS)(self._layout)
-        self.layout(*resize.size(64, 64))  # a vocabulary that lacks tokens is refused here
+        try:
+            self._check_kind()
+            with suppress(ValueError):  # an image of that size is not within the limits
+                self.layout(*resize.size(64, 64))  # a vocabulary that lacks a line end is refused here
+        except InputError:
+            self.close()
+            raise
 
     def layout(self, width: int, height: int) -> tuple[Part, ...]:
         """Return what stands in a prompt for a resized image of this size; see Vision. Raises InputError if the
@@ -117,15 +121,14 @@ class LlamaVision:
             if context:
                 self._mtmd.mtmd_free(context)
 
-    def _check_tokens(self) -> None:
-        """Check that the vocabulary has the tokens around images."""
-        ids = (ctypes.c_int32 * 64)()
-        for name in TOKENS.get(self._mmproj.projector, ()):
-            if llama_cpp.llama_tokenize(self._vocab, name, len(name), ids, len(ids), False, True) != 1:
-                raise InputError(
-                    f"model.mmproj={self._mmproj.path}: the vocabulary of the model has no token {name.decode()}, which"
-                    f" an image of a {self._mmproj.projector} needs; the file belongs to another model"
-                )
+    def _check_kind(self) -> None:
+        """Check that both files have, or lack, M-RoPE."""
+        if self._mmproj.is_tested and self.mrope != (self._mmproj.projector in QWEN):
+            kind = "a model with M-RoPE" if self.mrope else "a model without M-RoPE"
+            raise InputError(
+                f"model.mmproj={self._mmproj.path} is a {self._mmproj.projector}, which does not go with {kind}: it"
+                " belongs to another model"
+            )
 
     def _layout(self, width: int, height: int) -> tuple[tuple[Part, ...], list[npt.NDArray[np.int32] | None]]:
         """Return the layout, and Encoded.offsets of its blocks, which depend on the size alone, too."""
@@ -167,8 +170,6 @@ class LlamaVision:
         return offsets
 
     def _encoded(self, chunk: Any, tokens: int) -> npt.NDArray[np.float32]:
-        if not self._context:
-            raise ValueError("the model is closed")
         forget_errors()
         if self._mtmd.mtmd_encode_chunk(self._context, chunk):
             raise ValueError(f"the image could not be encoded: {last_errors()}")
@@ -182,6 +183,8 @@ class LlamaVision:
     def _chunks(self, width: int, height: int, pixels: Pixels | None) -> Iterator[list[tuple[int, Any]]]:
         """Yield the kinds and chunks of an image. `pixels`: None for its size alone."""
         mtmd = self._mtmd
+        if not self._context:
+            raise ValueError("the model is closed")
         data = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         bitmap, chunks = mtmd.mtmd_bitmap_init(width, height, data), mtmd.mtmd_input_chunks_init()
         try:

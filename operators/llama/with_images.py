@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from operators.engine.backend.images import ImageSizes, Pixels
 from operators.engine.backend.loading import ImageFacts, ModelFacts
+from operators.images.resize import resize_of
+from operators.llama.gguf_check import tokens_of
 from operators.llama.header import content_of
 from operators.llama.hub_files import hub_file
-from operators.llama.mmproj import Mmproj, read_mmproj
+from operators.llama.mmproj import TOKENS, Mmproj, read_mmproj
 from operators.llama.probe import probe_images
 from operators.llama.vision import LlamaVision, libmtmd
 from operators.settings import ModelSettings
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, InputError
 
-_MIN, _MAX = "clip.vision.image_min_pixels", "clip.vision.image_max_pixels"
+log = logging.getLogger(__name__)
 
 
 def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> ModelFacts:
@@ -31,7 +33,7 @@ def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> Mode
     """
     if facts.refusal is not None:
         return facts
-    if (mmproj := _declared(settings)) is None:
+    if (mmproj := _declared(settings, model)) is None:
         return replace(facts, no_images=_no_images(settings, model))
     libmtmd()
     if mmproj.width is not None and facts.n_embd is not None and mmproj.width != facts.n_embd * mmproj.levels:
@@ -42,33 +44,48 @@ def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> Mode
     if settings.probe:
         probe_images(mmproj.path)
     size = mmproj.path.stat().st_size
-    return replace(facts, images=ImageFacts(_fingerprint(settings, mmproj), size, _resize(settings, mmproj)))
+    resize = resize_of(mmproj.values, settings.image_tokens)
+    return replace(facts, images=ImageFacts(_fingerprint(settings, mmproj), size, resize))
 
 
-def vision_of(settings: ModelSettings, model: ctypes.c_void_p, threads: int) -> LlamaVision | None:
-    """Load the vision encoder of `settings` for `model`; None if there is none. Raises as `with_images` does."""
-    if (mmproj := _declared(settings)) is None:
+def vision_of(settings: ModelSettings, path: Path, model: ctypes.c_void_p, threads: int) -> LlamaVision | None:
+    """Load the vision encoder of `settings` for `model`, which was loaded from `path`; None if there is none. Raises as
+    `with_images` does."""
+    if (mmproj := _declared(settings, path)) is None:
         return None
+    resize = resize_of(mmproj.values, settings.image_tokens)
+    if resize.doubt or not mmproj.is_tested:
+        log.warning("%s: %s", mmproj.path.name, resize.doubt or "no test knows this kind of vision encoder")
     return LlamaVision(
         mmproj,
         model,
         fingerprint=_fingerprint(settings, mmproj),
-        resize=_resize(settings, mmproj),
+        resize=resize,
         threads=threads,
         tokens=settings.image_tokens,
         gpu=settings.gpu_layers > 0,
     )
 
 
-def _declared(settings: ModelSettings) -> Mmproj | None:
+def _declared(settings: ModelSettings, model: Path) -> Mmproj | None:
     given = settings.mmproj
     if given is None:
         check(settings.image_tokens is None, "model.image_tokens", settings.image_tokens, "there is no model.mmproj")
         return None
     mmproj = read_mmproj(_place(settings))
-    kinds = f"images of a {mmproj.projector} have the same number of tokens whatever it is; leave it out"
-    check(settings.image_tokens is None or mmproj.has_limits, "model.image_tokens", settings.image_tokens, kinds)
+    status = model.stat()
+    if missing := TOKENS.get(mmproj.projector, frozenset()) - _tokens(model, status.st_size, status.st_mtime_ns):
+        raise InputError(
+            f"model.mmproj={mmproj.path}: the vocabulary of {model} has no token {min(missing).decode()}, which images"
+            f" of a {mmproj.projector} need: it belongs to another model"
+        )
     return mmproj
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens(model: Path, size: int, changed: int) -> frozenset[bytes]:
+    """Return those of TOKENS that the vocabulary of `model` has."""
+    return frozenset().union(*TOKENS.values()).intersection(tokens_of(model))
 
 
 def _place(settings: ModelSettings) -> Path:
@@ -88,25 +105,6 @@ def _fingerprint(settings: ModelSettings, mmproj: Mmproj) -> str:
     return content_of(mmproj.path) + "".join(f" {name}={limits[name]}" for name in sorted(limits))
 
 
-def _resize(settings: ModelSettings, mmproj: Mmproj) -> ImageSizes:
-    try:  # until it is there
-        resize_of = importlib.import_module("operators.images.resize").resize_of
-    except ImportError:
-        return _AsIs()
-    limits = settings.image_tokens or {}
-    pixels = {key: limits[name] * mmproj.cell**2 for key, name in ((_MIN, "min"), (_MAX, "max")) if name in limits}
-    resize: ImageSizes = resize_of({**mmproj.values, **pixels})
-    return resize
-
-
-class _AsIs:
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return width, height
-
-    def apply(self, pixels: Pixels) -> Pixels:
-        return pixels
-
-
 def _no_images(settings: ModelSettings, model: Path) -> str:
     """Return why a model reads no images. A file that lies beside it is named, and not taken: another file would be
     another result."""
@@ -114,6 +112,6 @@ def _no_images(settings: ModelSettings, model: Path) -> str:
         return f"model.mmproj is not set: give the file of {settings.repo} that has the vision encoder (mmproj-*.gguf)"
     beside = sorted(path for path in model.parent.glob("*mmproj*.gguf") if path != model)
     if beside:
-        names = " and ".join(path.name for path in beside[:3])
-        return f"model.mmproj is not set; beside the model lies {names}: model.mmproj={beside[0]}"
+        names = ", ".join(path.name for path in beside[:3])
+        return f"model.mmproj is not set; beside the model there is {names}: model.mmproj={beside[0]}"
     return "model.mmproj is not set: give the GGUF file of the model's vision encoder (mmproj-*.gguf)"

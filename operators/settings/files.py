@@ -258,12 +258,15 @@ class StoreSettings:
         enabled: journal completions at all.
         path: the SQLite file; null: completions.sqlite in the output directory. May be shared between runs.
         sync: `process` survives the death of the process, `power` also that of the machine.
+        images_mb: MiB of files in the user's cache for what was computed for images, for later runs that ask about the
+            same; those not used for longest go first. 0: none.
         retry: what is made again though it is there.
     """
 
     enabled: bool = not_in_data(True)
     path: str | None = not_in_data(None)
     sync: str = not_in_data("process", *one_of(("process", "power")))
+    images_mb: int = not_in_data(2048, *_NONE_OR_MORE)
     retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from operators.formats.registry import WRITTEN
 from operators.formats.result_csv import DEFUSED
 from operators.formats.unpack import CODECS
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE
 from operators.images.forms import paths_of, type_of_paths
 from operators.rows.splits import NAMES, alike, is_split_name
 from operators.rows.times import rows_beyond
@@ -167,7 +167,7 @@ class WriteRows(Sink, Concludes):
     def _column(self, column: pa.Array, name: str) -> pa.Array:
         if name in self._as_paths:
             return paths_of(column)
-        return pc.replace_substring(column, IMAGE_MARK, "<image>") if name in self._with_images else column
+        return pc.replace_substring(column, IMAGE_MARK, SHOWN_IMAGE) if name in self._with_images else column
 
     def _write(self, table: pa.Table, file: BinaryIO) -> None:
         self._format.write(table, file, self._output.compression, self._output.compression_level, **self._keys)

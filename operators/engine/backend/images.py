@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class ImageCells:
     positions: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """A block of an image, encoded.
 
@@ -39,6 +40,21 @@ class Encoded:
     embeddings: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.int32] | None
     positions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSpan:
+    """A block of an image at its place in a prompt.
+
+    Args:
+        start: cells before it.
+        cells: of the block.
+        encode: returns the block, encoded. Raises ValueError if the image cannot be read (any more) or encoded.
+    """
+
+    start: int
+    cells: int
+    encode: Callable[[], Encoded]
 
 
 class ImageSizes(Protocol):
@@ -62,7 +78,10 @@ class Vision(Protocol):
     """False if the cells of a block see each other, so that a call must have room for all of them."""
     mrope: bool
     """Whether cells have positions of their own (Encoded.offsets)."""
-    resize: ImageSizes
+
+    @property
+    def resize(self) -> ImageSizes:
+        """How its images have to come."""
 
     def layout(self, width: int, height: int) -> tuple[npt.NDArray[np.int32] | ImageCells, ...]:
         """Return what stands in a prompt for a resized image of this size: int32 token ids, and blocks of cells."""

@@ -15,11 +15,11 @@ MOST = 1_000_000
 
 
 def pixels(width: int, height: int, seed: int = 0) -> np.ndarray:
-    """Make a picture of smooth shapes and some noise: uint8 [height, width, 3]."""
+    """Make a picture of ramps and some noise, of whole numbers alone: uint8 [height, width, 3]."""
     y, x = np.mgrid[0:height, 0:width]
-    channels = [128 + 100 * np.sin((x * (1 + c) + y * (3 - c)) / 9 + seed + c) for c in range(3)]
+    ramps = [np.abs((x * (4 + c) + y * (9 - 3 * c) + 31 * seed) % 256 - 128) + 60 for c in range(3)]
     noise = np.random.default_rng(seed).integers(0, 24, (height, width, 3))
-    return (np.stack(channels, axis=2) + noise).astype(np.uint8)
+    return (np.stack(ramps, axis=2) + noise).astype(np.uint8)
 
 
 def encoded(picture: Any, kind: str, **options: Any) -> bytes:
