@@ -18,7 +18,7 @@ from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
-from tests.operators.test_render import TURNS
+from tests.operators.test_render import TURNS, user
 
 PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
@@ -171,9 +171,11 @@ def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
         [{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))
     ]
     rows = [{"chat": json.dumps(chat)} for chat in chats]
-    texts, reasons = rendered(tmp_path, rows, TEXT, Render(blind, DataSettings(messages_column="chat")))
-    assert texts == [("[user]b\na[assistant]", None)]
-    assert "an image, and the model reads none: model.mmproj is not set" in reasons[0]
+    rows.append({"chat": json.dumps([user(f"{I} is text here")])})
+    flow = Flow(tmp_path, chain(Rows(rows, TEXT), render=Render(blind, DataSettings(messages_column="chat"))))
+    texts = [(row["prompt_text"], "prompt_images" in row) for row in flow.run()]
+    assert texts == [("[user]b\na[assistant]", False), (f"[user]{I} is text here[assistant]", False)]
+    assert "an image, and the model reads none: model.mmproj is not set" in flow.tally.by_reason.popitem()[0][2]
 
 
 @pytest.mark.parametrize(
