@@ -59,7 +59,6 @@ class EndpointRender(Rendering, MakesPrompts):
 
     title = "Render"
     keeps_rows = True
-    needs_mmproj = False
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         planned = super().plan(schema)

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES
+from operators.prompts.row_images import OF_COLUMNS
 from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
-from tests.operators.test_render import TURNS
+from tests.operators.test_render import TURNS, user
 
 PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
@@ -170,9 +171,11 @@ def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
         [{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))
     ]
     rows = [{"chat": json.dumps(chat)} for chat in chats]
-    texts, reasons = rendered(tmp_path, rows, TEXT, Render(blind, DataSettings(messages_column="chat")))
-    assert texts == [("[user]b\na[assistant]", None)]
-    assert "an image, and the model reads none: model.mmproj is not set" in reasons[0]
+    rows.append({"chat": json.dumps([user(f"{I} is text here")])})
+    flow = Flow(tmp_path, chain(Rows(rows, TEXT), render=Render(blind, DataSettings(messages_column="chat"))))
+    texts = [(row["prompt_text"], "prompt_images" in row) for row in flow.run()]
+    assert texts == [("[user]b\na[assistant]", False), (f"[user]{I} is text here[assistant]", False)]
+    assert "an image, and the model reads none: model.mmproj is not set" in flow.tally.by_reason.popitem()[0][2]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,8 @@ def test_what_no_row_could_be_rendered_with_is_refused(data: Any, arguments: dic
 
 def test_an_image_of_an_earlier_prompt_is_not_that_of_the_next() -> None:
     planned = Render(model(), DataSettings(image_column="page")).plan(SCHEMA)
-    assert planned.field("prompt_images") == PROMPT_IMAGES
+    assert planned.field("prompt_images").equals(OF_COLUMNS, check_metadata=True)
+    of_parts = Render(model(), DataSettings(messages_column="chat")).plan(TEXT)
+    assert of_parts.field("prompt_images").equals(PROMPT_IMAGES, check_metadata=True)
     again = Render(model(), DataSettings()).plan(planned.remove(planned.get_field_index("prompt_text")))
     assert "prompt_images" not in again.names
