@@ -45,6 +45,8 @@ def weights(request) -> str:
 
 @pytest.fixture(scope="module", params=often(FAMILIES, "gemma3", "qwen3vl", "smolvlm"))
 def model(request, kernels, weights, tmp_path_factory) -> Iterator[LlamaModel]:
+    if (kernels, weights) == ("llama.cpp", "q8_0"):
+        pytest.skip("llama.cpp's kernels promise no bits for these weights (docs/models.md)")
     path = HERE / f"{request.param}.gguf"
     if weights != "f32":
         path = tmp_path_factory.mktemp("weights") / path.name
