@@ -79,7 +79,8 @@ def test_bits_are_those_of_the_image_whatever_was_encoded_before(vision):
     made = vision.encode(one)
     first = bits(made)
     assert bits(vision.encode(other)) != first
-    assert bits(vision.encode(one)) == bits(made) == first
+    assert bits(made) == first, "it is no view of what libmtmd writes to"
+    assert bits(vision.encode(one)) == first
 
 
 def test_another_thread_may_ask_for_layouts_while_an_image_is_encoded(vision):
