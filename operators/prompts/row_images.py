@@ -27,7 +27,7 @@ OF_COLUMNS = PROMPT_IMAGES.with_metadata({"images": "of columns"})
 """The column where columns of the job have the images, and not only parts of messages."""
 _FIRST_NUMBER = 0x100000
 """Character behind a mark that says which image it is, while texts are made: of the private use area."""
-_NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
+NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
 
 
 class Marks(list[str]):
@@ -92,7 +92,7 @@ class RowImages:
                 f"the messages have {self._next} image parts, and the columns of images have {self._of_columns}; give"
                 " each its part, or none"
             )
-        placed = {match[1] for text in texts for match in _NUMBERED.finditer(text)}
+        placed = {match[1] for text in texts for match in NUMBERED.finditer(text)}
         return "".join(m for marks in self.marks.values() for m in marks if m[1] not in placed)
 
     def settled(self, text: str) -> tuple[str, list[Image]]:
@@ -101,7 +101,7 @@ class RowImages:
         Raises:
             BadImage: an image is not there, or more than once: the template has changed the text.
         """
-        numbers = [ord(match[1]) - _FIRST_NUMBER for match in _NUMBERED.finditer(text)]
+        numbers = [ord(match[1]) - _FIRST_NUMBER for match in NUMBERED.finditer(text)]
         if sorted(numbers) != list(range(len(self._images))) or text.count(IMAGE_MARK) != len(numbers):
             raise BadImage(
                 f"the row has {len(self._images)} images, and the template prints {len(set(numbers))} of them, in"
@@ -111,7 +111,7 @@ class RowImages:
 
     def plain(self, text: str) -> str:
         """Return `text` with plain marks."""
-        return _NUMBERED.sub(IMAGE_MARK, text) if self._images else text
+        return NUMBERED.sub(IMAGE_MARK, text) if self._images else text
 
     def _numbered(self, image: Image) -> str:
         self._images.append(image)

@@ -102,6 +102,36 @@ def test_parts_with_images_are_marks_in_their_place(tmp_path: Path, part: Any, t
     assert rendered(tmp_path, [{"chat": json.dumps(chat)}], TEXT, op)[0] == wanted
 
 
+NO_BLANK = (
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<img>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+FIRST = (
+    "{% for m in messages %}{{ m.role }}: {% for p in m.content if p.type == 'image' %}<|a|><|b|>\n{% endfor %}"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+RAISES = "{% for m in messages %}{% for p in m.content %}{{ {'text': p.text}[p.type] | upper }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (NO_BLANK, [f"user:{I}hi", f"user: a{I}b{I}", f"user: {I}an <img>", "user: hi"]),
+        (FIRST, [f"user: {I}\nhi", f"user: {I}\n{I}\nab", f"user: {I}\nan <img>", "user: hi"]),
+        (RAISES, [f"{I}HI", f"A{I}B{I}", f"{I}AN <IMG>", "HI"]),
+    ],
+    ids=["no blank before", "images first", "no images"],
+)
+def test_a_template_that_takes_parts_prints_around_images_what_it_has_learnt(tmp_path, template, wanted):
+    """Unless the text of the row has what it prints for an image, which nobody could tell apart then."""
+    image = {"type": "image", "image": url(A)}
+    contents = [[image, text("hi")], [text("a"), image, text("b"), image], [image, text("an <img>")], [text("hi")]]
+    rows = [{"chat": json.dumps([{"role": "user", "content": content}])} for content in contents]
+    texts, reasons = rendered(tmp_path, rows, TEXT, Render(model(template), DataSettings(messages_column="chat")))
+    assert not reasons
+    assert [found for found, _ in texts] == wanted
+
+
 def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path) -> None:
     """In their order; where the messages have no such part, all come before the first user message. Else the numbers
     have to be equal."""
