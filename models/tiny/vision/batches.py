@@ -58,7 +58,7 @@ def asked(seed: int, count: int, split: Split) -> list[Asked]:
     rng = Random(f"asked/{split}/{seed}")
     made = []
     for scene in islice(scenes(seed, split, SCENE_WEIGHTS), count):
-        family = rng.choices(families(scene.kind), (3, 1, 1))[0]
+        family = rng.choices(families(scene.kind), (2, 1, 1))[0]
         made.append(Asked(scene, draw(scene, rng), family, rng.choice(QUESTIONS[family])))
     return made
 

@@ -115,7 +115,7 @@ def _shaped(shape: str, rng: Random) -> Pixels:
 
 
 def _bar(made: NDArray[np.float32], ink: Pixels, rng: Random) -> None:
-    """Fill what is above and below the ink, or beside it, with black: as llama.cpp does where a picture is no square."""
+    """Fill what is above and below the ink, or beside it, with black, as llama.cpp does to make a picture square."""
     across = rng.random() < 0.7
     covered = np.flatnonzero(ink.any(1 if across else 0))
     most = int(min(covered[0], SIDE - 1 - covered[-1]))

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -145,13 +146,19 @@ def evaluate(
     return {family: round(right[family] / count, 3) for family, count in sorted(asked_for.items())}
 
 
-def batches(tokenizer: Tokenizer, plan: Plan, first: int, cells: int) -> Iterator[PictureBatch]:
-    """The batches of step `first`, `first + 1` ...; step k is the same whether the run was resumed or not."""
-    step = first
-    while True:
+def batches(tokenizer: Tokenizer, plan: Plan, first: int, cells: int) -> Iterator[tuple[int, list[PictureBatch]]]:
+    """Step `first`, `first + 1` ... and its batches; step k is the same whether the run was resumed or not."""
+    for step in count(first):
         seed = plan.seed * 1_000_003 + step
-        yield batch_of(tokenizer, asked(seed, plan.rows, "train"), cells, Random(seed))
-        step += 1
+        rows, rng = asked(seed, plan.rows, "train"), Random(seed)
+        groups = [rows] if step < plan.looking else halves(rows)
+        yield step, [batch_of(tokenizer, group, cells, rng) for group in groups]
+
+
+def halves(rows: list[Asked]) -> list[list[Asked]]:
+    """The rows with short and with long prompts and answers: less padding."""
+    rows = sorted(rows, key=lambda row: len(row.question) + len(row.answer))
+    return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
 
 
 def train(plan: Plan, out: Path, resume: bool, text_model: Path = TEXT_MODEL, shape: VisionShape | None = None) -> Path:
@@ -163,7 +170,7 @@ def train(plan: Plan, out: Path, resume: bool, text_model: Path = TEXT_MODEL, sh
     text = TinyModel(start.shape)
     text.load_state_dict({name: torch.from_numpy(values) for name, values in start.tensors.items()})
     text.requires_grad_(False)
-    for name, parameter in text.named_parameters():
+    for parameter in text.parameters():
         if parameter.ndim == 2:
             parameter.data = parameter.data.bfloat16()
     encoder = Encoder(shape or VisionShape(text_width=start.shape.width), float(start.tensors["embed.weight"].std()))
@@ -182,22 +189,25 @@ def train(plan: Plan, out: Path, resume: bool, text_model: Path = TEXT_MODEL, sh
     drawn = batches(start.tokenizer, plan, first, encoder.shape.cells)
     parameters = [*encoder.parameters(), *helpers.parameters()]
     with log_path.open("a") as lines:
-        for step in range(first, plan.steps):
+        for step, groups in islice(drawn, plan.steps - first):
             started = time.process_time()
-            loss = loss_of(text, encoder, helpers, next(drawn), plan, step)
-            loss.backward()
+            loss = 0.0
+            for batch in groups:
+                part = loss_of(text, encoder, helpers, batch, plan, step) / len(groups)
+                part.backward()
+                loss += part.item()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = plan.factor(step) * plan.rate
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            entry: dict[str, Any] = {"step": step + 1, "loss": round(loss.item(), 4)}
+            entry: dict[str, Any] = {"step": step + 1, "loss": round(loss, 4)}
             entry["cpu_s"] = round(time.process_time() - started, 3)
             last = step + 1 == plan.steps
             if last or (step + 1) % plan.evaluate_every == 0:
                 entry["exact"] = evaluate(text, encoder, helpers, start.tokenizer, heldout)
-                log.info("step %d loss %.3f %s", step + 1, loss.item(), json.dumps(entry["exact"]))
+                log.info("step %d loss %.3f %s", step + 1, loss, json.dumps(entry["exact"]))
             lines.write(json.dumps(entry) + "\n")
             if last or (step + 1) % plan.save_every == 0:
                 lines.flush()
