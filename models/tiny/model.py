@@ -119,15 +119,7 @@ class TinyModel(nn.Module):
         cos, sin = (self.cos[:tokens], self.sin[:tokens]) if positions is None else self._turned(positions)
         seen = torch.ones(tokens, tokens, dtype=torch.bool).tril() if sees is None else sees[:, None]
         bias = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
-        return self._decoded(self.embed(ids), cos, sin, bias)
-
-    def states(self, x: Tensor) -> Tensor:
-        """Normalised last states [batch, tokens, width] of embeddings x, [batch, tokens, width], in order."""
-        tokens = x.shape[1]
-        bias = torch.full((tokens, tokens), float("-inf")).triu(1)
-        return self._decoded(x, self.cos[:tokens], self.sin[:tokens], bias)
-
-    def _decoded(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+        x = self.embed(ids)
         for block in self.blocks:
             x = block(x, cos, sin, bias)
         return self.norm(x)

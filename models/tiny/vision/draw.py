@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import cos, pi, sin
 from random import Random
@@ -12,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from models.tiny.vision.scenes import Scene
 
-SIDE = 64
+SIDE, PATCH = 64, 8
 FINE = 4
 """Shapes are drawn so many times larger and then reduced, for soft edges."""
 RGB = {
@@ -31,12 +32,14 @@ JITTER = 14
 """How far a channel of a colour may be from RGB."""
 LARGEST, SMALLEST = 30, 12
 """Sizes of the letters."""
-BARRED = 0.15
+BARRED = 0.1
 """How many pictures are made as if they had not been square."""
-NOISE = 12.0
+NOISE = 8.0
 """The largest standard deviation of a picture's noise."""
 
 Pixels = NDArray[np.uint8]
+Places = NDArray[np.int64]
+"""For each patch of a picture, which letter of its text is in its middle, from 1 on; 0 where none is."""
 
 
 @lru_cache(maxsize=64)
@@ -44,23 +47,36 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
+@dataclass(frozen=True)
+class Letters:
+    """A text, cut out, in shades of grey; `edges`: where each letter begins, and the last one ends, in pixels."""
+
+    image: Image.Image
+    edges: NDArray[np.float32]
+
+
 @lru_cache(maxsize=4096)
-def _letters(text: str, size: int) -> Image.Image:
-    """The text, cut out, in shades of grey."""
+def _letters(text: str, size: int) -> Letters:
     left, top, right, bottom = (round(edge) for edge in _font(size).getbbox(text))
     made = Image.new("L", (right - left, bottom - top))
     ImageDraw.Draw(made).text((-left, -top), text, 255, _font(size))
-    return made
+    edges = [_font(size).getlength(text[:end]) - left for end in range(len(text) + 1)]
+    return Letters(made, np.array(edges, np.float32))
 
 
-def _written(text: str, rng: Random) -> Pixels:
-    """Where the ink is, uint8 [SIDE, SIDE]: the text in a size that fits, at any place."""
-    sizes = [size for size in range(SMALLEST, LARGEST + 1) if _letters(text, size).width <= SIDE - 4]
-    letters = _letters(text, rng.choice(sizes[len(sizes) // 3 :]))
+def _written(text: str, rng: Random) -> tuple[Pixels, Places]:
+    """Where the ink is, uint8 [SIDE, SIDE]: the text in a size that fits, at any place; and its letters' places."""
+    sizes = [size for size in range(SMALLEST, LARGEST + 1) if _letters(text, size).image.width <= SIDE - 4]
+    letters = _letters(text, rng.choice(sizes[len(sizes) // 2 :]))
+    width, height = letters.image.size
+    x, y = rng.randint(1, SIDE - 1 - width), rng.randint(1, SIDE - 1 - height)
     made = Image.new("L", (SIDE, SIDE))
-    place = rng.randint(1, SIDE - 1 - letters.width), rng.randint(1, SIDE - 1 - letters.height)
-    made.paste(letters, place)
-    return np.asarray(made)
+    made.paste(letters.image, (x, y))
+    middles = np.arange(PATCH // 2, SIDE, PATCH)
+    column = np.searchsorted(letters.edges + x, middles, side="right")
+    column[column > len(text)] = 0
+    row = (middles > y - 2) & (middles < y + height + 2)
+    return np.asarray(made), (row[:, None] * column).astype(np.int64)
 
 
 def _corners(shape: str) -> list[tuple[float, float]]:
@@ -123,22 +139,25 @@ def _bar(made: NDArray[np.float32], ink: Pixels, rng: Random) -> None:
     turned[:bar] = turned[SIDE - bar :] = 0
 
 
-def draw(scene: Scene, rng: Random, noise: float = NOISE) -> Pixels:
-    """A picture of the scene, uint8 [SIDE, SIDE, 3].
+def drawn(scene: Scene, rng: Random, noise: float = NOISE) -> tuple[Pixels, Places]:
+    """A picture of the scene, uint8 [SIDE, SIDE, 3], and where its letters are, int64 [SIDE / PATCH, SIDE / PATCH].
 
     Args:
         noise: the largest standard deviation of its noise; half of the pictures have none.
     """
-    ink = _shaped(scene.content, rng) if scene.kind == "shape" else _written(scene.content, rng)
+    if scene.kind == "shape":
+        ink, places = _shaped(scene.content, rng), np.zeros((SIDE // PATCH, SIDE // PATCH), np.int64)
+    else:
+        ink, places = _written(scene.content, rng)
     dark = scene.colour in ON_DARK or (scene.colour not in ON_LIGHT and rng.random() < 0.3)
     grey = rng.randint(0, 50) if dark else rng.randint(200, 255)
     ground = np.array([grey + rng.randint(-6, 6) for _ in range(3)], np.float32)
     colour = np.array([part + rng.randint(-JITTER, JITTER) for part in RGB[scene.colour]], np.float32)
     share = ink[:, :, None].astype(np.float32) / 255
-    made = ground + (colour - ground) * share
+    made: NDArray[np.float32] = (ground + (colour - ground) * share).astype(np.float32)
     if rng.random() < BARRED:
         _bar(made, ink, rng)
     if noise and rng.random() < 0.5:
         noisy = np.random.default_rng(rng.getrandbits(32)).standard_normal(made.shape, np.float32)
         made += noisy * rng.uniform(2.0, noise)
-    return np.clip(np.rint(made), 0, 255).astype(np.uint8)
+    return np.clip(np.rint(made), 0, 255).astype(np.uint8), places

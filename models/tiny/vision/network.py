@@ -20,11 +20,11 @@ class VisionShape:
     side: int = 64
     patch: int = 8
     width: int = 96
-    layers: int = 3
+    layers: int = 4
     heads: int = 3
-    feed_forward: int = 288
+    feed_forward: int = 192
     joined: int = 128
-    gated: int = 192
+    gated: int = 160
     text_width: int = 256
     norm_eps: float = 1e-6
     mean: float = 0.5
@@ -78,17 +78,18 @@ class Encoder(nn.Module):
         self.boi, self.eoi = (nn.Parameter(torch.randn(shape.text_width) * cell_size) for _ in range(2))
         nn.init.normal_(self.dense_4h_to_h.weight, std=cell_size)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Cells, float32 [pictures, cells, text_width], of pixels, uint8 [pictures, side, side, 3]."""
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cells, float32 [pictures, cells, text_width], of pixels, uint8 [pictures, side, side, 3]; and the states of
+        their patches before the last block, [pictures, patches, width]."""
         x = (pixels.permute(0, 3, 1, 2).float() / 255 - self.shape.mean) / self.shape.deviation
         x = self.patch_embd(x)
         grid = x.shape[-2:]
         x = x.flatten(2).transpose(1, 2) + self.position_embd
         for block in self.blk:
-            x = block(x)
+            patches, x = x, block(x)
         x = self.post_ln(x).transpose(1, 2).unflatten(2, grid)
         x = self.norm1(self.linear(self.conv(x).flatten(2).transpose(1, 2)))
         x = functional.gelu(x, approximate="tanh")
         x = self.dense_4h_to_h(functional.silu(self.gate(x)) * self.dense_h_to_4h(x)).float()
         before, behind = (vector.expand(len(x), 1, -1) for vector in (self.boi, self.eoi))
-        return torch.cat([before, x, behind], dim=1)
+        return torch.cat([before, x, behind], dim=1), patches

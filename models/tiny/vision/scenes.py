@@ -16,10 +16,10 @@ from models.tiny.tasks.words import ANIMALS, OBJECTS
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "black", "white")
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "heart")
-LONGEST = 6
+LONGEST = 5
 """Letters of the longest word: what is legible across the picture."""
 WORDS = tuple(word for word in ANIMALS + OBJECTS if len(word) <= LONGEST and word not in SHAPES)
-DIGITS = 4
+DIGITS = 3
 """Of the longest number."""
 KINDS = ("word", "number", "shape")
 
