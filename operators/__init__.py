@@ -35,6 +35,7 @@ CATALOG = {
         "gather.Gather",
         "gather.Pairs",
         "explode.Explode",
+        "pages.Pages",
         "lookup.Lookup",
         "union.Union",
     ),

@@ -15,6 +15,7 @@ from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
+from operators.engine.images.encoded import EncodedImages, have_images
 from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
 from operators.generation.adapters import UNUSED_ADAPTERS
@@ -33,6 +34,7 @@ from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_chosen,
+    check_images,
     check_room,
     chosen_settings,
     completion_keys,
@@ -42,6 +44,7 @@ from operators.generation.wiring import (
     long_rows,
     model_memory,
     of_engine,
+    of_images,
     shared_engine,
     shared_store,
     store_path,
@@ -115,7 +118,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         super().__post_init__()
         self._model_settings = of_engine(self.model, self.runtime)
         self._setup = decode_setup(self.decode)
-        self._engine_settings = self._setup.settled(self.runtime)
+        self._engine_settings = of_images(self.model, self._setup.settled(self.runtime))
         priority = self.runtime.priority
         self._priority = None if priority is None else RowExpression("runtime.priority", priority)
 
@@ -126,6 +129,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
+        if have_images(schema):
+            check_images(self._model_settings, self._engine_settings, self._setup)
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         structured_form(self.sampling.structured)
@@ -269,6 +274,8 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             reasoning,
             self._tools,
             self._adapters,
+            EncodedImages.shared(runtime, model, self._engine_settings, self.store),
+            self._engine_settings.n_ubatch,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
         self._completions = Completions(

@@ -14,6 +14,7 @@ from operators.prompts.conversations import SYSTEM, USER, Messages
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.reasoning import KNOWN
 from operators.prompts.rendering import ASSISTANT, Prompt, Rendering
+from operators.prompts.row_images import RowImages
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import probe
 from operators.prompts.template_process import TemplateProcess, shared_process
@@ -81,6 +82,8 @@ class Render(Rendering, ModelOrServer):
         writes: the role whose message the model writes: assistant, or user (then the prompt ends where the user's next
             message begins, as Magpie has it).
         where: a condition in SQL on a row's columns. Rows for which it is false or null pass by without a prompt.
+        images: columns with images, in the place of `data.image_column`; [] for none. `{{ column }}` in a template puts
+            them there; else they come before the text of the last user message.
 
     Example:
         render:
@@ -145,24 +148,26 @@ class Render(Rendering, ModelOrServer):
     def _raw(self, text: str) -> Prompt:
         return self._found(text, self._special_tokens.mark(text))
 
-    def _found(self, text: str, marked: str) -> Prompt:
-        """Return the prompt that `text` is, with the names that are `marked`."""
+    def _found(self, text: str, marked: str, images: RowImages | None = None) -> Prompt:
+        """Return the prompt that `text` is, with the names that are `marked`, and the images that it has marks of."""
+        plain, in_order = (text, []) if images is None else images.settled(text)
         if marked is text:
-            return Prompt(text)
-        literals = self._special_tokens.places(text, marked)
+            return Prompt(plain, images=in_order)
+        literals = self._special_tokens.places(plain, marked if images is None else images.plain(marked))
         if literals is None:
             raise NoPrompt(NAMES_CHANGED)
-        return Prompt(text, literals, HAS_NAMES if literals else "")
+        return Prompt(plain, literals, HAS_NAMES if literals else "", in_order)
 
     def _prompt(self, values: tuple[Any, ...]) -> Prompts:
         """Make the prompt of a row with these `values` of the columns that are read: yield the values that the chat
         template shall render, and go on with the text."""
         row = dict(zip(self._columns, values, strict=True))
+        images = self._images_of(row)
         if self._row_template is not None or self._chat is None:
             marked_row = self._special_tokens.mark(row)
-            text = self._without_chat(row)
-            return self._found(text, text if marked_row is row else self._without_chat(marked_row))
-        messages = self._conversations.of(row)
+            text = self._without_chat(row, images)
+            return self._found(text, text if marked_row is row else self._without_chat(marked_row, images), images)
+        messages = self._messages(row, images)
         for message in self._with_system(messages):
             if message.get("tool_calls"):
                 message.setdefault("content", self._chat.no_content)
@@ -175,18 +180,18 @@ class Render(Rendering, ModelOrServer):
         for answers in (self._special_tokens, self._but_tags):
             marked = self._marked(messages, arguments, answers)
             if marked is None:
-                return Prompt(text)
+                return self._found(text, text, images)
             try:
                 marked_text = yield from self._rendered(*marked)
             except Exception as error:  # an expression of the template may raise anything
                 if of_machine(error):
                     raise
                 continue
-            if (literals := self._special_tokens.places(text, marked_text)) is not None:
-                return Prompt(text, literals, HAS_NAMES if literals else "")
+            with suppress(NoPrompt):
+                return self._found(text, marked_text, images)
         raise NoPrompt(NAMES_CHANGED)
 
-    def _without_chat(self, row: dict[str, Any]) -> str:
+    def _without_chat(self, row: dict[str, Any], images: RowImages | None) -> str:
         if self._row_template is not None:
             return self._row_template.render({**self._special, **row})
         if self._raw_column is not None:
@@ -194,7 +199,7 @@ class Render(Rendering, ModelOrServer):
                 "the model has no chat template, so it can only continue texts; name a template with"
                 " model.chat_template="
             )
-        return str(self._conversations.of(row)[0]["content"])
+        return str(self._messages(row, images)[0]["content"])
 
     def _prove(self, messages: Messages, arguments: Mapping[str, Any]) -> Generator[dict[str, Any], str, None]:
         """Say once of each kind of message that a row has, and of its tools, that the chat template drops it."""

@@ -7,6 +7,7 @@ import re
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images.columns import PLACED_IMAGES, ImagePrompts
+from operators.images.columns import PROMPT_IMAGES
+from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_TEXT, list_column, list_views
@@ -66,6 +70,11 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT.name, [PROMPT_TEXT.type])
+        self._has_images = PROMPT_IMAGES.name in schema.names
+        if self._has_images:
+            require_column(schema, PROMPT_IMAGES.name, [PROMPT_IMAGES.type])
+            check(self._settings.mmproj is not None, "model.mmproj", None, "prompts have images, which it is to read")
+            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES)
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -77,18 +86,29 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
+        self._images: ImagePrompts | None = None
+        if self._has_images and self._model.vision is not None:
+            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
 
     def process(self, batch: Batch) -> Iterable[Output]:
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
         rejects, batch = set_apart(batch, refused)
         yield from rejects
         data = batch.data
-        column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
+        if self._images is None:
+            column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
+        else:
+            column, placed, unreadable = self._images.tokenize(data, PROMPT_TEXT.name)
+            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES, placed)
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
         told = self._texts.told(data, [PROMPT_TEXT.name])
-        yield batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+        batch = batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
+        if self._images is not None:
+            rejects, batch = set_apart(batch, unreadable)
+            yield from rejects
+        yield batch
 
     def prompt_lines(self, row: pa.RecordBatch) -> Iterable[str]:
         ids, text = (row.column(field.name).to_pylist()[0] for field in (PROMPT_IDS, PROMPT_TEXT))
@@ -97,14 +117,22 @@ class Tokenize(ModelOrServer, MakesPrompts):
             return
         text, marked = text or "", self._texts.marked(row, PROMPT_TEXT.name)[0]
         special = self._model.special_tokens.texts
-        yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special; the text:"
-        yield text
+        cells = sum(token < 0 for token in ids)
+        of_images = f", {cells:,} are cells of images" if cells else ""
+        yield f"{len(ids):,} tokens, {sum(token in special for token in ids):,} of them special{of_images}; the text:"
+        yield with_images_named(text, row)
         if count := sum(m != t for m, t in zip(marked, text, strict=True)):
             yield f"text of the row, and no tokens, are {count:,} names of control tokens, each behind a » here:"
             yield "".join(f"»{t}" if m != t else t for m, t in zip(marked, text, strict=True))
         yield "the ids, special tokens with their text:"
+        shown = (
+            f"[image: {len(list(run)):,} cells]"
+            if is_image
+            else " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in run)
+            for is_image, run in groupby(ids, lambda token: token < 0)
+        )
         yield textwrap.fill(
-            " ".join(f"[{token} {special[token]}]" if token in special else str(token) for token in ids),
+            " ".join(shown),
             WIDTH,
             break_long_words=False,
             break_on_hyphens=False,

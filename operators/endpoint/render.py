@@ -14,8 +14,10 @@ from operators.endpoint.api.checks import Unusable
 from operators.endpoint.api.dialects import LLAMA_SERVER, SGLANG, VLLM
 from operators.endpoint.connection.request import Request
 from operators.endpoint.server import server_of
+from operators.images.forms import Image
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.rendering import Prompt, Rendering
+from operators.prompts.row_images import RowImages, with_images_named
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import attempt
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
@@ -57,6 +59,7 @@ class EndpointRender(Rendering, MakesPrompts):
 
     title = "Render"
     keeps_rows = True
+    needs_mmproj = False
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         planned = super().plan(schema)
@@ -78,7 +81,8 @@ class EndpointRender(Rendering, MakesPrompts):
             yield NO_PROMPT
             return
         yield "what the server is given:"
-        yield json.dumps(json.loads(text), ensure_ascii=False, indent=2) if self._chats else text
+        text = json.dumps(json.loads(text), ensure_ascii=False, indent=2) if self._chats else text
+        yield with_images_named(text, row)
 
     def _unfit(self) -> Iterable[tuple[str, bool, str]]:
         """Yield settings, whether they are given, and the remedy, for those that the API cannot have."""
@@ -92,18 +96,21 @@ class EndpointRender(Rendering, MakesPrompts):
             yield self._conversations.needs_chat or "", conversation and bool(self._conversations.needs_chat), chat
             yield "model.system", self._model.system is not None, chat
             yield self._arguments.setting or "", bool(self._arguments.setting), chat
+            yield self._images.key, bool(self._images.names), chat
         yield "writes=user", self._user_writes, "a model of this process can write the user's message"
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
         return [attempt(self._prompt, dict(zip(self._columns, values, strict=True))) for values in rows]
 
     def _prompt(self, row: dict[str, Any]) -> Prompt:
-        text, marked = self._text(row), self._names.mark(row)
+        images = self._images_of(row)
+        marked = self._names.mark(row)
+        text, in_order = self._settled(row, images)
         if marked is row:
-            return Prompt(text)
+            return Prompt(text, images=in_order)
         if self._chats:
-            return Prompt(text, told=LIKE_NAMES)
-        literals = self._names.places(text, self._text(marked))
+            return Prompt(text, told=LIKE_NAMES, images=in_order)
+        literals = self._names.places(text, self._settled(marked, images)[0])
         if literals is None:
             raise NoPrompt(NAMES_CHANGED)
         return Prompt(text, literals)
@@ -112,10 +119,14 @@ class EndpointRender(Rendering, MakesPrompts):
         marked = self._names.mark(text)
         return Prompt(text, self._names.places(text, marked) or ())
 
-    def _text(self, row: dict[str, Any]) -> str:
+    def _settled(self, row: dict[str, Any], images: RowImages | None) -> tuple[str, Sequence[Image]]:
+        text = self._text(row, images)
+        return (text, ()) if images is None else images.settled(text)
+
+    def _text(self, row: dict[str, Any], images: RowImages | None) -> str:
         if self._row_template is not None:
             return self._row_template.render({**self._special, **row})
-        messages = self._conversations.of(row)
+        messages = self._messages(row, images)
         if not self._chats:
             return str(messages[0]["content"])
         return json.dumps(list(map(_as_sent, with_text_arguments(self._with_system(messages)))), ensure_ascii=False)

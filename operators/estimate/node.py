@@ -19,6 +19,7 @@ from operators.generation.duplicates import Duplicates
 from operators.generation.requests import RowMaker, batch_row
 from operators.generation.store import unusable
 from operators.generation.store_lookup import CompletionKeys
+from operators.images.columns import IMAGE_MARK, SHOWN_IMAGE
 from operators.settings import SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.sampling import ENDS
@@ -121,8 +122,8 @@ class Generating:
     def _text(self, row: Sequence) -> str:
         place = batch_row(row)
         if PROMPT_TEXT in place.batch.data.schema.names:
-            return str(place.batch.data.column(PROMPT_TEXT)[place.index].as_py())
-        return b"".join(self.pieces[token] for token in row.prompt.tolist()).decode("utf-8", "replace")
+            return str(place.batch.data.column(PROMPT_TEXT)[place.index].as_py()).replace(IMAGE_MARK, SHOWN_IMAGE)
+        return b"".join(self.pieces[token] for token in row.prompt.tolist() if token >= 0).decode("utf-8", "replace")
 
 
 def in_any_order(rows: Seq[Sequence]) -> list[Sequence]:

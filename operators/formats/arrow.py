@@ -134,4 +134,5 @@ ARROW = Format(
     write=write,
     check=check,
     scan=lambda files, schema: scan_typed("arrow", files, pl.scan_ipc),
+    bytes=True,
 )

@@ -58,6 +58,7 @@ class Format:
         on_card: readers of such files can use the types of the dataset card.
         final: the one file that results are in the end; None: they are files in data/.
         times: those that such a file can hold; None: all.
+        bytes: such files hold bytes, so images are whole in them; else an image {bytes, path} is its path.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Format:
     on_card: bool = True
     final: FinalFile | None = None
     times: Times | None = None
+    bytes: bool = False
 
     @property
     def keys(self) -> list[str]:

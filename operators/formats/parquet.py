@@ -19,7 +19,8 @@ from operators.rows.polars_frames import scan_typed
 from operators.rows.times import times_of_parquet
 from pipeline.system.atomic_files import write_parquet
 
-READ_ROWS = 8192
+READ_ROWS, READ_BYTES = 8192, 32 << 20
+"""Rows and bytes, as the file's footer says them, that are read at a time; of images a file has few."""
 
 
 class ParquetReader(Reader):
@@ -40,12 +41,13 @@ class ParquetReader(Reader):
     def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
+                rows, size = file.metadata.row_group(group).num_rows, file.metadata.row_group(group).total_byte_size
                 if first + rows <= start:
                     yield RowBlock(first, rows)
                     first += rows
                     continue
-                for batch in file.iter_batches(READ_ROWS, row_groups=[group], use_threads=False):
+                most = max(1, min(READ_ROWS, READ_BYTES * rows // max(size, 1)))
+                for batch in file.iter_batches(most, row_groups=[group], use_threads=False):
                     yield checked_block(batch, schema, first, str(self.file))
                     first += batch.num_rows
 
@@ -77,4 +79,5 @@ PARQUET = Format(
     check=check,
     scan=lambda files, schema: scan_typed("parquet", files, pl.scan_parquet),
     times=times_of_parquet,
+    bytes=True,
 )

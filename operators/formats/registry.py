@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from operators.formats.arrow import ARROW
 from operators.formats.csv import CSV
+from operators.formats.images import IMAGES
 from operators.formats.json import JSON
 from operators.formats.jsonl import JSONL
 from operators.formats.lines import LINES
@@ -14,8 +15,8 @@ from operators.formats.parquet import PARQUET
 from operators.formats.result_csv import CsvKeys, DefuseKey
 from operators.formats.xlsx import XLSX
 
-FORMATS = {form.name: form for form in (PARQUET, JSONL, JSON, CSV, ARROW, XLSX, LINES)}
-"""By `data.format`."""
+FORMATS = {form.name: form for form in (PARQUET, JSONL, IMAGES, JSON, CSV, ARROW, XLSX, LINES)}
+"""By `data.format`. Of those that are `alone`, each is read rather than those before it."""
 ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
 """The format of a file, by the ending of its name."""
 WRITTEN = {name: form for name, form in FORMATS.items() if form.compressions}

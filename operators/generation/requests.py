@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.interface import Model, TokenIds
+from operators.engine.backend.interface import Model
+from operators.engine.images.encoded import EncodedImages, Prompt
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.adapters import Names, RowAdapters, mask_of
 from operators.generation.reasoning import Reasoning
@@ -177,7 +178,9 @@ class SequenceMaker(RowMaker[Sequence]):
         priority: an expression for the priority of a waiting row; null counts as 0.
         reasoning: the tags of the model; None: it does not reason.
         tools: what rows may call; None: nothing.
-        adapters: says which each row has."""
+        adapters: says which each row has.
+        images: encodes those in prompts; None: there are none.
+        most_cells: of a block of an image."""
 
     def __init__(
         self,
@@ -191,7 +194,10 @@ class SequenceMaker(RowMaker[Sequence]):
         reasoning: Reasoning | None = None,
         tools: Tools | None = None,
         adapters: RowAdapters | None = None,
+        images: EncodedImages | None = None,
+        most_cells: int = 0,
     ) -> None:
+        self._images, self._most_cells = images, most_cells
         self._reasoning = reasoning
         self._priority = priority
         self._make = make
@@ -222,30 +228,39 @@ class SequenceMaker(RowMaker[Sequence]):
                 row.priority = priorities[batch_row(row).index]
         return rows, rejects
 
-    def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[TokenIds], Iterable[tuple[Any, ...]]]:
+    def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[Prompt], Iterable[tuple[Any, ...]]]:
         overrides = [data.column(name).to_pylist() for name in self._row_params.columns]
-        return list_views(data.column(PROMPT_IDS.name)), zip(*overrides, strict=True) if overrides else repeat(())
+        ids = list_views(data.column(PROMPT_IDS.name))
+        prompts = [(each, ()) for each in ids] if self._images is None else self._images.prompts(data)
+        return prompts, zip(*overrides, strict=True) if overrides else repeat(())
 
-    def _row(self, place: BatchRow, prompt: TokenIds, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
+    def _row(self, place: BatchRow, prompt: Prompt, values: tuple[Any, ...], seed: int | None) -> Sequence | str:
+        ids, images = prompt
         drawing = self._row_params.of(values)
-        room = self._room - len(prompt)
+        room = self._room - len(ids)
         if isinstance(drawing, str):
             return drawing
         if seed is None:
             return no_seed(place.batch.data, place.index)
-        if not len(prompt):
+        if not len(ids):
             return "the prompt is empty; the model needs at least one token"
         if room < 1:
             return (
-                f"the prompt has {len(prompt)} tokens and leaves no room for a completion:"
-                f" {self._limit} is {self._room}"
+                f"the prompt has {len(ids)} tokens and leaves no room for a completion: {self._limit} is {self._room}"
+            )
+        if images and (largest := max(image.cells for image in images)) > self._most_cells:
+            return (
+                f"an image has {largest:,} tokens, and a call {self._most_cells:,}: raise runtime.n_batch, or have"
+                " images made smaller with model.image_tokens={max: ...}"
             )
         stops = StopWatcher(drawing.stops, self._pieces, drawing.keep_stop) if drawing.stops else None
         params = drawing.params
-        if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(prompt):
+        if drawing.within is not params and self._reasoning is not None and self._reasoning.begins_within(ids):
             params = drawing.within
         most, adapters = min(params.max_tokens, room), mask_of(place.adapters, self._model.adapters)
-        return self._make(place, prompt, params, seed, most, stops, chunk=place.batch.chunk, adapters=adapters)
+        return self._make(
+            place, ids, params, seed, most, stops, chunk=place.batch.chunk, adapters=adapters, images=images
+        )
 
 
 def require_columns(schema: pa.Schema, sampling: SamplingSettings, id_column: str | None) -> None:

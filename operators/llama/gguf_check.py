@@ -45,7 +45,8 @@ TYPE, ADAPTER = b"general.type", b"adapter.type"
 OTHER_TYPES: Mapping[bytes, str] = {
     b"adapter": "is a LoRA adapter (general.type=adapter), which changes a model: give the file of that model,"
     " and the adapter in model.adapters",
-    b"mmproj": "is the part of a model that reads images or sounds (general.type=mmproj); give the file of the model",
+    b"mmproj": "is the part of a model that reads images or sounds (general.type=mmproj); give the file of the model,"
+    " and this one in model.mmproj",
     b"imatrix": "is an importance matrix (general.type=imatrix); give the file of the model that was made with it",
 }
 """Files that are no models."""

@@ -14,6 +14,7 @@ from operators.llama.hub_files import hub_file, hub_options
 from operators.llama.model import LlamaModel, check_gpu
 from operators.llama.model import load as load_file
 from operators.llama.model_file import refusal_of, weights_path
+from operators.llama.with_images import with_images
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.atomic_files import sha256_of
@@ -23,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def load(settings: ModelSettings) -> LlamaModel:
     """Load the model of `model=hub`."""
-    return load_file(replace(settings, path=str(fetch(settings))))
+    return load_file(_as_file(settings))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
@@ -35,11 +36,12 @@ def inspect(settings: ModelSettings) -> ModelFacts:
         InputError: a file in the cache is not the one that the Hub announced.
     """
     check_gpu(settings)
-    path = fetch(settings)
+    settings = _as_file(settings)
+    path = Path(settings.path or "")
     fetched = " ".join(["sha256", *map(_verified, parts_of(path))])
-    settings = replace(settings, path=str(path))
     used = weights_path(settings)
-    return with_adapters(facts_of(used, fetched if used == path else None, refusal_of(settings)), settings, used)
+    facts = facts_of(used, fetched if used == path else None, refusal_of(settings))
+    return with_images(with_adapters(facts, settings, used), settings, used)
 
 
 def fetch(settings: ModelSettings) -> Path:
@@ -55,6 +57,14 @@ def fetch(settings: ModelSettings) -> Path:
     check_options(settings, hub_options())
     paths = [hub_file(repo, name, revision, settings.options, "model") for name in part_names(file)]
     return paths[0]
+
+
+def _as_file(settings: ModelSettings) -> ModelSettings:
+    """Return `settings` with the path of the fetched model. A vision encoder is a file of the same repository if its
+    name alone is given."""
+    path, given = fetch(settings), settings.mmproj
+    own = {"repo": settings.repo, "revision": settings.revision, "file": given}
+    return replace(settings, path=str(path), mmproj=own if isinstance(given, str) else given)
 
 
 def _required(settings: ModelSettings, key: str) -> str:

@@ -25,9 +25,12 @@ _INTENDED = (
     "possible training context overflow",
     "special_eos_id is not in special_eog_ids",
     "using full-size SWA cache",
+    "Qwen-VL models require",
+    "try adding --image-min-tokens",
+    "issues/16842",
 )
 """Of its warnings those about what is meant: another pooling of encoders, room that is rounded up, and their end token;
-and runtime.window_cache=full."""
+runtime.window_cache=full; and model.image_tokens (docs/models.md)."""
 _unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
 
 
@@ -42,7 +45,8 @@ def unlogged() -> Iterator[None]:
 
 
 @llama_cpp.llama_log_callback
-def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+def log_callback(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """Keep a line of llama.cpp's or libmtmd's log, which may come in pieces, and write it to ours."""
     line = text.decode("utf-8", "replace").rstrip("\n")
     if line.strip(" .") and not _unlogged.get():
         _RECENT.append(line)
@@ -58,7 +62,7 @@ def initialise() -> None:
     beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
     libllama.so: a wheel has no links, so the package's own libggml.so is another copy, with backends of its own.
     """
-    llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(log_callback, ctypes.c_void_p(0))
     if not binding._lib.ggml_backend_reg_count():
         beside = Path(llama_cpp.__file__).parent / "lib"
         binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))

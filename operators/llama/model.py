@@ -30,6 +30,8 @@ from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.trial import require_sound_build
+from operators.llama.vision import LlamaVision
+from operators.llama.with_images import vision_of, with_images
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
@@ -59,7 +61,8 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     check_options(settings, ())
     check_gpu(settings)
     path = weights_path(settings)
-    return with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
+    facts = with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
+    return with_images(facts, settings, path)
 
 
 def check_gpu(settings: ModelSettings) -> None:
@@ -113,6 +116,9 @@ class LlamaModel:
         files = None if vocab_only else prepared_for(settings, self._path)
         self.adapters, self.adapter_contents = (files.names, files.contents) if files else ((), ())
         self._adapters = LoadedAdapters(self._model, files) if files else None
+        self._settings, self._threads = settings, usable_cores()
+        self._vision: LlamaVision | None = None
+        self._vision_free = threading.Lock()
         self._read_vocabulary()
         self.head = self._read_head(header) if header.outputs and not vocab_only else None
 
@@ -175,6 +181,15 @@ class LlamaModel:
     def pieces(self) -> Sequence[bytes]:
         return self._pieces
 
+    @property
+    def vision(self) -> LlamaVision | None:
+        """Its vision encoder, loaded when it is first asked for, with the threads of the last lease; None if it has
+        none. Raises as `inspect` does."""
+        with self._vision_free:
+            if self._vision is None:
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads)
+            return self._vision
+
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
         return special_tokens_of(self._vocab, self.n_vocab)
@@ -183,6 +198,7 @@ class LlamaModel:
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
+        self._threads = settings.threads or usable_cores()
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits)
@@ -216,6 +232,7 @@ class LlamaModel:
             rolls_back=shape.draft > 0 and self._architecture in ROLLS_BACK,
             kernels=library() if self.packed.version else None,
             adapters=self._adapters,
+            causal_images=self.vision is None or self.vision.causal,
             abort=self._abort,
         )
 
@@ -240,6 +257,8 @@ class LlamaModel:
         """Free the contexts and the model."""
         self.contexts.close()
         self.encoders.close()
+        if self._vision is not None:
+            self._vision.close()
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None

@@ -65,20 +65,45 @@ def _probe(parts: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> str 
     size = sum(size for size, _ in states)
     refusal = _with_stand_in(parts) if size > min(WHOLE_BYTES, free_memory()) else _tried(parts[0], parts[0])
     if refusal is None:
-        with suppress(OSError):  # a cache that cannot be written costs the next run another trial
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.touch()
+        _write_note(note)
     return refusal
 
 
-def _key(parts: Sequence[Path]) -> str:
+def _write_note(note: Path) -> None:
+    with suppress(OSError):  # a cache that cannot be written costs the next run another trial
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def _key(parts: Sequence[Path], *, model: bool = True) -> str:
     """Return a digest of the headers and sizes of the files, and of the build of llama.cpp."""
     digest = hashlib.sha256(build_record().encode())
     for part in parts:
         digest.update(b"%d " % part.stat().st_size)
         with part.open("rb") as file:
-            digest.update(file.read(check_gguf(part).end))
+            digest.update(file.read(check_gguf(part, model=model).end))
     return digest.hexdigest()
+
+
+def probe_images(path: Path) -> None:
+    """Try the vision encoder in `path`, as `probe` does a model; it is loaded whole. Cached until it changes.
+
+    Raises:
+        InputError: it is damaged, ends libmtmd, or libmtmd refuses it.
+        ConfigError: it could not be tried.
+    """
+    status = path.stat()
+    _probe_images(path, (status.st_size, status.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_images(path: Path, state: tuple[int, int]) -> None:
+    note = cache_folder() / "tried" / f"images-{_key([path], model=False)}"
+    if note.exists():
+        return
+    if (refusal := _child(path, path, "images")) is not None:
+        raise InputError(f"{path} could not be loaded: {refusal}")
+    _write_note(note)
 
 
 def _with_stand_in(parts: Sequence[Path]) -> str | None:
@@ -97,16 +122,20 @@ def _with_stand_in(parts: Sequence[Path]) -> str | None:
 
 
 def _tried(model: Path, path: Path) -> str | None:
-    """Have a child load `path`, which is `model` or stands for it; return as `probe`.
+    """Have a child load `path`, which is `model` or stands for it; return as `probe`. Raises as `_child` does."""
+    architecture = check_gguf(model).values.get(ARCHITECTURE)
+    is_refused = architecture is not None and architecture.scalar in {name.encode() for name in REFUSED}
+    has_head = any(HEAD_TENSORS & check_gguf(part).tensors.keys() for part in parts_of(model))
+    return _child(model, path, "vocabulary" if is_refused else "head" if has_head else "model")
+
+
+def _child(model: Path, path: Path, what: str) -> str | None:
+    """Have a child do with `path`, which is `model` or stands for it, `what` probe_child.py says; return as `probe`.
 
     Raises:
         InputError: the child has died.
         ConfigError: it has ended otherwise.
     """
-    architecture = check_gguf(model).values.get(ARCHITECTURE)
-    is_refused = architecture is not None and architecture.scalar in {name.encode() for name in REFUSED}
-    has_head = any(HEAD_TENSORS & check_gguf(part).tensors.keys() for part in parts_of(model))
-    what = "vocabulary" if is_refused else "head" if has_head else "model"
     command = [sys.executable, str(_CHILD), str(Path(llama_cpp.__file__).parent), str(path), what, str(free_memory())]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     try:

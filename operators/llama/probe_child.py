@@ -1,7 +1,8 @@
 """The process of probe.py that may die: loads the vocabulary of a model file, then the model, and decodes two tokens.
 
-    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model|head BYTES_OF_MEMORY
+    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model|head|images BYTES_OF_MEMORY
 
+Of a vision encoder (images) it has libmtmd load the file and lay out what it computes of an image.
 Imports the binding and nothing around it, which would take five times as long as a small model. Ends with 0; with
 REFUSED where llama.cpp refuses the file, and says why on stderr; or as llama.cpp lets it end.
 """
@@ -125,6 +126,17 @@ def _binding(folder: str) -> Any:
     return binding
 
 
+def _read_images(path: bytes, llama: Any) -> None:
+    """Load a vision encoder without its model; end the process if libmtmd refuses it."""
+    from llama_cpp import mtmd_cpp as mtmd
+
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu, params.n_threads, params.warmup = False, 1, True
+    params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    if not mtmd.mtmd_init_from_file(path, None, params):
+        sys.exit(REFUSED)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Try the file, in as much memory as is said."""
     folder, path, what, memory = arguments
@@ -134,6 +146,9 @@ def main(arguments: Sequence[str]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     llama = _binding(folder)
+    if what == "images":
+        _read_images(os.fsencode(path), llama)
+        return
     probe = Probe(llama, path)
     model = probe.load(vocab_only=True)
     probe.read(llama.llama_model_get_vocab(model))

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from operators.prompts.columns import columns_of, used_columns
-from operators.prompts.messages import NoPrompt, conversation, require_messages
+from operators.prompts.messages import NoPrompt, before_content, conversation, require_messages
+from operators.prompts.row_images import RowImages
 from operators.prompts.template import Template
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 
@@ -23,6 +24,7 @@ class PromptColumn:
     """One user message from a column."""
 
     needs_chat: str | None = None
+    has_parts = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,7 +40,7 @@ class PromptColumn:
             )
         return [self._name]
 
-    def of(self, row: Mapping[str, Any]) -> Messages:
+    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
         if not (text := row[self._name]):
             state = "null" if text is None else "empty"
             raise NoPrompt(f"column '{self._name}' is {state}; give it a text or drop the row")
@@ -47,6 +49,8 @@ class PromptColumn:
 
 class MessagesColumn:
     """A column of conversations, as `operators.prompts.messages` has them. `key`: the setting that names it."""
+
+    has_parts = True
 
     def __init__(self, name: str, key: str = "data.messages_column") -> None:
         self.needs_chat = f"{key}={name!r}"
@@ -57,8 +61,8 @@ class MessagesColumn:
         require_messages(schema, self._name, self._key)
         return [self._name]
 
-    def of(self, row: Mapping[str, Any]) -> Messages:
-        return conversation(row[self._name], self._name)
+    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
+        return conversation(row[self._name], self._name, images)
 
 
 class MessageTemplates:
@@ -71,6 +75,8 @@ class MessageTemplates:
     Raises:
         ConfigError: one has other keys or an unknown role, or its content does not compile.
     """
+
+    has_parts = False
 
     def __init__(self, messages: Sequence[Mapping[str, str]], key: str = "messages") -> None:
         if lone := [message for message in messages if set(message) != {"role", "content"}]:
@@ -89,7 +95,7 @@ class MessageTemplates:
         used = {name for _, template in self._messages for name in used_columns(template, schema)}
         return [name for name in schema.names if name in used]
 
-    def of(self, row: Mapping[str, Any]) -> Messages:
+    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
         messages = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
         for message, (role, template) in zip(messages, self._messages, strict=True):
             if role == USER and not message["content"]:
@@ -101,8 +107,21 @@ Conversations = PromptColumn | MessagesColumn | MessageTemplates
 """The conversation that each row begins with.
 
 `plan` returns the columns that are read, or raises SchemaError; `of` returns one message or more for their values, or
-raises NoPrompt or what a template raises. `needs_chat`: the setting that only a chat template can serve, for an error;
-None if a text alone would do."""
+raises NoPrompt or what a template raises. `images`: takes those of parts. `needs_chat`: the setting that only a chat
+template can serve, for an error; None if a text alone would do. `has_parts`: messages may have images in parts."""
+
+
+def with_images(messages: Messages, images: RowImages, *, first: bool) -> Messages:
+    """Return `messages` with the images of columns that have no place in them before the text of a user message: of the
+    `first` one, which the answers behind it are about, or of the last one, which is asked now. Raises BadImage."""
+    texts = [text for message in messages if isinstance(text := message.get("content"), str)]
+    if marks := images.unplaced(texts):
+        users = [message for message in messages if message["role"] == USER]
+        if not users:
+            raise NoPrompt("the row has images, and no message of the user for them")
+        message = users[0 if first else -1]
+        message["content"] = before_content(message.get("content"), marks)
+    return messages
 
 
 def _named(role: str, index: int, often: Counter[str]) -> str:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from operators.images.columns import IMAGE_MARK
+from operators.images.read import BadImage
 from operators.rows.json_values import noun
 from pipeline.api.errors import SchemaError
 
 WANTED = "list<struct<role: string, content: string>>, or text that holds such a list as JSON"
 TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of text parts in OpenAI's APIs."""
+IMAGE_PARTS = ("image_url", "input_image", "image")
+"""The types of parts with images, of OpenAI's APIs and of Hugging Face."""
 BETWEEN_PARTS = "\n"
-"""The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts."""
+"""The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts. Beside an
+image there is none."""
 
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -30,12 +35,40 @@ class PartsText(str):
 
     @classmethod
     def of(cls, parts: list[dict[str, Any]]) -> PartsText:
-        text = cls(BETWEEN_PARTS.join(part["text"] for part in parts))
+        joined, before = "", IMAGE_MARK
+        for text in (part["text"] for part in parts):
+            apart = not (before.startswith(IMAGE_MARK) or text.startswith(IMAGE_MARK))
+            joined, before = joined + (BETWEEN_PARTS if apart else "") + text, text
+        text = cls(joined)
         text.parts = parts
         return text
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)  # what takes texts needs no more
+
+
+HAS_MARK = (
+    "a text of the row has the character U+FDD1, which stands for an image in prompts (Unicode keeps it for programs);"
+    " take it out of the row"
+)
+
+
+class PartImages(Protocol):
+    """Takes the images of parts; returns what stands in the text for each. Raises BadImage."""
+
+    def part(self, value: Any) -> str:
+        """Take the image that a part holds."""
+
+    def placeholder(self) -> str:
+        """Take the next image of the row's columns, for a part that holds none."""
+
+
+def before_content(content: Any, marks: str) -> Any:
+    """Return the content of a message with the marks of images before its text."""
+    if not marks or not isinstance(content, str):
+        return content
+    parts = getattr(content, "parts", None)
+    return f"{marks}{content}" if parts is None else PartsText.of([{"type": "text", "text": marks}, *parts])
 
 
 def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,12 +101,13 @@ def holds_messages(kind: pa.DataType) -> bool:
     return fields.get("role") == pa.string() and "content" in fields
 
 
-def conversation(value: object, column: str) -> list[dict[str, Any]]:
+def conversation(value: object, column: str, images: PartImages | None = None) -> list[dict[str, Any]]:
     """Return the messages of a row, each with its content as text, without keys that only other rows' messages have.
 
     Args:
         value: the row's value in the messages column.
         column: the name of that column.
+        images: takes those of parts; None: there may be none.
 
     Raises:
         NoPrompt: it holds no conversation that can be written out as text; says which message and why.
@@ -83,7 +117,7 @@ def conversation(value: object, column: str) -> list[dict[str, Any]]:
     messages = read_messages(value, column)
     if not messages:
         raise NoPrompt(f"column '{column}' has no messages; give it one or drop the row")
-    return [_message(message, f"message {i} of column '{column}'") for i, message in enumerate(messages)]
+    return [_message(message, f"message {i} of column '{column}'", images) for i, message in enumerate(messages)]
 
 
 def read_messages(value: object, column: str) -> list[Any]:
@@ -107,7 +141,7 @@ def _parsed(text: str, column: str) -> object:
         raise NoPrompt(f"column '{column}' is JSON that cannot be read: {error}") from error
 
 
-def _message(value: object, where: str) -> dict[str, Any]:
+def _message(value: object, where: str, images: PartImages | None) -> dict[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise NoPrompt(f"{where} is {noun(value)}; a message has a role and a content")
     message = {k: v for k, v in (value or {}).items() if v is not None}
@@ -121,7 +155,7 @@ def _message(value: object, where: str) -> dict[str, Any]:
         message["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
     if (reasoning := next((message[key] for key in REASONING if key in message), None)) is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return message if lacks else {**message, "content": _text(message["content"], where)}
+    return message if lacks else {**message, "content": _text(message["content"], where, images)}
 
 
 def _call(call: object) -> object:
@@ -163,18 +197,41 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def _text(content: object, where: str) -> str:
+def _text(content: object, where: str, images: PartImages | None) -> str:
     if isinstance(content, str):
-        return content
+        return _unmarked(content, images)
     if not isinstance(content, list):
         raise NoPrompt(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
-    return PartsText.of([_part(part, where) for part in content if part is not None])
+    return PartsText.of([_part(part, where, images) for part in content if part is not None])
 
 
-def _part(part: object, where: str) -> dict[str, Any]:
+def _part(part: object, where: str, images: PartImages | None) -> dict[str, Any]:
     fields = part if isinstance(part, Mapping) else {"text": part}
     text, kind = fields.get("text"), fields.get("type")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
-        return {**fields, "type": "text"}
+        return {**fields, "type": "text", "text": _unmarked(text, images)}
+    if kind in IMAGE_PARTS and images is not None:
+        try:
+            return {"type": "text", "text": _image(fields, images)}
+        except BadImage as error:
+            raise NoPrompt(f"{where}: {error}") from None
     named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
-    raise NoPrompt(f"{where} has a part {named}, and only text can be read; drop the part or the row")
+    readable = "only text" if images is None else "only texts and images"
+    raise NoPrompt(f"{where} has a part {named}, and {readable} can be read; drop the part or the row")
+
+
+def _unmarked(text: str, images: PartImages | None) -> str:
+    if images is not None and IMAGE_MARK in text:
+        raise NoPrompt(HAS_MARK)
+    return text
+
+
+def _image(part: Mapping[str, Any], images: PartImages) -> str:
+    """Return the mark of the image of a part."""
+    keys = ("image_url", "image", "url", "path")
+    value = next((part[key] for key in keys if part.get(key) is not None), None)
+    if isinstance(value, Mapping) and "url" in value:
+        value = value["url"]
+    if value is None and isinstance(text := part.get("base64"), str):
+        value = f"data:;base64,{text}"
+    return images.placeholder() if value is None else images.part(value)

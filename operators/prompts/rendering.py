@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
+from operators.images.columns import PROMPT_IMAGES
+from operators.images.forms import URL, Image
+from operators.images.read import BadImage
+from operators.images.web import ImageFetcher
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.columns import columns_of, used_columns
 from operators.prompts.conversations import (
@@ -18,8 +23,10 @@ from operators.prompts.conversations import (
     MessagesColumn,
     MessageTemplates,
     PromptColumn,
+    with_images,
 )
 from operators.prompts.messages import NoPrompt
+from operators.prompts.row_images import ImageColumns, RowImages
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
@@ -33,28 +40,34 @@ from pipeline.api.records import python_values
 ASSISTANT = "assistant"
 SPECIAL = ("bos_token", "eos_token")
 CHAT_KEY = "model.chat_template"
+IMAGE_ROWS = 32
+"""Rows that are rendered at a time where they may have images, whose bytes are in memory then."""
 
 
 class Prompt(NamedTuple):
-    """The text of a prompt. `literals`: see PROMPT_LITERALS; `told`: what is told of its row."""
+    """The text of a prompt. `literals`: see PROMPT_LITERALS; `told`: what is told of its row; `images`: in the order of
+    their marks in the text."""
 
     text: str
     literals: Sequence[int] = ()
     told: str = ""
+    images: Sequence[Image] = ()
 
 
 class Rendering(Operator):
-    """Adds `prompt_text` and `prompt_literals` to each row; a row without a prompt is a reject. Subclasses make the
-    texts in `_texts`.
+    """Adds `prompt_text` and `prompt_literals` to each row, and `prompt_images` where rows may have images; a row
+    without a prompt is a reject. Subclasses make the texts in `_texts`.
 
     Args:
-        model, data, template, template_file, raw_column, messages, writes, where: see operators.render.Render.
+        model, data, template, template_file, raw_column, messages, writes, where, images: see operators.render.Render.
     """
 
     _unproved: Template | None
     """The user's file with a chat template, until it has been proven."""
     _bos = ""
     """Taken off the beginning of a text, where the tokenizer puts it."""
+    needs_mmproj: ClassVar[bool] = True
+    """The model's file says whether it reads images; else a server does."""
 
     def __init__(
         self,
@@ -66,6 +79,7 @@ class Rendering(Operator):
         messages: list[dict[str, str]] | str | None = None,
         writes: str = "assistant",
         where: str | None = None,
+        images: list[str] | None = None,
     ) -> None:
         sources = {"template": template, "template_file": template_file, "messages": messages}
         if len(several := [key for key, value in sources.items() if value is not None]) > 1:
@@ -82,6 +96,12 @@ class Rendering(Operator):
         self._arguments = TemplateArguments(model, data)
         self._user_writes = writes == USER
         self._where = Where(where)
+        self._images = ImageColumns(data, images)
+        self._may_have_images = bool(self._images.names) or (
+            template is None and template_file is None and self._conversations.has_parts
+        )
+        if self._images.names and raw_column is not None:
+            raise ConfigError(f"{self._images.key} and raw_column cannot both be: a text as it is has no images")
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._where.plan(schema)
@@ -97,12 +117,26 @@ class Rendering(Operator):
         else:
             columns = [*self._conversations.plan(schema), *self._arguments.plan(schema)]
             self._columns = list(dict.fromkeys(columns))
+        of_images = self._images.plan(schema)
+        if self.needs_mmproj:
+            self._images.require_mmproj(self._model)
+        if self._row_template is not None and (lost := [name for name in of_images if name not in self._columns]):
+            raise ConfigError(
+                f"{self._row_template.name} does not say where the images of column '{lost[0]}' stand; write"
+                f" {{{{ {lost[0]} }}}} there, or leave them out with images: []"
+            )
+        self._columns = list(dict.fromkeys([*self._columns, *of_images]))
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
-        stale = schema.get_field_index(PROMPT_LITERALS.name)  # of an earlier prompt, whose text was dropped
-        schema = schema if stale < 0 else schema.remove(stale)
-        self._kept, self._schema = schema.names, add_columns(schema, PROMPT_TEXT, PROMPT_LITERALS)
+        stale = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)  # of an earlier prompt, whose text was dropped
+        schema = pa.schema([field for field in schema if field.name not in stale])
+        added = [PROMPT_TEXT, PROMPT_LITERALS, *([PROMPT_IMAGES] if self._may_have_images else [])]
+        self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
+
+    @cached_property
+    def _fetcher(self) -> ImageFetcher:
+        return ImageFetcher(self._data.image_domains)
 
     def fingerprint(self) -> dict[str, Any]:
         files = {"template_file": self._file, "chat_template": self._model.chat_template}
@@ -112,6 +146,12 @@ class Rendering(Operator):
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        rows = IMAGE_ROWS if self._may_have_images else max(batch.num_rows, 1)
+        for start in range(0, batch.num_rows, rows):
+            part = batch if rows >= batch.num_rows else batch.with_data(batch.data.slice(start, rows))
+            yield from self._rendered_batch(part)
+
+    def _rendered_batch(self, batch: Batch) -> Iterable[Output]:
         batch, beside = self._where.chosen(batch, self._kept, self._schema)
         yield from beside
         columns = [python_values(batch.data.column(name)) for name in self._columns]
@@ -120,24 +160,37 @@ class Rendering(Operator):
             raw = batch.data.column(self._raw_column).to_pylist()
         rows = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
         rendered = iter(self._texts([values for values, text in zip(rows, raw, strict=True) if text is None]))
-        prompts: list[Prompt] = []
-        failed: dict[int, str] = {}
-        for i, raw_text in enumerate(raw):
-            prompt = next(rendered) if raw_text is None else self._raw(raw_text)
-            if isinstance(prompt, Exception):
-                failed[i] = str(prompt) if isinstance(prompt, NoPrompt) else reason_of(prompt)
-            else:
-                prompts.append(self._without_bos(prompt))
+        made = [next(rendered) if text is None else self._raw(text) for text in raw]
+        if self._may_have_images:
+            made = self._fetched(made)
+        failed = {
+            i: str(prompt) if isinstance(prompt, NoPrompt | BadImage) else reason_of(prompt)
+            for i, prompt in enumerate(made)
+            if isinstance(prompt, Exception)
+        }
+        prompts = [self._without_bos(prompt) for prompt in made if isinstance(prompt, Prompt)]
         rejects, batch = set_apart(batch, failed)
         yield from rejects
         if prompts:
             data = batch.data
             texts = pa.array([prompt.text for prompt in prompts], pa.string())
             literals = pa.array([prompt.literals or None for prompt in prompts], PROMPT_LITERALS.type)
+            added = [texts, literals]
+            if self._may_have_images:
+                added.append(pa.array([prompt.images or None for prompt in prompts], PROMPT_IMAGES.type))
             said = [(i, prompt.told) for i, prompt in enumerate(prompts) if prompt.told]
             kept = [data.column(name) for name in self._kept]
-            with_texts = pa.record_batch([*kept, texts, literals], schema=self._schema)
+            with_texts = pa.record_batch([*kept, *added], schema=self._schema)
             yield batch.with_data(with_texts, told=((data.column(ROW.name)[i].as_py(), why) for i, why in said))
+
+    def _fetched(self, prompts: Sequence[Prompt | Exception]) -> list[Prompt | Exception]:
+        """Return `prompts` with what is at the URLs of their images, and BadImage for one where that cannot be had."""
+        urls = [each[URL] for prompt in prompts if isinstance(prompt, Prompt) for each in prompt.images if URL in each]
+        urls = list(dict.fromkeys(urls))
+        if not urls:
+            return list(prompts)
+        found = dict(zip(urls, self._fetcher.fetch_all(urls), strict=True))
+        return [_with_fetched(p, found) if isinstance(p, Prompt) else p for p in prompts]
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
         """Return the prompt of each row of values of `self._columns`, or what making it raised."""
@@ -156,6 +209,16 @@ class Rendering(Operator):
             return prompt
         cut = begins + len(self._bos)
         return prompt._replace(text=prompt.text[cut:], literals=[place - cut for place in prompt.literals])
+
+    def _images_of(self, row: dict[str, Any]) -> RowImages | None:
+        """Return the images of a row, and put marks in the place of its columns of images; None where no row has any.
+        Raises BadImage."""
+        return self._images.of(row) if self._may_have_images else None
+
+    def _messages(self, row: dict[str, Any], images: RowImages | None) -> Messages:
+        """Return the conversation that a row begins with, with marks of its images."""
+        messages = self._conversations.of(row, images)
+        return messages if images is None else with_images(messages, images, first=self._conversations.has_parts)
 
     def _with_system(self, messages: Messages) -> Messages:
         """Put `model.system` before `messages` that have no system message."""
@@ -189,6 +252,16 @@ class Rendering(Operator):
         if self._file is not None:
             return Template(read_text(self._file, "template_file"), f"template_file {self._file}", strict=True)
         return None if self._source is None else Template(self._source, "template", strict=True)
+
+
+def _with_fetched(prompt: Prompt, found: Mapping[str, bytes | BadImage]) -> Prompt | BadImage:
+    images: list[Image] = []
+    for image in prompt.images:
+        content = found[image[URL]] if URL in image else None
+        if isinstance(content, BadImage):
+            return content
+        images.append(image if content is None else {"bytes": content, "path": None})
+    return prompt._replace(images=images)
 
 
 def _conversations(data: DataSettings, messages: list[dict[str, str]] | str | None) -> Conversations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
@@ -31,6 +32,10 @@ def _are_paths(value: Any) -> bool:
     return value is None or (bool(paths) and all(isinstance(path, str) and path for path in paths))
 
 
+def _are_hosts(values: Any) -> bool:
+    return all(isinstance(host, str) and re.fullmatch(r"[\w.-]+(:\d+)?", host) for host in values)
+
+
 @dataclass
 class DataSettings(ReadKeys):
     """The source of the prompts (`data`). docs/data.md has the formats, URLs and datasets at length.
@@ -57,6 +62,12 @@ class DataSettings(ReadKeys):
             description, parameters}}, or the path of a JSON file with such a list.
         tools_column: column with the tools of each row, as a list of structs or JSON, instead of `tools`.
         continue_final_message: leave the last message open, where it is the assistant's, for the model to continue.
+        image_column: column with the images of each row: a path, the bytes of a file, a struct {bytes, path} as HF's
+            Image has it, a `data:` URL, a URL, or a list of any of these; null, or empty, is a row without images. See
+            docs/images.md.
+        image_root: folder below which paths of images may lead, besides the folder of `path`.
+        image_domains: hosts from which images are fetched whose place is an http(s) URL: [images.example.com].
+        image_max_pixels: width times height of the largest image that is decoded; a larger one costs its row.
         id_column: column whose value, rather than the row's position, seeds the row's random numbers. A null leaves it
             to the position.
         schema: column name to type (int64, double, string, bool, list<string> ...), instead of reading it off the data;
@@ -88,6 +99,10 @@ class DataSettings(ReadKeys):
     tools: Any = when_given(None, _TOOLS, lambda v: isinstance(v, str | list | None))
     tools_column: str | None = when_given(None)
     continue_final_message: bool = when_given(False)
+    image_column: str | None = when_given(None)
+    image_root: str | None = when_given(None)
+    image_domains: list[str] = when_given([], "each is the name of a host, as images.example.com", _are_hosts)
+    image_max_pixels: int = when_given(64_000_000, *at_least(1, "it is 1 or more"))
     id_column: str | None = None
     schema: Any = in_data(None, *_TO_TYPES, reads=True)
     types: Any = when_given(None, _TYPES, lambda v: v == "text" or _TO_TYPES[1](v), reads=True)
@@ -243,12 +258,15 @@ class StoreSettings:
         enabled: journal completions at all.
         path: the SQLite file; null: completions.sqlite in the output directory. May be shared between runs.
         sync: `process` survives the death of the process, `power` also that of the machine.
+        images_mb: MiB of files in the user's cache for what was computed for images, for later runs that ask about the
+            same; those not used for longest go first. 0: none.
         retry: what is made again though it is there.
     """
 
     enabled: bool = not_in_data(True)
     path: str | None = not_in_data(None)
     sync: str = not_in_data("process", *one_of(("process", "power")))
+    images_mb: int = not_in_data(2048, *_NONE_OR_MORE)
     retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:

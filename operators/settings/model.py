@@ -45,22 +45,29 @@ _KWARGS = maps(
 MOST_ADAPTERS = 64
 BASE = "base"
 """What a node or a row names to have none of `model.adapters`."""
-_ADAPTER_KEYS = {"path", "scale", "repo", "file", "revision"}
+_PLACE_KEYS = {"path", "repo", "file", "revision"}
+
+
+def _is_place(given: Any) -> bool:
+    """Return True if `given` can say where a file beside the model's is: a path, or a mapping."""
+    if isinstance(given, str):
+        return bool(given)
+    if not isinstance(given, Mapping) or not given.keys() <= _PLACE_KEYS:
+        return False
+    of_hub = [given[key] for key in ("revision", "file") if given.get(key) is not None]
+    if of_hub and not ("repo" in given and all(isinstance(value, str) for value in of_hub)):
+        return False
+    return sum(isinstance(given.get(key), str) for key in ("path", "repo")) == 1
 
 
 def _is_adapter(pair: tuple[Any, Any]) -> bool:
     """Return True if `pair` can be a name and where its adapter is."""
     name, given = pair
-    named = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None and name != BASE
-    if not named or isinstance(given, str):
-        return named and bool(given)
-    if not isinstance(given, Mapping) or not given.keys() <= _ADAPTER_KEYS:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name == BASE:
         return False
-    of_hub = [given[key] for key in ("revision", "file") if given.get(key) is not None]
-    if of_hub and not ("repo" in given and all(isinstance(value, str) for value in of_hub)):
-        return False
-    scale, places = given.get("scale", 1.0), [key for key in ("path", "repo") if isinstance(given.get(key), str)]
-    return len(places) == 1 and type(scale) in (int, float) and math.isfinite(scale)
+    scale = given.get("scale", 1.0) if isinstance(given, Mapping) else 1.0
+    place = {key: given[key] for key in given if key != "scale"} if isinstance(given, Mapping) else given
+    return _is_place(place) and type(scale) in (int, float) and math.isfinite(scale)
 
 
 _ADAPTER = (
@@ -71,6 +78,24 @@ _ADAPTERS: Rule = (
     f"it maps up to {MOST_ADAPTERS} names to files, as {{support: {{path: a.gguf, scale: 1.0}}}}, or is null",
     lambda v: v is None or (isinstance(v, dict) and len(v) <= MOST_ADAPTERS),
 )
+_MMPROJ: Rule = (
+    "it is the path of a GGUF file (with model=hub: the name of a file of the model's repository), {path}, or another"
+    " one on the Hub, {repo, revision, file}, or null",
+    lambda v: v is None or (_is_place(v) and (isinstance(v, str) or "repo" not in v or bool(v.get("file")))),
+)
+_IMAGE_TOKENS: Rule = (
+    "it is {min, max} or one of them, whole numbers from 1, min not above max, or null",
+    lambda v: v is None or (isinstance(v, Mapping) and _are_limits(v)),
+)
+
+
+def _are_limits(given: Mapping[str, Any]) -> bool:
+    """Return True if `given` can be the fewest and the most tokens of an image."""
+    named = bool(given) and given.keys() <= {"min", "max"}
+    whole = all(type(value) is int and value > 0 for value in given.values())
+    return named and whole and given.get("min", 1) <= given.get("max", math.inf)
+
+
 _TAGS: Rule = (
     "two strings, [] for none, or null to read them off the chat template",
     lambda tags: not tags or (len(tags) == 2 and bool(tags[1])),
@@ -101,6 +126,10 @@ class ModelSettings:
         adapters: LoRA adapters of the model, by name: a GGUF file or PEFT folder each, as {support: {path: a.gguf,
             scale: 1.0}}, or {repo, revision, file} on the Hub. `adapter` of a node or step, or `data.adapter_column`,
             says who gets which; all others get the model as it is. See docs/adapters.md.
+        mmproj: the GGUF file of the model's vision encoder, for images: a path; with model=hub the name of a file of
+            the model's repository; or {repo, revision, file} of another. See docs/models.md.
+        image_tokens: fewest and most tokens of an image, {min, max}, for models of which an image has as many as its
+            size asks for (Qwen); null: those of llama.cpp.
         gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
         kernels: see runtime.kernels, whose value it takes in a job.
         probe: try the file, once, in a process of its own that may die, while the run is planned. See docs/models.md.
@@ -123,6 +152,8 @@ class ModelSettings:
         AS_IS, *one_of((AS_IS, *WEIGHTS)), local=True
     )  # the content of the converted file counts
     adapters: Any = not_in_data(None, *_ADAPTERS, local=True)  # the content counts
+    mmproj: Any = not_in_data(None, *_MMPROJ, local=True)  # the content counts
+    image_tokens: Any = when_given(None, *_IMAGE_TOKENS, local=True)
     gpu_layers: int = in_data(0, *at_least(0, "0 (CPU) or more; 999 is all layers"), local=True)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS), local=False)  # what computes is told apart by its identity
     probe: bool = not_in_data(True, local=True)

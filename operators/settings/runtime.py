@@ -72,6 +72,7 @@ class EngineSettings:
             later).
         snapshot_mb: MiB of memory for snapshots of prefixes, the least recently used of which go first. Recurrent and
             hybrid models share prefixes by them; 0: such models compute every prompt whole.
+        image_mb: MiB of memory for what was computed for images, of which the least recently used go first.
         n_batch: prompt tokens at most in one call.
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         kernels: auto (our kernels compute the quantised matrices that they know, and attention, where this CPU has the
@@ -100,6 +101,7 @@ class EngineSettings:
     n_ctx: int | None = not_in_data(None, *_ONE_OR_NULL)
     admission: str = not_in_data("reserve", *one_of(ADMISSIONS))
     snapshot_mb: int = not_in_data(512, *at_least(0, "it is 0 or more"))
+    image_mb: int = not_in_data(512, *at_least(0, "it is 0 or more"))
     n_batch: int = not_in_data(2048, *_ONE)
     # The cells of a small window, whose order is that of sums, are as many as it has tokens and n_ubatch together.
     n_ubatch: int = key(512, *_ONE, fingerprint=lambda settings: settings.window_cache == SMALL)

@@ -23,6 +23,10 @@ OF_PROMPTS = (
     "tools",
     "tools_column",
     "continue_final_message",
+    "image_column",
+    "image_root",
+    "image_domains",
+    "image_max_pixels",
     "id_column",
     "adapter_column",
 )

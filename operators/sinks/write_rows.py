@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 from operators.formats.registry import WRITTEN
 from operators.formats.result_csv import DEFUSED
 from operators.formats.unpack import CODECS
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE
+from operators.images.forms import paths_of, type_of_paths
 from operators.rows.splits import NAMES, alike, is_split_name
 from operators.rows.times import rows_beyond
-from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import OutputSettings
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
 from pipeline.api.records import SUPERSEDES
@@ -35,8 +37,9 @@ class WriteRows(Sink, Concludes):
     whatever order and batches they come. With `output.split_by` the rows of a chunk are a file for each value of that
     column, data/part-NNNNN-train.parquet; a row whose value is no name of a split is a reject.
 
-    Columns that only serve other nodes are left out: `prompt_ids`, `prompt_literals`, and, unless `output` asks for
-    them, `prompt_text` and `completion_ids`.
+    Columns that only serve other nodes are left out: `prompt_ids`, `prompt_literals`, `prompt_images`, and, unless
+    `output` asks for them, `prompt_text` and `completion_ids`. In `prompt_text` an image is `<image>`. A column of
+    images {bytes, path} is its paths where files hold no bytes (jsonl, csv, xlsx).
 
     Args:
         output: what the files hold.
@@ -73,15 +76,20 @@ class WriteRows(Sink, Concludes):
         require_column(schema, ROW.name, [ROW.type])
         helpers = {
             PROMPT_IDS.name: False,
-            "prompt_text": self._output.prompt_text,
+            PROMPT_TEXT.name: self._output.prompt_text,
             "completion_ids": self._output.completion_ids,
         }
-        fields = [
-            pa.field(f.name, f.type, f.nullable)
-            for f in schema
-            if helpers.get(f.name, not f.name.endswith(PROMPT_LITERALS.name))
+        others = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)
+        chosen = [f for f in schema if helpers.get(f.name, not f.name.endswith(others))]
+        as_paths = {} if self._format.bytes else {f.name: kind for f in chosen if (kind := type_of_paths(f.type))}
+        self._as_paths = list(as_paths)
+        self._schema = pa.schema([pa.field(f.name, as_paths.get(f.name, f.type), f.nullable) for f in chosen])
+        self._with_images = [
+            f.name
+            for f in self._schema
+            if f.name.endswith(PROMPT_TEXT.name)
+            and f.name.removesuffix(PROMPT_TEXT.name) + PROMPT_IMAGES.name in schema.names
         ]
-        self._schema = pa.schema(fields)
         at = schema.get_field_index(SUPERSEDES.name)
         self._has_older = at >= 0 and schema.field(at).equals(SUPERSEDES, check_metadata=True)
         for field in self._schema:
@@ -100,6 +108,8 @@ class WriteRows(Sink, Concludes):
     def open(self, runtime: Runtime) -> None:
         """Set the output folder, under `runtime.output_dir`."""
         self._path = runtime.output_dir / "data" / self._directory
+        if self._as_paths:
+            runtime.log.info("output=%s holds no bytes: of %s the path", self._output.format, ", ".join(self._as_paths))
 
     def process(self, batch: Batch) -> Iterable[Output]:
         """Hold the rows. Yield rejects for those with a time that the format cannot hold."""
@@ -152,7 +162,12 @@ class WriteRows(Sink, Concludes):
         """Return the columns of the file, of all rows but some."""
         if without:
             data = data.take(pa.array([i for i in range(data.num_rows) if i not in without], pa.int64()))
-        return pa.record_batch([data.column(n) for n in self._schema.names], schema=self._schema)
+        return pa.record_batch([self._column(data.column(n), n) for n in self._schema.names], schema=self._schema)
+
+    def _column(self, column: pa.Array, name: str) -> pa.Array:
+        if name in self._as_paths:
+            return paths_of(column)
+        return pc.replace_substring(column, IMAGE_MARK, SHOWN_IMAGE) if name in self._with_images else column
 
     def _write(self, table: pa.Table, file: BinaryIO) -> None:
         self._format.write(table, file, self._output.compression, self._output.compression_level, **self._keys)

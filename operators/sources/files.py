@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from operators.formats.images import IMAGES, ImageFiles
 from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
@@ -66,7 +67,7 @@ def find_files(data: DataSettings, warn: Callable[[str], None] = lambda sentence
             " data.dataset=owner/name"
         )
     files = [file for path in paths for file in _files_of(path, data, warn)]
-    named = [str(file) for file in files]
+    named = [str(each) for file in files for each in (file.files if isinstance(file, ImageFiles) else [file])]
     if len(set(named)) < len(named):
         twice = next(name for i, name in enumerate(named) if name in named[:i])
         raise ConfigError(f"data.path={data.path} means {twice} twice; name it once, or narrow a glob")
@@ -99,7 +100,8 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
             like = file.looks_like()
             remedy = "" if is_hopeless(like) else f": say what it is with data.format={', '.join(FORMATS)}"
             raise InputError(f"{file} has none of the extensions {', '.join(ENDINGS)}; it begins like {like}{remedy}")
-        return [replace(file, format=ENDINGS[file.suffix] if wanted == "auto" else wanted)]
+        file = replace(file, format=ENDINGS[file.suffix] if wanted == "auto" else wanted)
+        return _images_together([file], len(PurePosixPath(path).parts) - 1)
     if kind == DIRECTORY:
         trusted = wanted == LINES.name
         paths, where = storage.listing(path), f"the directory {shown}"
@@ -137,7 +139,12 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
             warn(f"{where} has what is not read beside other formats: {some(beside)}; {alone}")
     if len(formats := sorted({file.format for file in chosen})) > 1:
         raise InputError(f"{where} has files of several formats ({', '.join(formats)}); choose with data.format")
-    return chosen if data.partitions else [replace(file, folders=()) for file in chosen]
+    return _images_together(chosen if data.partitions else [replace(file, folders=()) for file in chosen], above)
+
+
+def _images_together(files: list[InputFile], above: int) -> list[InputFile]:
+    """Return `files`, which have one format; those of images as one. `above`: parts of the path that was named."""
+    return ImageFiles.of(files, above) if files and files[0].format == IMAGES.name else files
 
 
 def _literal(storage: Storage, pattern: str) -> str:

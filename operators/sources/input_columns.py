@@ -124,7 +124,7 @@ def assumed_columns(data: DataSettings) -> list[pa.Field]:
     prompt = frozenset({data.messages_column or data.prompt_column})
     if data.prompt_template is not None:
         prompt = Template(data.prompt_template, "data.prompt_template", strict=True).unknown
-    others = {data.template_kwargs_column, data.tools_column, data.id_column}
+    others = {data.template_kwargs_column, data.tools_column, data.id_column, data.image_column}
     return [pa.field(name, pa.string()) for name in sorted(filter(None, {*prompt, *others} - {ROW.name}))]
 
 

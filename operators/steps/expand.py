@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from operators.generation.completions import COMPLETION_IDS, REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
+from operators.images.columns import PROMPT_IMAGES
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.scoring.columns import CHOICE
 from operators.settings import SamplingSettings
@@ -34,7 +35,7 @@ KEYS = {
         "sampling.structured.regex": "regex",
         "sampling.structured.json_schema": "schema",
     },
-    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes", "where": "where"},
+    "_prompt": {"messages": "messages", "template": "prompt", "writes": "writes", "images": "images", "where": "where"},
     "_json": {"fields": "schema", "schema": "schema", "where": "where"},
     "_value": {"where": "where"},
     "_pick": {"by": "pick", "column": "pick"},
@@ -169,13 +170,18 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
         op, answer = _chooses(step, groups), {"choice": name, "choice_probability": f"{name}_probability"}
     asked = {} if step.where is None else {"where": step.where}
     answered = {} if step.where is None else {"where": f'"{name}" IS NOT NULL'}
-    prompt = {"template": step.prompt} if step.raw else {"messages": step.conversation(), "writes": step.writes}
+    prompt: dict[str, Any] = {"messages": step.conversation(), "writes": step.writes}
+    prompt = {"template": step.prompt} if step.raw else prompt
+    prompt |= {} if step.images is None else {"images": step.images}
     yield f"{name}_prompt", {"_target_": "operators.render.Render", "model": model, **prompt, **asked}
     yield f"{name}_tokens", {"_target_": "operators.tokens.Tokenize", "model": model}
     yield f"{name}_batch", {"_target_": "operators.batch_by_length.BatchByLength", "runtime": runtime}
     yield name, {**op, "as": name, **asked}
     names = {f"{name}_{column}": new for column, new in answer.items()}
     drop, prompt_columns = [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
+    of_columns = bool(step.images) or (step.images is None and groups["data"].image_column is not None)
+    if of_columns or isinstance(step.messages, str):  # as Rendering has it: a column of messages may have images
+        prompt_columns.append(PROMPT_IMAGES.name)
     if PROMPT_TEXT.name in kept:
         names |= {column: f"{name}_{column}" for column in prompt_columns}
     else:

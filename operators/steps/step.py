@@ -40,6 +40,8 @@ class Step:
         messages: the whole conversation instead, a list of {role, content}, or the name of a column that holds one.
         raw: give `prompt` to the model as it is, without its chat template.
         writes: the role whose message the model writes: assistant, or user, which needs no prompt.
+        images: columns with images for the model, in the place of `data.image_column`; [] for none. They come before
+            the text of the prompt, or where `{{ column }}` says.
         n: completions of each row, which becomes so many rows.
         pick: what stays of the completions of a row: all; best (the highest `score`, else the highest mean
             log-probability); majority (the first one with the most frequent value, and `<name>_votes` of
@@ -76,6 +78,7 @@ class Step:
     messages: list[dict[str, str]] | str | None = None
     raw: bool = False
     writes: str = "assistant"
+    images: list[str] | None = None
     n: int | None = None
     pick: str = "all"
     choices: list[str] | None = None

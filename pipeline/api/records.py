@@ -198,8 +198,7 @@ def python_rows(data: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return the values of a column of any type as Python has them, and a text in place of what Python cannot hold
-    (`_as_text`): years beyond 9999, unknown time zones, nanoseconds of a time of day, a struct with duplicate names."""
+    """Return the values of a column of any type; texts (`_as_text`) for what Python cannot hold, as years over 9999."""
     try:
         values = list(column.to_pylist())
         if not holds_times(column.type) or pa.array(values, column.type).equals(column):
@@ -253,7 +252,8 @@ def record_json(record: object) -> str:
 
 
 def _jsonable(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return f"({len(value):,} bytes)" if isinstance(value, bytes) and len(value) > 1024 else text  # an image's, say
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode  # json.dumps would make one for each row

@@ -33,6 +33,7 @@ ROW_COUNTS = {
 """Display name by key of the manifest's counts."""
 STEP_PARTS = {
     "form_s": ("filling the batch", "c3"),
+    "encode_s": ("encoding images", "c5"),
     "draft_s": ("drafting", "c4"),
     "decode_s": ("in the model", "c1"),
     "sample_s": ("choosing tokens", "c2"),
@@ -178,7 +179,9 @@ def step_sums(results: Results) -> list[dict[str, Any]]:
         return []
     tokens = (pl.col("prefill_tokens") + pl.col("decode_tokens")).cast(pl.Int64).sum()
     grouped = steps.group_by(prompts=pl.col("prefill_tokens") > 0)
-    sums = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), pl.col(*STEP_PARTS).sum())
+    there = set(steps.collect_schema().names())  # runs of before have no images
+    parts = [(pl.col(part) if part in there else pl.lit(0.0).alias(part)).sum() for part in STEP_PARTS]
+    sums = grouped.agg(pl.len().alias("steps"), tokens.alias("tokens"), *parts)
     return sums.sort("prompts", descending=True).collect().to_dicts()
 
 

@@ -136,12 +136,12 @@ def _draw_transformer(name: str, seed: int) -> Drawn:
         found: np.ndarray = model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
         return found
 
-    _draw(model, torch)
+    draw(model, torch)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
     return Drawn(logits, lambda path: convert(model, name, path), versions)
 
 
-def _draw(model: Any, torch: Any) -> None:
+def draw(model: Any, torch: Any) -> None:
     """Draw weights that let a model of any depth wander, as tools/models/shapes.py does, and why."""
     last_norm = None
     for name, weight in model.named_parameters():

@@ -100,13 +100,16 @@ class InterruptAt(Passes):
 
 
 class Hangs(Passes):
-    """Never returns from the batch with x = `at`, unless the file `healed` exists."""
+    """Never returns from the batch with x = `at`, unless the file `healed` exists; sets `begun` when it hangs."""
+
+    begun = threading.Event()
 
     def __init__(self, at: int, healed: str) -> None:
         self.at, self.healed = at, Path(healed)
 
     def process(self, batch: Batch) -> Iterable[Output]:
         if self.at in batch.data.column("x").to_pylist() and not self.healed.exists():
+            self.begun.set()
             threading.Event().wait()
         yield batch
 

@@ -44,7 +44,7 @@ PACKAGED = ROOT / "pipeline/_project/requirements.lock"  # where a wheel of this
 LOCK = PACKAGED if PACKAGED.exists() else ROOT / "requirements.lock"
 WHEELS = (Path("~/.cache/llama-batch-pipeline").expanduser() if PACKAGED.exists() else ROOT / ".cache") / "wheels"
 PACKAGE = "llama-cpp-python"
-CMAKE_ARGS = ("-DLLAVA_BUILD=OFF",)  # without the image parts: a third less to compile
+CMAKE_ARGS = ("-DLLAVA_BUILD=ON", "-DMTMD_VIDEO=OFF")  # with libmtmd, for images: some 70 s of a core more
 STAMP = "llama-build.json"  # in the virtual environment: which wheel is installed and how it was built
 PIP = (sys.executable, "-m", "pip")
 _USER_FLAGS = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS")

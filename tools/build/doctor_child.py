@@ -11,6 +11,7 @@ and both ways must agree.
 import ctypes
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from llama_cpp import _ggml
 from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
 from operators.llama.packed import state
+from operators.llama.vision import libmtmd
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError, install
 from tools.models.make_model import write_model
 
 ROWS = range(4)
@@ -36,12 +39,24 @@ def info() -> dict[str, Any]:
     """Return versions, and the CPU features that were compiled in."""
     initialise()
     answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip(), "kernels": state()[1]}
+    answer["images"] = images()
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)
         if function is not None:
             function.restype = ctypes.c_char_p
             answer[name] = function().decode()
     return answer
+
+
+def images() -> str:
+    """Return what reads images, or why none can be read, and what to do."""
+    try:
+        libmtmd()
+        return f"libmtmd computes them, pillow {metadata.version('pillow')} decodes them"
+    except ConfigError as error:
+        return f"NOT READ: {error}"
+    except metadata.PackageNotFoundError:
+        return f"NOT READ: pillow, which decodes them, is not installed; {install('images')}"
 
 
 def decode(file_type: str, folder: Path, device: str = "cpu") -> dict[str, Any]:

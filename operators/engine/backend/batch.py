@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from operators.engine.backend.images import Encoded
 from pipeline.api.errors import PipelineError
 
 
@@ -26,6 +27,7 @@ class BatchBuffer:
     Attributes:
         token, pos, seq_id: int32 [capacity]; output: int8 [capacity], 1 where logits are wanted.
         n_tokens: how many are filled.
+        images: whose cells its tokens are, in their order; empty: they are tokens. A call has one or the other.
         adapters: uint64 [streams], those of the row with each sequence id: bit i is the i-th of the model; 0: none.
     """
 
@@ -35,6 +37,7 @@ class BatchBuffer:
         self.seq_id = np.zeros(capacity, np.int32)
         self.output = np.zeros(capacity, np.int8)
         self.n_tokens = 0
+        self.images: list[Encoded] = []
         self.adapters = np.zeros(streams, np.uint64)
 
     @property
@@ -45,6 +48,7 @@ class BatchBuffer:
     def clear(self) -> None:
         """Empty the batch; no row has adapters."""
         self.n_tokens = 0
+        self.images = []
         self.adapters[:] = 0
 
     def add_rows(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:

@@ -2,7 +2,8 @@
 backend.
 
 The logits depend on every token in the slot's KV cache (through a rolling hash) and on the adapters with which each was
-computed, so that a row that is moved, truncated, filled in wrongly or shares with a wrong one gets other tokens. Ends
+computed, for images on what was encoded, so that a row that is moved, truncated, filled in wrongly or shares with a
+wrong one gets other tokens. Ends
 are frequent, so lengths are ragged. Tokens are UTF-8 bytes. With `partial` off it has the memory of a recurrent model:
 a state after all tokens, which cannot be truncated and is copied whole. With `mixes_adapters` off it raises ValueError
 for a call of rows with different adapters.
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
+from operators.engine.backend.fake_vision import FakeVision
 from operators.engine.backend.interface import Buffer, Encoder, Head, Logits, TokenIds
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
@@ -76,7 +78,7 @@ class FakeDecoder:
         used = int(self._length.sum()) + n
         if not self.shape.per_sequence and used > self.shape.cells:
             raise DecodeFailed(1, f"{used} tokens are more than the {self.shape.cells} that fit")
-        inputs = self.batch.token[:n].astype(np.uint64) + np.uint64(1) + adapters * _OF_ADAPTERS
+        inputs = _inputs(self.batch).astype(np.uint64) + np.uint64(1) + adapters * _OF_ADAPTERS
         if self.shape.block:
             hashes = self._blocks(slots, positions, inputs)
         elif (np.diff(slots) > 0).all():
@@ -169,6 +171,19 @@ class FakeDecoder:
         return hashes
 
 
+def _inputs(batch: BatchBuffer) -> npt.NDArray[np.int64]:
+    """Return the tokens of a call, or what stands for its images, int64 [tokens]. Raises ValueError for both."""
+    ids = batch.token[: batch.n_tokens]
+    if bool(batch.images) != bool((ids < 0).any()) or (batch.images and (ids >= 0).any()):
+        raise ValueError(f"a call of {len(batch.images)} images has the tokens {ids}")
+    if not batch.images:
+        return ids.astype(np.int64)
+    contents = np.concatenate([image.embeddings for image in batch.images]).astype(np.int64)
+    if len(contents) != len(ids):
+        raise ValueError(f"{len(ids)} cells of images have {len(contents)} embeddings")
+    return (contents[:, 0] << 16) + contents[:, 1]
+
+
 class FakeModel:
     """A Model whose decoders are FakeDecoders."""
 
@@ -191,8 +206,15 @@ class FakeModel:
     head: Head | None = None
     special_tokens = SpecialTokens(())
 
-    def __init__(self, fail: Callable[[BatchBuffer], int] = lambda _: 0, *, adapters: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        fail: Callable[[BatchBuffer], int] = lambda _: 0,
+        *,
+        adapters: Sequence[str] = (),
+        vision: FakeVision | None = None,
+    ) -> None:
         self._fail = fail
+        self.vision = vision
         self.adapters = self.adapter_contents = tuple(adapters)
         self.decoders: list[FakeDecoder] = []
 
@@ -235,7 +257,8 @@ class FakeModel:
 
 def load(settings: ModelSettings) -> FakeModel:
     """Load `model=fake`."""
-    return FakeModel(adapters=tuple(settings.adapters or ()))
+    vision = None if settings.mmproj is None else FakeVision(settings.mmproj)
+    return FakeModel(adapters=tuple(settings.adapters or ()), vision=vision)
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.images import Vision
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.prompts.special_tokens import SpecialTokens
@@ -157,6 +158,10 @@ class Model(Protocol):
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, empty for control tokens; always the same object."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """The part that reads images; None: it takes none."""
 
     @property
     def special_tokens(self) -> SpecialTokens:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operators.engine.backend.attention import Attention
+from operators.engine.backend.images import ImageSizes
 from operators.engine.backend.interface import Model
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
@@ -51,6 +52,16 @@ class ModelSizes:
 
 
 @dataclass(frozen=True)
+class ImageFacts:
+    """Facts about the vision encoder of a model that is not loaded. `fingerprint`, `resize`: see Vision. `size_bytes`:
+    of its file, which are in memory, too."""
+
+    fingerprint: str
+    size_bytes: int
+    resize: ImageSizes
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights.
 
@@ -65,6 +76,8 @@ class ModelFacts:
         tokens: reads the texts of its tokens.
         adapters: the content of each of its adapters, by name; with their scales.
         adapter_bytes: of all adapters, in memory.
+        images: its vision encoder, if it has one.
+        no_images: why it reads no images, where it has none, and what to do.
     """
 
     fingerprint: str
@@ -83,13 +96,16 @@ class ModelFacts:
     tokens: Callable[[], Sequence[bytes]] | None = field(default=None, compare=False)
     adapters: Mapping[str, str] = field(default_factory=dict)
     adapter_bytes: int = 0
+    images: ImageFacts | None = None
+    no_images: str = "the model reads no images"
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:
-    """Return what a fingerprint has of a model: its content, and the type that its weights were converted to. See
-    inspect_model."""
-    weights = settings.converts_to
-    return {"model": inspect_model(settings).fingerprint} | ({} if weights is None else {"weights": weights})
+    """Return what a fingerprint has of a model: its content, that of its vision encoder, and the type that its weights
+    were converted to. See inspect_model."""
+    weights, facts = settings.converts_to, inspect_model(settings)
+    images = {} if facts.images is None else {"mmproj": facts.images.fingerprint}
+    return {"model": facts.fingerprint} | ({} if weights is None else {"weights": weights}) | images
 
 
 def identity_with_adapters(settings: ModelSettings) -> dict[str, Any]:

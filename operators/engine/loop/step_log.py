@@ -26,7 +26,7 @@ STEPS_SCHEMA = pa.schema(
     [
         ("t_s", pa.float64()),
         *((name, pa.int32()) for name in ("engine", "rows", "prefill_tokens", "decode_tokens")),
-        *((name, pa.float64()) for name in ("form_s", "draft_s", "decode_s", "sample_s")),
+        *((name, pa.float64()) for name in ("form_s", "encode_s", "draft_s", "decode_s", "sample_s")),
         ("kv_tokens", pa.int64()),
         *((name, pa.int32()) for name in _CHANGES),
         ("snapshot_bytes", pa.int64()),
@@ -44,6 +44,7 @@ class StepTotals:
     slot_steps: float = counted("slots of all decode steps", "slots")
     slot_steps_used: float = counted("slots of all decode steps in which rows decoded", "slots")
     form_s: float = counted("choosing rows and filling batches", "s")
+    encode_s: float = counted("encoding images", "s")
     draft_s: float = counted("making drafts", "s")
     decode_s: float = counted("calls of the model", "s")
     sample_s: float = counted("drawing tokens", "s")
@@ -110,9 +111,9 @@ class StepLog:
         self._engine = engine
         self._slots = shape.slots
         self._began = began
-        self._seconds: dict[str, float] = {"draft": 0.0}
-        busy = {"decode": meters[0], "sample": meters[1], "draft": meters[0]}
-        phases = ("form", "draft", "fill", "decode", "sample")
+        self._seconds: dict[str, float] = {"encode": 0.0, "draft": 0.0}
+        busy = {"decode": meters[0], "sample": meters[1], "draft": meters[0], "encode": meters[0]}
+        phases = ("form", "encode", "draft", "fill", "decode", "sample")
         self._timers = {phase: Timer(phase, self._seconds, clock, busy.get(phase)) for phase in phases}
         self._last_counts = _changes(Counts())
         self._prefill_calls = meters[0].histogram("prefill_call", "Calls of the model that compute prompts.")
@@ -122,8 +123,10 @@ class StepLog:
             self._tokens = meters[0].histogram("token", "Decode steps, once for each row that drew a token in it.")
 
     def timed(self, phase: str) -> Timer:
-        """Time a phase of a step: form, draft, fill, decode or sample. The meter of decode is busy in draft and decode,
-        that of sample in sample."""
+        """Time a phase of a step: form, encode, draft, fill, decode or sample. The meter of decode is busy in encode,
+        draft and decode, that of sample in sample."""
+        if phase == "form":
+            self._seconds["encode"] = 0.0
         return self._timers[phase]
 
     def record(self, batch: StepBatch, tokens: int, began: float, scheduler: Scheduler) -> None:
@@ -140,6 +143,7 @@ class StepLog:
             prefill_tokens,
             decode_tokens,
             form_s,
+            seconds["encode"],
             seconds["draft"],
             seconds["decode"],
             seconds["sample"],
@@ -160,6 +164,7 @@ class StepLog:
         sums.drafted_tokens += batch.drafted
         sums.accepted_tokens += batch.accepted
         sums.form_s += form_s
+        sums.encode_s += seconds["encode"]
         sums.draft_s += seconds["draft"]
         sums.decode_s += seconds["decode"]
         sums.sample_s += seconds["sample"]

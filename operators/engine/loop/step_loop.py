@@ -38,12 +38,16 @@ class StepLoop:
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
-        """Run one step for the rows in the slots: schedule, draft, fill, decode (or recover), sample, log, finish."""
+        """Run one step for the rows in the slots: schedule, encode images, draft, fill, decode (or
+        recover), sample, log, finish."""
         began = self.log.clock()
         with self.log.timed("form"):
             batch = self.scheduler.schedule(began)
             if batch is None:
                 return
+        if batch.has_images:
+            with self.log.timed("encode"):
+                batch.encode_images()
         if self.strategy.drafts:
             with self.log.timed("draft"):
                 self.strategy.draft(batch)

@@ -70,10 +70,11 @@ def find(rising: Ids, wanted: Ids) -> tuple[Ids, Flags]:
 
 
 def history(row: SampledRow, last: int | None) -> TokenIds:
-    """Return the last tokens of prompt and completion, oldest first; None: all."""
+    """Return the last tokens of prompt and completion, oldest first; None: all. Cells of images are no tokens."""
     drawn = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
-    room = len(row.prompt) if last is None else min(len(row.prompt), last - len(drawn))
-    return np.concatenate([row.prompt[len(row.prompt) - room :], drawn])
+    prompt = row.prompt[row.prompt >= 0]
+    room = len(prompt) if last is None else min(len(prompt), last - len(drawn))
+    return np.concatenate([prompt[len(prompt) - room :], drawn])
 
 
 def changes_of(row: SampledRow) -> list[Change]:

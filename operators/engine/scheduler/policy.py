@@ -212,13 +212,17 @@ def next_batch(rows: int, known_logits: int, prefilling: int, *, per_sequence: b
 
 def prefill_group(rows: Seq[Sequence], chunking: Chunking, room: int, *, grouped: bool) -> list[PrefillChunk]:
     """Return a chunk of the first of `rows`, which are in slot order; if `grouped`, also chunks of equal length of the
-    rows in the following slots, within `room` tokens: one micro-batch."""
+    rows in the following slots, within `room` tokens: one micro-batch. Images and tokens share no call, nor do lone
+    tokens between images, where the backend computes one token with other kernels."""
     first = rows[0]
-    size = chunking.size(first, room)
-    most = room // size if grouped else 1
+    size, image = chunking.size(first, room), first.next_image is not None
+    alone = not grouped or size > room or (size == 1 and chunking.kernel_tokens > 0)
+    most = 1 if alone else room // size
     chunks: list[PrefillChunk] = []
     for place, row in enumerate(rows[:most]):
         if row.slot.index != first.slot.index + place or chunking.size(row, room) != size:
+            break
+        if (row.next_image is not None) != image:
             break
         chunks.append(PrefillChunk(row, size, size == row.to_compute))
     return chunks

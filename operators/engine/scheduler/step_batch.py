@@ -10,11 +10,13 @@ nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderS
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from operators.engine.backend.batch import BatchBuffer
+from operators.engine.backend.images import Encoded
 from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.images.cells import is_inside, piece_of
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
@@ -22,11 +24,12 @@ from operators.engine.sequence.placement import Slot
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """The next `count` tokens of `row`. `completes`: they are the last to compute."""
+    """The next `count` tokens of `row`. `completes`: they are the last to compute; `encoded`: they are an image's."""
 
     row: Sequence
     count: int
     completes: bool
+    encoded: Encoded | None = None
 
 
 class IdleReason(StrEnum):
@@ -65,10 +68,29 @@ class StepBatch:
     def sequences(self) -> list[Sequence]:
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
+    @property
+    def has_images(self) -> bool:
+        """True if the call is of cells of images."""
+        return bool(self.chunks) and self.chunks[0].row.next_image is not None
+
+    def encode_images(self) -> None:
+        """Encode the images whose cells are computed in this call. A row whose image cannot be read gets an error, and
+        leaves the batch."""
+        chunks, self.chunks = self.chunks, []
+        for chunk in chunks:
+            if (image := chunk.row.next_image) is not None:
+                try:
+                    chunk = replace(chunk, encoded=image.encode())
+                except ValueError as error:
+                    chunk.row.error = str(error)
+                    continue
+            self.chunks.append(chunk)
+
     def begin(self, buffer: BatchBuffer) -> None:
         """Empty `buffer`, and enter the adapters of the rows, whose tokens are added next. A dummy token has those of
         the row beside it."""
         buffer.clear()
+        buffer.images = [chunk.encoded for chunk in self.chunks if chunk.encoded is not None]
         rows = [*self.decoding, *(chunk.row for chunk in self.chunks)]
         for row in rows:
             if row.adapters:
@@ -99,6 +121,9 @@ class StepBatch:
 class Chunking:
     """The rule for splitting prompts without changing their bits, for sequences that decode one token per step.
 
+    A prompt with images has pieces: blocks of cells, each computed whole, and the tokens between them, each piece of
+    which is split as a prompt of its own.
+
     Args:
         kernel_tokens: a prompt of that many tokens has no chunk below it, and a shorter one none of a single token; 2
             where there is one kernel for all of them; 0: prompts may be cut anywhere.
@@ -113,8 +138,13 @@ class Chunking:
         self.most_shared = most_shared
 
     def size(self, row: Sequence, room: int) -> int:
-        """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits."""
+        """Return the tokens of the next chunk of `row` if `room` tokens fit; 0 if no valid chunk fits. A block of an
+        image is a chunk whatever the room, and alone in its call then."""
         cached = row.slot.num_cached
+        if row.images and cached < len(row.prompt):
+            start, end = row.piece(cached)
+            left = end - cached
+            return left if row.prompt[cached] < 0 else next_piece(left, room, self.least(end - start))
         left = row.placement.stop - cached if cached < row.placement.stop else row.to_compute
         # Forced tokens after a prompt are always fewer than kernel_tokens.
         length = len(row.prompt) if cached < len(row.prompt) else 0
@@ -123,11 +153,32 @@ class Chunking:
     def shared(self, text: TokenIds, other: TokenIds, known: int = 0) -> int:
         """Return how many tokens of `text` may be taken from a slot with `other`; 0 if that does not pay. `known`:
         tokens known to be equal."""
+        if self.kernel_tokens:
+            images = text.min() < 0 or other.min() < 0
+            return self._shared_pieces(text, other, known) if images else self._shared_texts(text, other, known)
+        count = int(min(common_length(text, other, known), len(text) - 1, self.most_shared))
+        return piece_of(text, count)[0] if is_inside(text, count) else count
+
+    def _shared_texts(self, text: TokenIds, other: TokenIds, known: int) -> int:
         if (len(text) >= self.kernel_tokens) != (len(other) >= self.kernel_tokens):
             return 0
         least = self.least(len(text))
         count = int(min(common_length(text, other, known), len(text) - least, self.most_shared))
         return count if count >= least else 0
+
+    def _shared_pieces(self, text: TokenIds, other: TokenIds, known: int) -> int:
+        """Cut the piece that both have a part of as a prompt of its own, or leave it out."""
+        count = int(min(common_length(text, other, known), len(text) - 1, self.most_shared))
+        if not count:
+            return 0
+        start, end = piece_of(text, count - 1)
+        if text[start] < 0:
+            return count if count == end else start
+        if self.least(end - start) != self.least(piece_of(other, count - 1)[1] - start):
+            return start
+        least = self.least(end - start)
+        last = count if count == end else min(count, end - least)
+        return last if last - start >= least else start
 
     def least(self, length: int) -> int:
         """Return the fewest tokens of a chunk of a text of `length` tokens."""

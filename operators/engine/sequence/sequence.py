@@ -9,6 +9,7 @@ from enum import Enum, StrEnum
 
 import numpy as np
 
+from operators.engine.backend.images import ImageSpan
 from operators.engine.backend.interface import TokenIds
 from operators.engine.sampling.logit_edits import is_forbidden
 from operators.engine.sampling.params import SamplingParams
@@ -106,6 +107,7 @@ class Sequence:
         chunk: its chunk of the input; newer chunks do not starve older ones.
         adapters: of the model, bit i is the i-th; 0: the model as it is. What was computed with some is of no use to
             a sequence with others.
+        images: the blocks of cells of images in the prompt, in their order.
     """
 
     handle: object
@@ -117,6 +119,7 @@ class Sequence:
     priority: float = 0.0
     chunk: int = 0
     adapters: int = 0
+    images: tuple[ImageSpan, ...] = ()
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -156,6 +159,26 @@ class Sequence:
     def next_tokens(self, count: int) -> TokenIds:
         """Return the first `count` of the tokens to compute, int32 [count]."""
         return self.ids(self.slot.num_cached, self.slot.num_cached + count)
+
+    @property
+    def next_image(self) -> ImageSpan | None:
+        """The block of cells to compute next; None: tokens are."""
+        if not self.images:
+            return None
+        cached = self.slot.num_cached
+        return next((image for image in self.images if image.start == cached), None)
+
+    def piece(self, place: int) -> tuple[int, int]:
+        """Return where the piece of the prompt begins that goes on at `place`, and where it ends: a block of an image,
+        or the tokens between two."""
+        start, end = 0, len(self.prompt)
+        for image in self.images:
+            if image.start > place:
+                return start, image.start
+            start = image.start + image.cells
+            if place < start:
+                return image.start, start
+        return start, end
 
     def ids(self, start: int, end: int) -> TokenIds:
         """Return the tokens of prompt and completion from `start` to `end`, int32 [end - start]."""

@@ -30,8 +30,12 @@ class DecodeSetup:
         block: tokens of a block that a sequence brings to each call, see DecoderShape; 0: none.
         draft: tokens that a sequence may bring to a call beyond one, see DecoderShape.
         draft_model: a second model, which drafts these tokens; None: it needs none.
+        name: the option of `decode`.
+        takes_images: whether prompts may have images.
     """
 
+    name: ClassVar[str] = "autoregressive"
+    takes_images: ClassVar[bool] = True
     block: int = 0
     draft: int = 0
     draft_model: ModelSettings | None = None

@@ -14,6 +14,7 @@ from operators.engine.backend.interface import Buffer, Logits
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.contexts.context_params import BatchView, causal_context, check_calls, context_params
+from operators.llama.contexts.image_calls import ImageCalls
 from operators.llama.contexts.recurrent import States
 from operators.llama.library import has_accelerator, last_errors, unlogged
 from operators.settings.long_rows import SMALL
@@ -40,6 +41,7 @@ class LlamaContext:
         rolls_back: whether states of recurrent layers are kept, to drop as many tokens of a row as a draft has.
         kernels: our own, which compute attention; None: llama.cpp's do.
         adapters: of the model, for rows to have; None without any.
+        causal_images: False if the cells of an image see each other.
         abort: while this text is not empty, the running call and all later ones fail with code 2. It must outlive the
             context."""
 
@@ -57,6 +59,7 @@ class LlamaContext:
         rolls_back: bool,
         kernels: ctypes.CDLL | None,
         adapters: LoadedAdapters | None,
+        causal_images: bool,
         abort: ctypes.Array[ctypes.c_char],
     ) -> None:
         check_calls(shape, rolls_back=rolls_back)
@@ -80,6 +83,7 @@ class LlamaContext:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._states = States(self._context, self._memory, shape.streams)
         self.rollback = self._states.most
+        self._images = ImageCalls(model, shape.streams, shape.n_ubatch, causal=causal_images)
         if shape.block:
             llama_cpp.llama_set_causal_attn(self._context, False)
         try:
@@ -106,7 +110,11 @@ class LlamaContext:
         if self._adapters is not None and not self.mixes_adapters:
             self._set_adapters(self._adapters)
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
-        code = self._decode(self.batch.n_tokens)
+        if self.batch.images:
+            code = self._decode_images()
+        else:
+            self._images.place_tokens(self.batch)
+            code = self._decode(self._llama_batch.first(self.batch.n_tokens))
         if code != _MALFORMED:  # then nothing was done at all
             self._copies_wait = False
         if code:
@@ -156,7 +164,7 @@ class LlamaContext:
         self.batch.add_spans(ids, [0] * rows, range(rows), outputs)
         kernels.kernels_others(), kernels.kernels_unmixed()
         with unlogged():
-            code = self._decode(self.batch.n_tokens)
+            code = self._decode(self._llama_batch.first(self.batch.n_tokens))
         llama_cpp.llama_set_n_threads(self._context, *threads)
         self.batch.clear()
         self.clear()
@@ -166,9 +174,21 @@ class LlamaContext:
             self.mixes_adapters = False
         return code == _ABORTED and kernels.kernels_others() == 0
 
-    def _decode(self, n_tokens: int) -> int:
-        """Have llama.cpp compute the first tokens of the batch; return its code."""
-        batch = self._llama_batch.first(n_tokens)
+    def _decode_images(self) -> int:
+        """Have llama.cpp compute the images of the batch; return its code."""
+        call, _read = self._images.llama_batch(self.batch)
+        if self._images.causal:
+            code = self._decode(call)
+        else:
+            llama_cpp.llama_set_causal_attn(self._context, False)
+            code = self._decode(call)
+            llama_cpp.llama_set_causal_attn(self._context, True)
+        if not code:
+            self._images.computed(self.batch)
+        return code
+
+    def _decode(self, batch: llama_cpp.llama_batch) -> int:
+        """Have llama.cpp compute `batch`; return its code."""
         if self._kernels is None:
             return int(llama_cpp.llama_decode(self._context, batch))
         self._kernels.kernels_attend(True)  # in the graphs that this thread has computed
@@ -182,12 +202,13 @@ class LlamaContext:
                 self._kernels.kernels_mix(None, 0, None, 0)
 
     def truncate(self, slot: int, length: int) -> None:
+        position = self._images.cut(slot, length)
         if not length:
             self._states.empty(slot)
             return
         dropped = 0 if self.partial else llama_cpp.llama_memory_seq_pos_max(self._memory, slot) + 1 - length
         allowed = dropped <= 0 or self._states.goes_back(slot, dropped)
-        if not allowed or not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
+        if not allowed or not llama_cpp.llama_memory_seq_rm(self._memory, slot, position, -1):
             raise DecodeFailed(_MALFORMED, f"llama.cpp cannot cut what it has in slot {slot} to {length} tokens")
 
     def mark(self, slot: int) -> Buffer:
@@ -206,15 +227,16 @@ class LlamaContext:
                     _MALFORMED, f"slot {source} has a state after {held} tokens, and none after {length}"
                 )
             self._states.empty(target)
+        position = self._images.copy(source, target, length)
         if self.shape.per_sequence:
             # Only whole rows can be copied between streams; to copy a part aborts the process.
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             self._copies_wait = True
             if self.partial:
-                llama_cpp.llama_memory_seq_rm(self._memory, target, length, -1)
+                llama_cpp.llama_memory_seq_rm(self._memory, target, position, -1)
         else:
             llama_cpp.llama_memory_seq_rm(self._memory, target, -1, -1)
-            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, position)
 
     def save(self, slot: int) -> Buffer:
         self._finish_copies(slot)
@@ -249,6 +271,7 @@ class LlamaContext:
     def clear(self) -> None:
         """Forget all rows; the buffers are not zeroed."""
         self._states.forget()
+        self._images.clear()
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ def _counts(c: RowCounts | None) -> list[Cell]:
 
 def _steps(results: Results) -> list[ReportTable]:
     groups = step_sums(results)
-    drawn = [part for part in STEP_PARTS if part != "draft_s" or any(group[part] for group in groups)]
+    drawn = [part for part in STEP_PARTS if part not in ("encode_s", "draft_s") or any(group[part] for group in groups)]
     series = [Series(*STEP_PARTS[part], [group[part] for group in groups]) for part in drawn]
     rows: list[list[Cell]] = []
     for group in groups:

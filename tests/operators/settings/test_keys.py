@@ -110,7 +110,7 @@ MODEL: dict[str, Any] = {
     **{"reasoning_tags": [], "tool_format": "hermes", "date": "2026-01-31", "weights": "bf16", "gpu_layers": 1},
     **{"probe": False, "options": {"a": 1}},
     **{"loader": "a:b", "system": "Be brief.", "template_kwargs": {"a": 1}, "kernels": "llama.cpp"},
-    **{"special_tokens_in_text": "parse", "adapters": {"x": "a.gguf"}},
+    **{"special_tokens_in_text": "parse", "adapters": {"x": "a.gguf"}, "mmproj": "b.gguf", "image_tokens": {"max": 9}},
 }
 """Another value for each key of a model."""
 

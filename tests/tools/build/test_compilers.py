@@ -14,7 +14,7 @@ from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from tools.build import build, command, doctor
 from tools.build.backends import BACKENDS, tool_version
-from tools.build.build import PACKAGE, ROOT, BuildError, build_env, build_key, locked_version, progress
+from tools.build.build import CMAKE_ARGS, PACKAGE, ROOT, BuildError, build_env, build_key, locked_version, progress
 from tools.build.compilers import AMX_OFF, CompilerPair, Host, NoCompilerError, find_compiler, this_host
 
 AMX_CPU = Host("Linux", "x86_64", frozenset({"avx512f", "amx_tile", "amx_int8"}))
@@ -111,7 +111,7 @@ def test_it_says_what_would_be_faster_only_where_it_would():
 def test_the_users_flags_stay_and_ours_come_last():
     user = {"CMAKE_ARGS": "-DGGML_CUDA=on", "CFLAGS": "-O1", "SOURCE_DATE_EPOCH": "0", "HOME": "h"}
     env = build_env(GCC_OLD, AMX_CPU, user)
-    assert env["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on"
+    assert env["CMAKE_ARGS"] == " ".join([*CMAKE_ARGS, "-DGGML_CUDA=on"])
     assert env["CFLAGS"] == "-O1 " + " ".join(AMX_OFF)
     assert (env["CC"], env["CXX"], env["HOME"]) == ("gcc", "g++", "h")
     assert "SOURCE_DATE_EPOCH" not in env  # ggml would leave out the features of this CPU
@@ -231,7 +231,7 @@ def test_the_flags_reach_cmake_and_each_version_has_a_wheel_of_its_own(tools, mo
         with pytest.raises(IndexError):  # there is no wheel to install
             build.run(argparse.Namespace(rebuild=True, dry_run=False), {"CMAKE_ARGS": "-DMINE=1"}, name)
     flags = BACKENDS[name].flags.split()
-    assert all(env["CMAKE_ARGS"].split() == ["-DLLAVA_BUILD=OFF", *flags, "-DMINE=1"] for env in built.values())
+    assert all(env["CMAKE_ARGS"].split() == [*CMAKE_ARGS, *flags, "-DMINE=1"] for env in built.values())
     assert len(built) == (2 if name in WITH_TOOLS else 1)
 
 

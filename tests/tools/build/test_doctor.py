@@ -88,3 +88,12 @@ def test_unused_amx_is_a_note_with_what_to_install(capsys):
     report = doctor.examine(child("print(json.dumps({}))"), X86)
     assert report["problems"] == []
     assert any("AMX is not used" in note and "python -m pipeline build" in note for note in report["notes"])
+
+
+def test_it_says_whether_images_are_read_and_what_to_do_if_not(tmp_path, monkeypatch):
+    assert doctor.ask([*doctor.CHILD, "info"])["images"].startswith("libmtmd computes them, pillow ")
+    monkeypatch.setenv("MTMD_CPP_LIB", str(tmp_path))
+    said = doctor.ask([*doctor.CHILD, "info"])["images"]
+    assert said.startswith("NOT READ: ")
+    assert "has no libmtmd" in said
+    assert "`python -m pipeline build`" in said

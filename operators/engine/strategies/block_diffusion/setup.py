@@ -20,6 +20,9 @@ from pipeline.api.errors import ConfigError
 class BlockDiffusionSetup(DecodeSetup):
     """Answers for block diffusion."""
 
+    name = "block_diffusion"
+    takes_images = False
+
     def __init__(self, settings: DecodeSettings, strategy: type[Strategy]) -> None:
         if not isinstance(settings, BlockDiffusionSettings):
             raise ConfigError(

@@ -25,6 +25,9 @@ _KEYS = {"model.path=": "decode.draft.model=", "model.gpu_layers=": "decode.draf
 class SpeculativeSetup(DecodeSetup):
     """Answers for speculative decoding."""
 
+    name = "speculative"
+    takes_images = False
+
     def __init__(self, settings: DecodeSettings, strategy: type[Strategy]) -> None:
         if not isinstance(settings, SpeculativeSettings):
             raise ConfigError(f"decode.strategy='{settings.strategy}' has settings of its own; use decode=speculative")

@@ -1,0 +1,110 @@
+"""Folders of images, of which each file is a row: where it is. What is in it is read where a model needs it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import pyarrow as pa
+
+from operators.formats.format import Format
+from operators.formats.input_file import InputFile, Stamp
+from operators.formats.reader import Reader, RowBlock
+from operators.images.columns import IMAGE
+from operators.rows.content import WHOLE_UP_TO_BYTES
+from pipeline.api.errors import InputError
+
+BLOCK_ROWS = 1024
+SCHEMA = pa.schema([("image", IMAGE), ("path", pa.string())])
+
+
+@dataclass(frozen=True)
+class ImageFiles(InputFile):
+    """Files of images that are read as one input file of many rows.
+
+    Args:
+        path: of the first.
+        files: all of them.
+        above: parts of their paths that are left out in the column `path`.
+    """
+
+    files: tuple[InputFile, ...] = field(default=(), compare=False)
+    above: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(cls, files: Sequence[InputFile], above: int) -> list[InputFile]:
+        """Return `files` as one for each of their folders KEY=VALUE, if these are columns.
+
+        Raises:
+            InputError: they are not on this machine.
+        """
+        groups: dict[tuple[str, ...], list[InputFile]] = {}
+        for file in files:
+            if file.local is None:
+                raise InputError(
+                    f"{file}: images are read from folders of this machine; fetch them, or read a table with their URLs"
+                    " (data.image_column, data.image_domains)"
+                )
+            groups.setdefault(file.folders, []).append(file)
+        return [
+            cls(group[0].path, group[0].storage, IMAGES.name, folders, tuple(group), above)
+            for folders, group in groups.items()
+        ]
+
+    def __str__(self) -> str:
+        more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
+        return f"{super().__str__()}{more}"
+
+    def stamp(self) -> Stamp:
+        stamps = [file.stamp() for file in self.files]
+        tags = "".join(f"{stamp.size_bytes} {stamp.tag}\n" for stamp in stamps)
+        return Stamp(sum(stamp.size_bytes for stamp in stamps), hashlib.sha256(tags.encode()).hexdigest())
+
+    def content_id(self, stamp: Stamp) -> str:
+        """Return a name of all files; of many bytes by the files' sizes and times of change."""
+        whole = stamp.size_bytes <= WHOLE_UP_TO_BYTES
+        names = hashlib.sha256()
+        for file in self.files:
+            its = file.stamp()
+            content = file.content_id(its) if whole else f"{its.size_bytes} {its.tag}"
+            names.update(f"{self.below(file)}\0{content}\n".encode("utf-8", "surrogateescape"))
+        return f"{len(self.files)} images {names.hexdigest()}"
+
+    def below(self, file: InputFile) -> str:
+        """Return the path of a file without the folders that were named."""
+        return str(PurePosixPath(*PurePosixPath(file.path).parts[self.above :]))
+
+
+class ImagesReader(Reader):
+    """Makes a row of each image: `image`, a struct {bytes, path} without bytes, and `path`, the path below the folder
+    that was named."""
+
+    def schema(self, sample_rows: int) -> pa.Schema:
+        return SCHEMA
+
+    def total_rows(self) -> int:
+        return len(self._files.files)
+
+    def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
+        files = self._files.files
+        for at in range(0, len(files), BLOCK_ROWS):
+            part = files[at : at + BLOCK_ROWS]
+            rows = [{"image": {"bytes": None, "path": f.path}, "path": self._files.below(f)} for f in part]
+            data = pa.RecordBatch.from_pylist(rows, SCHEMA).select(schema.names)
+            yield RowBlock(first + at, len(part), data)
+
+    @property
+    def _files(self) -> ImageFiles:
+        assert isinstance(self.file, ImageFiles)
+        return self.file
+
+
+IMAGES = Format(
+    "images",
+    ImagesReader,
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    alone=True,
+)
+"""Read only."""

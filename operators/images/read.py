@@ -1,0 +1,219 @@
+"""Reading of pictures: from bytes or a file to RGB pixels, within a limit, whatever the file holds.
+
+Pillow decodes, with the formats below and no others. The header is looked at first: a file that is larger than its
+pixels could need, or a picture with more pixels than allowed, is refused before memory is taken for it. At most some
+16 bytes a pixel are in use while a picture is decoded. Color profiles (ICC) are not applied, as in training.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.images.kinds import HEAD, not_a_picture
+from pipeline.api.errors import ConfigError, install
+from pipeline.api.machine_errors import of_machine
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""Formats that are read, as Pillow calls them. Other decoders of Pillow never see a file."""
+LIMIT = "data.image_max_pixels"
+"""The key of the limit that `most_pixels` is."""
+BYTES_PER_PIXEL, METADATA = 8, 16 << 20
+"""A file may be larger than its pixels at 16 bits and four channels by so many bytes."""
+_ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 274, 322, 323
+"""Tags of EXIF and TIFF."""
+_LARGE_TILE = 1 << 22
+_HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
+_SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
+
+T = TypeVar("T")
+
+
+class BadImage(ValueError):
+    """A picture that cannot be read. The message names it, says what is wrong and what to do: a reject's reason."""
+
+
+def read_image(image: Mapping[str, Any], most_pixels: int) -> NDArray[np.uint8]:
+    """Decode a picture. Several threads may do so at a time.
+
+    It is turned as its EXIF orientation says. What is transparent is put on white, 16 bits are scaled to 8 (the higher
+    8 are kept), gray, palettes and CMYK become RGB.
+
+    Args:
+        image: `bytes`, the file's content, or, where that is None, `path`, a local file.
+        most_pixels: the largest number of pixels that it may have.
+
+    Returns:
+        RGB: uint8 [height, width, 3].
+
+    Raises:
+        BadImage: it is missing, none of FORMATS, too large, damaged, cut off or an animation.
+        OSError: the machine cannot read it (see `pipeline.api.machine_errors`).
+    """
+    return _with_opened(image, most_pixels, _pixels)
+
+
+def image_size(image: Mapping[str, Any], most_pixels: int) -> tuple[int, int]:
+    """Return (width, height) of what `read_image` gives, from the header alone. Takes and raises the same."""
+    return _with_opened(image, most_pixels, _size)
+
+
+def require() -> None:
+    """Raise ConfigError if Pillow is not installed."""
+    if find_spec("PIL") is None:
+        raise ConfigError(f"reading pictures needs Pillow: {install('images')}")
+
+
+@cache
+def pillow() -> Any:
+    """Return PIL.Image with the decoders of FORMATS, and keep what it warns of damaged files from the terminal. Raises
+    ConfigError if Pillow is not installed."""
+    require()
+    for name in ("Jpeg", "Mpo", "Png", "WebP", "Bmp", "Gif", "Tiff"):
+        import_module(f"PIL.{name}ImagePlugin")
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
+    return import_module("PIL.Image")
+
+
+def _with_opened(image: Mapping[str, Any], most_pixels: int, use: Callable[[Image], T]) -> T:
+    """Open a picture, check what its header says, and return what `use` makes of it."""
+    pil = pillow()
+    name = repr(image["path"]) if image.get("path") else "the picture"
+    try:
+        with _source(image, most_pixels) as source:
+            head = source.read(HEAD)
+            if not head:
+                raise BadImage("is empty (0 bytes); fetch it again")
+            with pil.open(source, formats=FORMATS) as picture:
+                _check_header(picture, most_pixels)
+                return use(picture)
+    except BadImage as error:  # below they say all but the name
+        raise BadImage(f"{name} {error}") from None
+    except pil.UnidentifiedImageError:
+        raise BadImage(f"{name} is {not_a_picture(head)}") from None
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning):
+        what = f"{LIMIT}={most_pixels} allows, or than Pillow reads (some 178 million)"
+        raise BadImage(f"{name} has more pixels than {what}; make it smaller") from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None and of_machine(error):
+            raise
+        if of_machine(error):  # Pillow was asked for absurd sizes, unless what a picture needs is not there:
+            bytearray(BYTES_PER_PIXEL * most_pixels)  # then this raises MemoryError
+        what = str(error) or type(error).__name__
+        raise BadImage(f"{name} is damaged or cut off ({what}); {_SAVE_AGAIN}") from None
+
+
+@contextmanager
+def _source(image: Mapping[str, Any], most_pixels: int) -> Iterator[IO[bytes]]:
+    """Open the bytes or the file of a picture. Raises BadImage if there is none, or more than pixels could need."""
+    content, path = image.get("bytes"), image.get("path")
+    if content is not None:
+        _check_length(len(content), most_pixels)
+        yield io.BytesIO(content)
+        return
+    if not path:
+        raise BadImage("has neither bytes nor a path")
+    where = Path(path)
+    try:
+        status = where.stat()
+        if not stat.S_ISREG(status.st_mode):
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise BadImage(f"is {what}; give the path of a picture's file")
+        _check_length(status.st_size, most_pixels)
+        file = where.open("rb")
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadImage) or of_machine(error):
+            raise
+        if isinstance(error, FileNotFoundError):
+            what = "is a link to a file that does not exist" if where.is_symlink() else "does not exist"
+            raise BadImage(f"{what}; see data.image_root") from None
+        raise BadImage(f"cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    with file:
+        yield file
+
+
+def _check_length(length: int, most_pixels: int) -> None:
+    if length > BYTES_PER_PIXEL * most_pixels + METADATA:
+        raise BadImage(
+            f"has {length:,} bytes, more than a picture of {LIMIT}={most_pixels} needs; make it smaller, or set the"
+            " key higher"
+        )
+
+
+def _check_header(picture: Image, most_pixels: int) -> None:
+    """Raise BadImage for more pixels than allowed and for more than one frame."""
+    width, height = picture.size
+    if width * height > most_pixels:
+        raise BadImage(
+            f"has {width} x {height} = {width * height} pixels, more than {LIMIT}={most_pixels}; make it smaller, or"
+            " set the key higher"
+        )
+    # Tiles are decoded whole, however little of them is the picture.
+    tags = getattr(picture, "tag_v2", {})
+    if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > max(most_pixels, _LARGE_TILE):
+        raise BadImage(f"has tiles of more than {LIMIT}={most_pixels} pixels (TIFF); save it anew")
+    # A photo of a phone may be an MPO: a JPEG, and behind it a preview or a map of brightness.
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":
+        several = "has several pages" if picture.format == "TIFF" else "is an animation"
+        raise BadImage(f"{several} ({picture.format}); give each frame that matters as a picture of its own")
+
+
+def _turn(picture: Image) -> Any:
+    """Return how to transpose a picture so that it is upright, by what its header says; None if it is."""
+    # Pillow turns a TIFF itself. To look for the EXIF of a PNG that comes after the pixels it would decode them.
+    if picture.format == "TIFF" or (picture.format == "PNG" and not _HAS_EXIF & picture.info.keys()):
+        return None
+    try:
+        orientation = picture.getexif().get(_ORIENTATION, 1)
+    except Exception:  # of metadata that is damaged; the pixels need not be
+        return None
+    turn = pillow().Transpose
+    return {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_270,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_90,
+    }.get(orientation)
+
+
+def _size(picture: Image) -> tuple[int, int]:
+    turn, way = _turn(picture), pillow().Transpose
+    lies = turn in (way.TRANSPOSE, way.ROTATE_270, way.TRANSVERSE, way.ROTATE_90)
+    return (picture.height, picture.width) if lies else picture.size
+
+
+def _pixels(picture: Image) -> NDArray[np.uint8]:
+    turn = _turn(picture)
+    picture.load()
+    upright: Image = picture if turn is None else picture.transpose(turn)
+    if upright.mode in ("I", "F"):
+        kind = "whole numbers of 32 bits" if upright.mode == "I" else "floating-point numbers"
+        raise BadImage(f"has {kind} as pixels, whose range is not known; save it with 8 or 16 bits a channel")
+    if upright.mode.startswith("I;16"):
+        gray = (np.asarray(upright) >> 8).astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2)
+    if upright.has_transparency_data:
+        upright = upright.convert("RGBA")
+        white = pillow().new("RGB", upright.size, "white")
+        white.paste(upright, mask=upright.getchannel("A"))
+        upright = white
+    return np.asarray(upright.convert("RGB"))

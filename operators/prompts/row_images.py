@@ -1,0 +1,203 @@
+"""The images of rows on their way into prompts: where they come from, and the marks that stand for them in texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.forms import WANTED, Image, ImageForms, holds_images
+from operators.images.read import BadImage, require
+from operators.prompts.messages import HAS_MARK
+from operators.settings import DataSettings, ModelSettings
+from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
+
+_FIRST_NUMBER = 0x100000
+"""Character behind a mark that says which image it is, while texts are made: of the private use area."""
+_NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
+
+
+class Marks(list[str]):
+    """The marks of a column's images. In a template `{{ column }}` prints all, `{{ column[0] }}` the first."""
+
+    def __str__(self) -> str:
+        return "".join(self)
+
+
+class RowImages:
+    """The images of one row.
+
+    Args:
+        forms: makes images of values.
+        columns: values of the columns with images, by name.
+        refusal: why the row may have none; None: it may.
+
+    Attributes:
+        marks: of the images of columns, by column.
+
+    Raises:
+        BadImage: a column holds something else, or images where there may be none.
+    """
+
+    def __init__(self, forms: ImageForms, columns: Mapping[str, Any], refusal: str | None = None) -> None:
+        self._forms, self._refusal = forms, refusal
+        self._images: list[Image] = []
+        self.marks: dict[str, Marks] = {}
+        for name, value in columns.items():
+            try:
+                self.marks[name] = Marks(map(self._numbered, forms.images(value)))
+            except BadImage as error:
+                raise BadImage(f"column '{name}': {error}") from None
+        self._of_columns = len(self._images)
+        self._next = 0
+
+    def part(self, value: Any) -> str:
+        """Return the mark of the image that a part of a message has. Raises BadImage if it has none, or several."""
+        images = self._forms.images(value)
+        if len(images) != 1:
+            raise BadImage(f"{len(images) or 'no'} images where one belongs")
+        return self._numbered(images[0])
+
+    def placeholder(self) -> str:
+        """Return the mark of the next image of the columns, for a part that only says where one belongs."""
+        if self._next == self._of_columns:
+            has = f"the columns of images have {self._of_columns}" if self.marks else "data.image_column is not set"
+            raise BadImage(f"an image part without an image, number {self._next + 1}, and {has}")
+        self._next += 1
+        return f"{IMAGE_MARK}{chr(_FIRST_NUMBER + self._next - 1)}"
+
+    def unplaced(self, texts: Sequence[str]) -> str:
+        """Return the marks of the images of columns that stand in none of `texts`. Raises BadImage if only some of the
+        messages' parts have got one."""
+        if 0 < self._next < self._of_columns:
+            raise BadImage(
+                f"the messages have {self._next} image parts, and the columns of images have {self._of_columns}; give"
+                " each its part, or none"
+            )
+        placed = {match[1] for text in texts for match in _NUMBERED.finditer(text)}
+        return "".join(m for marks in self.marks.values() for m in marks if m[1] not in placed)
+
+    def settled(self, text: str) -> tuple[str, list[Image]]:
+        """Return `text` with plain marks, and the images in their order there.
+
+        Raises:
+            BadImage: an image is not there, or more than once: the template has changed the text.
+        """
+        numbers = [ord(match[1]) - _FIRST_NUMBER for match in _NUMBERED.finditer(text)]
+        if sorted(numbers) != list(range(len(self._images))) or text.count(IMAGE_MARK) != len(numbers):
+            raise BadImage(
+                f"the row has {len(self._images)} images, and the template prints {len(set(numbers))} of them, in"
+                f" {text.count(IMAGE_MARK)} places; it has to print each once"
+            )
+        return self.plain(text), [self._images[number] for number in numbers]
+
+    def plain(self, text: str) -> str:
+        """Return `text` with plain marks."""
+        return _NUMBERED.sub(IMAGE_MARK, text) if self._images else text
+
+    def _numbered(self, image: Image) -> str:
+        if self._refusal is not None:
+            raise BadImage(self._refusal)
+        self._images.append(image)
+        return f"{IMAGE_MARK}{chr(_FIRST_NUMBER + len(self._images) - 1)}"
+
+
+class ImageColumns:
+    """The columns of a job that have images, and where their files may lie.
+
+    Args:
+        data: names a column, and says where images may be.
+        names: columns of a node or step, in the place of `data.image_column`; None: that one.
+    """
+
+    def __init__(self, data: DataSettings, names: Sequence[str] | None) -> None:
+        of_job = [] if data.image_column is None else [data.image_column]
+        self.key = "data.image_column" if names is None else "images"
+        self.names = of_job if names is None else list(names)
+        self._data = data
+        self.refusal: str | None = None
+        """Why no row may have images; None: rows may."""
+
+    def plan(self, schema: pa.Schema) -> list[str]:
+        """Return the columns that are read.
+
+        Raises:
+            ConfigError: `data.image_root` is no folder, or Pillow is not installed.
+            SchemaError: a column is missing, or cannot hold images.
+        """
+        for name in self.names:
+            if name not in schema.names:
+                near = did_you_mean(name, schema.names, f"{self.key}=") or f"; the input has {', '.join(schema.names)}"
+                raise SchemaError(f"{self.key}={name} is no column{near}")
+            if not holds_images(kind := schema.field(name).type):
+                raise SchemaError(f"column '{name}' has type {kind}, and an image is {WANTED} ({self.key}={name})")
+        if self.names:
+            require()
+        root = self._data.image_root
+        if root is not None and not Path(root).expanduser().is_dir():
+            raise ConfigError(f"data.image_root={root} is no folder; name the one below which the images are")
+        self._forms = ImageForms(root, input_folders(self._data.path), self._data.image_domains)
+        return self.names
+
+    def require_mmproj(self, model: ModelSettings) -> None:
+        """Raise ConfigError if the job has columns of images and `model` reads none; have parts of messages be refused
+        else."""
+        if model.mmproj is not None:
+            return
+        path = model.path and Path(model.path).expanduser()
+        beside = sorted(str(file) for file in path.parent.glob("*mmproj*.gguf")) if path else []
+        remedy = f"model.mmproj={beside[0]} lies beside it" if beside else "name its mmproj file with model.mmproj="
+        if self.names:
+            raise ConfigError(
+                f"{self.key}={self.names[0]} gives images to a model that reads none: model.mmproj is not set; {remedy}"
+            )
+        self.refusal = f"an image, and the model reads none: model.mmproj is not set; {remedy}"
+
+    def of(self, row: dict[str, Any]) -> RowImages:
+        """Return the images of a row, and put the marks of each column in the place of its value.
+
+        Raises:
+            BadImage: a column holds none, or a text of the row has a mark.
+        """
+        if any(holds_mark(value) for name, value in row.items() if name not in self.names):
+            raise BadImage(HAS_MARK)
+        images = RowImages(self._forms, {name: row[name] for name in self.names}, self.refusal)
+        row |= images.marks
+        return images
+
+
+def holds_mark(value: Any) -> bool:
+    """Return True if a text inside a value of a row has the mark of an image."""
+    if isinstance(value, str):
+        return IMAGE_MARK in value
+    if isinstance(value, Mapping):
+        return any(holds_mark(inner) for inner in value.values())
+    return isinstance(value, list | tuple) and any(map(holds_mark, value))
+
+
+def with_images_named(text: str, row: pa.RecordBatch) -> str:
+    """Return the text of the prompt of a single row with what its images are in the place of their marks, to show."""
+    images = row.column(PROMPT_IMAGES.name).to_pylist()[0] if PROMPT_IMAGES.name in row.schema.names else None
+    for number, image in enumerate(images or (), 1):
+        named = image["path"] or f"{len(image['bytes']):,} bytes"
+        text = text.replace(IMAGE_MARK, f"<image {number}: {named}>", 1)
+    return text
+
+
+def input_folders(paths: str | Sequence[str] | None) -> list[Path]:
+    """Return the folders of the input files of `data.path` that are on this machine: a directory itself, the folder of
+    a file, and of a glob the one below which it looks."""
+    folders: dict[Path, None] = {}
+    for text in [paths] if isinstance(paths, str) else paths or ():
+        local = text.removeprefix("file://").removeprefix("local://")
+        if "://" in local or "::" in local:
+            continue
+        path = Path(local).expanduser()
+        while not path.is_dir() and path != path.parent:
+            path = path.parent
+        folders[path] = None
+    return list(folders)

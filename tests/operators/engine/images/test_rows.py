@@ -1,0 +1,132 @@
+"""Rows with images on the fake decoder: what a row gets is its own, whoever is beside it and whatever they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import partial
+
+import numpy as np
+import pytest
+
+from operators.engine.backend.fake_vision import FakeVision
+from operators.engine.backend.images import Encoded, ImageCells, ImageSpan
+from operators.engine.images.cells import cell_ids, is_inside, piece_of
+from operators.engine.scheduler.step_batch import Chunking
+from operators.engine.sequence import Sequence
+from tests.operators.engine.fixtures import WARM, Bench, in_slot, shape
+
+VISION = FakeVision("eyes")
+SIZES = ((32, 32), (48, 64), (128, 48), (16, 16))
+"""Images of 4 and 12 cells, of two blocks of 24, and of a single cell."""
+
+
+def image(number: int) -> np.ndarray:
+    width, height = SIZES[number % len(SIZES)]
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def encode(number: int, block: int) -> Encoded:
+    return VISION.encode(image(number))[block]
+
+
+def prompt(parts: Seq[int | np.ndarray]) -> tuple[np.ndarray, tuple[ImageSpan, ...]]:
+    """The ids of texts and images (by their numbers), and the blocks of these."""
+    ids: list[np.ndarray] = []
+    spans: list[ImageSpan] = []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            ids.append(part)
+            continue
+        pixels, block = image(part), 0
+        for own in VISION.layout(pixels.shape[1], pixels.shape[0]):
+            if isinstance(own, ImageCells):
+                spans.append(ImageSpan(sum(map(len, ids)), own.tokens, partial(encode, part, block)))
+                ids.append(cell_ids(bytes([part]), block, own.tokens))
+                block += 1
+            else:
+                ids.append(own)
+    return np.concatenate(ids), tuple(spans)
+
+
+def rows(count: int, seed: int = 1) -> list[Sequence]:
+    """Rows of up to four parts, of which many begin alike."""
+    random = np.random.default_rng(seed)
+    beginnings = [random.integers(0, 256, n).astype(np.int32) for n in (3, 40, 90)]
+    made = []
+    for i in range(count):
+        parts: list[int | np.ndarray] = [beginnings[random.integers(3)]]
+        for _ in range(random.integers(0, 3)):
+            parts.append(int(random.integers(5)))
+            if random.random() < 0.5:
+                parts.append(np.arange(random.choice([1, 2, 70])).astype(np.int32))
+        parts.append(random.integers(0, 256, random.choice([1, 5, 80])).astype(np.int32))
+        ids, images = prompt(parts)
+        made.append(Sequence(i, ids, WARM, seed=i, max_tokens=12, images=images))
+    return made
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_a_row_with_images_gets_what_it_gets_alone(slots, deterministic):
+    """The fake computes from what was encoded: tokens that went with another image would be others."""
+    sizes = {"max_sequence_tokens": 512, "n_batch": 512, "n_ubatch": 128, "deterministic": deterministic}
+    alone = {row.handle: Bench(shape(1, **sizes)).run([row])[row.handle] for row in rows(60)}
+    bench = Bench(shape(slots, **sizes))
+    assert bench.run(rows(60)) == alone
+    assert len({tuple(tokens) for tokens in alone.values()}) > 40
+    assert bench.engine.totals()["shared_tokens"] > 1000
+
+
+def test_a_call_that_fails_costs_no_row_with_an_image():
+    """It is made again in halves, with the images that were encoded for it."""
+    expected = Bench(shape(4, max_sequence_tokens=512)).run(rows(30))
+    bench, calls = Bench(shape(4, max_sequence_tokens=512)), iter(range(1, 10**6))
+    bench.decoder._fail = lambda batch: 2 if next(calls) % 7 == 0 else 0
+    assert bench.run(rows(30)) == expected
+    assert bench.engine.totals()["failed_calls"] > 3
+
+
+def test_an_image_that_cannot_be_read_any_more_costs_its_row():
+    def gone() -> Encoded:
+        raise ValueError("the image is gone")
+
+    made, bench = rows(20), Bench(shape(4, max_sequence_tokens=512))
+    with_images = [row for row in made if row.images]
+    lost = with_images[1]
+    lost.images = (*lost.images[:-1], ImageSpan(lost.images[-1].start, lost.images[-1].cells, gone))
+    lost.prompt = lost.prompt.copy()
+    lost.prompt[: lost.images[0].start] += 1  # nobody else computes it
+    expected = Bench(shape(4, max_sequence_tokens=512)).run([row for row in rows(20) if row.handle != lost.handle])
+    found = bench.run(made)
+    assert lost.error == "the image is gone"
+    assert not found.pop(lost.handle)
+    assert found == expected
+
+
+def test_pieces_of_prompts_are_told_from_their_ids_alone():
+    """As rows know them from their images, which slots whose rows have left do not have any more."""
+    for row in rows(40, seed=3):
+        bounds = [piece_of(row.prompt, cell) for cell in range(len(row.prompt))]
+        assert bounds == [in_slot(row).piece(cell) for cell in range(len(row.prompt))]
+        inside = {cell for image in row.images for cell in range(image.start + 1, image.start + image.cells)}
+        assert inside == {cell for cell in range(len(row.prompt) + 1) if is_inside(row.prompt, cell)}
+
+
+@pytest.mark.parametrize("kernel_tokens", [0, 2, 64])
+def test_what_is_shared_ends_between_pieces_or_where_texts_may_be_cut(kernel_tokens):
+    """No piece is left or taken over that another kernel would compute than the whole of it."""
+    chunking, made = Chunking(kernel_tokens), rows(40)
+    for one in made:
+        for other in made:
+            count = chunking.shared(one.prompt, other.prompt)
+            assert (one.prompt[:count] == other.prompt[:count]).all()
+            assert count < len(one.prompt)
+            assert not is_inside(one.prompt, count)
+            assert not is_inside(other.prompt, count)
+            (start, end), least = piece_of(one.prompt, count), 2 if kernel_tokens == 2 else kernel_tokens
+            if kernel_tokens and start < count:
+                lengths = {end - start >= kernel_tokens, piece_of(other.prompt, count - 1)[1] - start >= kernel_tokens}
+                least = kernel_tokens if end - start >= kernel_tokens else 2
+                assert len(lengths) == 1
+                assert count - start >= least
+                assert end - count >= least

@@ -1,0 +1,82 @@
+"""Images that are fetched: from hosts of the job alone, whatever they answer or lead to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from operators.images import web
+from operators.images.read import BadImage
+from operators.images.web import ImageFetcher
+from pipeline.api.errors import SourceError
+
+
+class Answers(BaseHTTPRequestHandler):
+    """/ok is an image, /STATUS answers so, /to?URL leads there, /later fails once."""
+
+    asked: list[str] = []  # noqa: RUF012 - of the one server of a test
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        name, _, query = self.path[1:].partition("?")
+        status = int(name) if name.isdigit() else 503 if name == "later" and self.asked.count(self.path) == 1 else 200
+        self.send_response(302 if name == "to" else status)
+        self.send_header("Location", query)
+        self.end_headers()
+        self.wfile.write(b"an image" + b"!" * 100 * (name == "long"))
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(web, "PAUSES_S", (0.0, 0.0))
+    Answers.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_images_come_in_order_and_each_failure_costs_its_own(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_BYTES", 50)
+    cases = {
+        "ok": None,
+        "later": None,
+        "ok?a=b c": None,
+        "to?/ok": None,
+        "404": "answers with status 404",
+        "503": "answers with status 503",
+        "long": "has more than 0 MiB",
+        "to?http://169.254.169.254/meta": "redirected to http://169.254.169.254, which is not in data.image_domains",
+        "to?file:///etc/passwd": "redirected to file://",
+        "to?/to?/to?/to?/to?/to?/to?/ok": "redirected more than 5 times",
+    }
+    found = ImageFetcher([host]).fetch_all([f"http://{host}/{name}" for name in cases])
+    for name, each in zip(cases, found, strict=True):
+        if (says := cases[name]) is None:
+            assert each == b"an image", name
+        else:
+            assert isinstance(each, BadImage)
+            assert says in str(each)
+    assert Answers.asked.count("/503") == 3
+    assert Answers.asked.count("/404") == 1
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused(host: str) -> None:
+    port = host.partition(":")[2]
+    (found,) = ImageFetcher(["localhost"]).fetch_all([f"http://localhost:{port}/ok"])
+    assert "which is no public address; if it is yours, name the address" in str(found)
+    assert not Answers.asked
+
+
+def test_a_network_that_is_broken_ends_the_run(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_IN_A_ROW", 3)
+    fetcher = ImageFetcher([host])
+    fetcher.fetch_all([f"http://{host}/{name}" for name in ("503", "503", "ok", "503", "503", "404")])
+    with pytest.raises(SourceError, match="3 images in a row could not be fetched"):
+        fetcher.fetch_all([f"http://{host}/503"] * 3)

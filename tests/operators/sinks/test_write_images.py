@@ -1,0 +1,60 @@
+"""WriteRows: columns of images, and images of prompts, in the files of each format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES
+from operators.settings import OutputSettings
+from pipeline.api.errors import SchemaError
+from pipeline.api.records import ROW, Batch
+from tests.operators.sinks.writing import finished, opened
+
+TEXT = pa.field("prompt_text", pa.string())
+SCHEMA = pa.schema([ROW, ("image", IMAGE), ("pages", pa.list_(IMAGE)), TEXT, PROMPT_IMAGES])
+CAT, DOG = {"bytes": b"\xff", "path": "cat.jpg"}, {"bytes": None, "path": "dog.jpg"}
+ROWS: list[dict[str, Any]] = [
+    {"row": 0, "image": CAT, "pages": [CAT, None, DOG], "prompt_text": f"{IMAGE_MARK}a", "prompt_images": [CAT]},
+    {"row": 1, "image": {"bytes": b"\xff", "path": None}, "pages": None, "prompt_text": None, "prompt_images": None},
+    {"row": 2, "image": None, "pages": [], "prompt_text": "<image>", "prompt_images": None},
+]
+PATHS = {"image": ["cat.jpg", None, None], "pages": [["cat.jpg", None, "dog.jpg"], None, []]}
+TEXTS = ["<image>a", None, "<image>"]
+
+
+def written(folder: Path, output: str) -> Path:
+    op = opened(folder, OutputSettings(output, prompt_text=True), SCHEMA)
+    data = pa.RecordBatch.from_pylist([{"row": 9, "pages": [DOG]}, *ROWS], SCHEMA).slice(1)
+    assert not list(op.process(Batch(0, data)))
+    return finished(op).temporary
+
+
+def test_images_are_whole_in_files_that_hold_bytes(tmp_path: Path) -> None:
+    table = pq.read_table(written(tmp_path, "parquet"))
+    assert table.column_names == ["row", "image", "pages", "prompt_text"]
+    for name in ("image", "pages"):
+        assert table[name].to_pylist() == [row[name] for row in ROWS]
+    assert table["prompt_text"].to_pylist() == TEXTS
+
+
+def test_images_are_their_paths_in_files_of_text(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in written(tmp_path / "a", "jsonl").read_text().splitlines()]
+    assert {name: [row[name] for row in rows] for name in PATHS} == PATHS
+    assert [row["prompt_text"] for row in rows] == TEXTS
+    table = pyarrow.csv.read_csv(
+        written(tmp_path / "b", "csv"), convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)
+    )
+    assert table["image"].to_pylist() == PATHS["image"]
+    assert pq.read_table(written(tmp_path / "c", "xlsx"))["image"].to_pylist() == PATHS["image"]
+
+
+def test_other_bytes_are_refused_as_ever(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="JSON lines cannot hold bytes; write output=parquet"):
+        opened(tmp_path, OutputSettings("jsonl"), pa.schema([ROW, ("image", pa.binary())]))

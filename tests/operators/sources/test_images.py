@@ -1,0 +1,96 @@
+"""Folders of images: a row for each, and what lies beside them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from operators.formats.registry import ENDINGS
+from operators.images.read import FORMATS
+from operators.settings import DataSettings
+from operators.sources.read_prompts import ReadPrompts
+from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.protocols import ListInbox
+from pipeline.api.records import Batch
+from tests.operators.sources.reading import read
+
+NAMES = ("a.JPG", "b.png", "deep/c.webp", "k=1/d.tiff", "k=2/e.gif")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
+
+
+def paths(path: object, **data: object) -> list[str]:
+    found = read(path, 2, **data)  # type: ignore[arg-type]
+    assert [Path(row["image"]["path"]).name for row in found.values] == [Path(r["path"]).name for r in found.values]
+    assert all(row["image"]["bytes"] is None and Path(row["image"]["path"]).is_file() for row in found.values)
+    return [row["path"] for row in found.values]
+
+
+def test_each_image_is_a_row_with_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paths(folder) == ["a.JPG", "b.png"]
+    assert paths(f"{folder}/**/*.*") == [*NAMES]
+    assert paths([str(folder / "b.png"), str(folder / "deep/*.webp")]) == ["b.png", "c.webp"]
+    monkeypatch.chdir(folder)
+    assert [row["image"]["path"] for row in read("deep").values] == ["deep/c.webp"]
+    with pytest.raises(ConfigError, match=r"means .*b.png twice"):
+        read([str(folder), str(folder / "b.png")])
+    fsspec.filesystem("memory").pipe("/images/a.png", b"x")
+    with pytest.raises(InputError, match="images are read from folders of this machine"):
+        read("memory://images/a.png")
+
+
+def test_folders_key_value_are_columns(folder: Path) -> None:
+    assert [(row["path"], row["k"]) for row in read(f"{folder}/k=*/*", partitions=True).values] == [
+        ("k=1/d.tiff", 1),
+        ("k=2/e.gif", 2),
+    ]
+
+
+def test_rows_of_other_formats_are_read_rather_than_the_images_beside_them(folder: Path) -> None:
+    """As `datasets` lays an imagefolder out: metadata.csv names the images."""
+    (folder / "metadata.csv").write_text("file_name,label\na.JPG,1\n")
+    assert read(folder).values == [{"file_name": "a.JPG", "label": 1}]
+    assert paths(folder, format="images") == ["a.JPG", "b.png"]
+    (folder / "metadata.csv").rename(folder / "metadata.json")
+    (folder / "metadata.json").write_text('[{"file_name": "a.JPG"}]')
+    assert read(folder).values == [{"file_name": "a.JPG"}]
+
+
+def test_a_change_of_one_image_is_another_input(folder: Path) -> None:
+    def planned() -> object:
+        source = ReadPrompts(DataSettings(path=str(folder)), 2)
+        source.plan()
+        return source.fingerprint()
+
+    before = planned()
+    os.utime(folder / "a.JPG", (0, 0))
+    assert planned() == before
+    (folder / "a.JPG").write_bytes(b"A.jpg")
+    assert planned() != before
+
+
+def test_every_ending_of_an_image_is_that_of_a_format_that_is_decoded() -> None:
+    own = {"jpg": "JPEG", "jpeg": "JPEG", "tif": "TIFF", "tiff": "TIFF"}
+    endings = [ending[1:] for ending, name in ENDINGS.items() if name == "images"]
+    assert {own.get(ending, ending.upper()) for ending in endings} == set(FORMATS)
+
+
+def test_rows_with_bytes_are_read_few_at_a_time(tmp_path: Path) -> None:
+    rows = [{"image": os.urandom(1 << 20)} for _ in range(100)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = ReadPrompts(DataSettings(path=str(tmp_path / "a.parquet")), 1000)
+    source.plan()
+    batches = [item.data.nbytes for item in source.run(ListInbox()) if isinstance(item, Batch)]
+    assert max(batches) <= 40 << 20
+    assert sum(batches) >= 100 << 20

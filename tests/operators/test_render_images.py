@@ -1,0 +1,197 @@
+"""Render: images of columns and of parts of messages, as marks in the text and files beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES
+from operators.prompts.special_tokens import SpecialToken, SpecialTokens
+from operators.render import Render
+from operators.settings import DataSettings, ModelSettings
+from pipeline.api.errors import ConfigError, SchemaError
+from tests.operators.fakes import chat_model
+from tests.operators.flow import Flow, Rows, chain
+from tests.operators.test_render import TURNS
+
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endfor %}[assistant]"
+)
+"""A template that takes contents as parts alone."""
+SCHEMA = pa.schema([("prompt", pa.string()), ("page", IMAGE), ("more", pa.list_(pa.string()))])
+TEXT = pa.schema([("chat", pa.string())])
+A, B, C = ({"bytes": content, "path": None} for content in (b"A", b"B", b"C"))
+I = IMAGE_MARK  # noqa: E741
+
+
+def url(image: dict[str, Any]) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image['bytes']).decode()}"
+
+
+def model(template: str | None = TURNS, **options: Any) -> ModelSettings:
+    settings = chat_model(template, **options)
+    settings.mmproj = "mmproj.gguf"
+    return settings
+
+
+def rendered(tmp_path: Path, rows: list[dict[str, Any]], schema: pa.Schema, op: Render) -> tuple[list[Any], list[str]]:
+    """The texts with their images, and the reasons of the rejects."""
+    flow = Flow(tmp_path, chain(Rows(rows, schema), render=op))
+    return [(row["prompt_text"], row["prompt_images"]) for row in flow.run()], [r for _, _, r in flow.tally.by_reason]
+
+
+def test_images_of_columns_come_before_the_text_of_the_last_user_message(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "hi", "page": A, "more": [url(B), url(C)]},
+        {"prompt": "hi", "page": None, "more": []},
+        {"prompt": "hi", "page": None, "more": [url(C)]},
+    ]
+    op = Render(model(), DataSettings(), images=["page", "more"])
+    wanted = [(f"[user]{I * 3}hi[assistant]", [A, B, C]), ("[user]hi[assistant]", None)]
+    assert rendered(tmp_path, rows, SCHEMA, op) == ([*wanted, (f"[user]{I}hi[assistant]", [C])], [])
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    op = Render(
+        model(PARTS), DataSettings(image_column="page"), messages=[*turns, {"role": "user", "content": "{{ prompt }}"}]
+    )
+    assert rendered(tmp_path, rows[:1], SCHEMA, op)[0] == [(f"[user]2 + 2?[assistant]4[user]{I}hi[assistant]", [A])]
+
+
+@pytest.mark.parametrize("template", [None, TURNS])
+def test_a_template_may_say_where_its_images_stand(tmp_path: Path, template: str | None) -> None:
+    row: dict[str, Any] = {"prompt": "hi", "page": A, "more": [url(B), url(C)]}
+    data = DataSettings(prompt_template="{{ more[1] }}: {{ prompt }} {{ page }}{% if more %}!{% endif %}")
+    op = Render(model(template), data, images=["page", "more"])
+    text = f"{I}{I}: hi {I}!"
+    text = text if template is None else f"[user]{text}[assistant]"
+    assert rendered(tmp_path, [row], SCHEMA, op)[0] == [(text, [B, C, A])]
+    whole = Render(model(TURNS), DataSettings(image_column="more"), template="<s>{{ prompt }} {{ more }}")
+    assert rendered(tmp_path, [row], SCHEMA, whole)[0] == [(f"hi {I}{I}", [B, C])]
+    twice = Render(model(TURNS), DataSettings(image_column="page"), template="{{ page }} {{ page }}")
+    assert "it has to print each once" in rendered(tmp_path, [row], SCHEMA, twice)[1][0]
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+@pytest.mark.parametrize("template", [TURNS, PARTS])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": url(A), "detail": "low"}},
+        {"type": "image_url", "image_url": url(A)},
+        {"type": "input_image", "image_url": url(A)},
+        {"type": "image", "image": url(A)},
+        {"type": "image", "base64": base64.b64encode(b"A").decode()},
+        {"type": "image", "url": url(A), "text": None},
+    ],
+)
+def test_parts_with_images_are_marks_in_their_place(tmp_path: Path, part: Any, template: str) -> None:
+    content = [text("see"), part, text("and"), part, part, text("so"), text("on")]
+    op = Render(model(template), DataSettings(messages_column="chat"))
+    line = "\n" if template == TURNS else ""
+    wanted = [(f"[user]see{I}and{I}{I}so{line}on[assistant]", [A] * 3)]
+    chat = [{"role": "user", "content": content}]
+    assert rendered(tmp_path, [{"chat": json.dumps(chat)}], TEXT, op)[0] == wanted
+
+
+def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path) -> None:
+    """In their order; where the messages have no such part, all come before the first user message. Else the numbers
+    have to be equal."""
+    here, turn = {"type": "image"}, {"role": "assistant", "content": "ok"}
+    chats = [
+        [{"role": "user", "content": [here, text("a"), here]}, turn, {"role": "user", "content": "more"}],
+        [{"role": "user", "content": "a"}, turn, {"role": "user", "content": [text("b")]}],
+        [{"role": "user", "content": [here, text("a")]}],
+        [{"role": "user", "content": [here, here, here]}],
+        [{"role": "user", "content": [here, {"type": "image", "image": url(C)}, here]}],
+    ]
+    schema = pa.schema([*TEXT, *SCHEMA])
+    rows = [{"chat": json.dumps(chat), "more": [url(A), url(B)]} for chat in chats]
+    op = Render(model(), DataSettings(messages_column="chat", image_column="more"))
+    texts, reasons = rendered(tmp_path, rows, schema, op)
+    assert texts == [
+        (f"[user]{I}a{I}[assistant]ok[user]more[assistant]", [A, B]),
+        (f"[user]{I * 2}a[assistant]ok[user]b[assistant]", [A, B]),
+        (f"[user]{I * 3}[assistant]", [A, C, B]),
+    ]
+    assert [reason.replace("N", "#") for reason in reasons] == [
+        "the messages have # image parts, and the columns of images have #; give each its part, or none",
+        "message # of column '…': an image part without an image, number #, and the columns of images have #",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chat", "says"),
+    [
+        ([{"role": "user", "content": f"a{I}"}], "a text of the row has the character U+FDD"),
+        ([{"role": "user", "content": [text("a"), text(f"{I}b")]}], "a text of the row has the character U+FDD"),
+        ([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}], "has a part of type"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "and only texts and images can be read"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], "'…' is not there (looked below no fol"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "data.image_column is not set"),
+        ([{"role": "lost", "content": [{"type": "image", "image": url(A)}]}], "the template prints N of them"),
+    ],
+)
+def test_what_has_no_place_costs_its_row(tmp_path: Path, chat: Any, says: str) -> None:
+    template = "{% for m in messages if m.role != 'lost' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    rows = [{"chat": json.dumps(chat)}, {"chat": json.dumps(chat, ensure_ascii=False)}]
+    texts, reasons = rendered(tmp_path, rows, TEXT, Render(model(template), DataSettings(messages_column="chat")))
+    assert not texts
+    assert says in reasons[0]
+
+
+def test_names_of_tokens_beside_images_stay_text(tmp_path: Path) -> None:
+    tokens = SpecialTokens([SpecialToken(1, "<s>"), SpecialToken(2, "</s>"), SpecialToken(3, "<|end|>")])
+    row = {"prompt": "a<|end|>b", "page": A, "more": [url(B)]}
+    data = DataSettings(prompt_template="{{ more }}{{ prompt }}")
+    op = Render(model(special_tokens=tokens), data, images=["page", "more"])
+    flow = Flow(tmp_path, chain(Rows([row], SCHEMA), render=op))
+    (found,) = flow.run()
+    assert found["prompt_text"] == f"[user]{I}{I}a<|end|>b[assistant]"
+    assert found["prompt_literals"] == [found["prompt_text"].index("<|end|>")]
+    assert found["prompt_images"] == [A, B]
+
+
+def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
+    """It is refused where columns have images, with the file beside it that would do; in messages it costs the row."""
+    (tmp_path / "mmproj-x-f16.gguf").touch()
+    blind = chat_model(TURNS)
+    blind.path = str(tmp_path / "x.gguf")
+    with pytest.raises(ConfigError, match=r"images=page gives images .* model.mmproj=.*/mmproj-x-f16.gguf lies beside"):
+        Render(blind, DataSettings(), images=["page"]).plan(SCHEMA)
+    chats = [
+        [{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))
+    ]
+    rows = [{"chat": json.dumps(chat)} for chat in chats]
+    texts, reasons = rendered(tmp_path, rows, TEXT, Render(blind, DataSettings(messages_column="chat")))
+    assert texts == [("[user]b\na[assistant]", None)]
+    assert "an image, and the model reads none: model.mmproj is not set" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "says"),
+    [
+        ({"image_column": "pge"}, {}, r"data.image_column=pge is no column.*=page\?"),
+        ({}, {"images": ["prompt", "row"]}, r"column 'row' has type int64, and an image is a path, bytes"),
+        ({"image_column": "page"}, {"template": "{{ prompt }}"}, r"template does not say where .* write {{ page }}"),
+        ({"image_column": "page"}, {"raw_column": "prompt"}, "data.image_column and raw_column cannot both be"),
+        ({"image_root": "/none", "image_column": "page"}, {}, "data.image_root=/none is no folder"),
+    ],
+)
+def test_what_no_row_could_be_rendered_with_is_refused(data: Any, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises((ConfigError, SchemaError), match=says):
+        Render(model(), DataSettings(**data), **arguments).plan(pa.schema([("row", pa.int64()), *SCHEMA]))
+
+
+def test_an_image_of_an_earlier_prompt_is_not_that_of_the_next() -> None:
+    planned = Render(model(), DataSettings(image_column="page")).plan(SCHEMA)
+    assert planned.field("prompt_images") == PROMPT_IMAGES
+    again = Render(model(), DataSettings()).plan(planned.remove(planned.get_field_index("prompt_text")))
+    assert "prompt_images" not in again.names
