@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from operators.engine.backend.batch import BatchBuffer
-from operators.engine.backend.image_cells import is_inside, piece_of
 from operators.engine.backend.images import Encoded
 from operators.engine.backend.interface import Decoder, Logits, TokenIds
+from operators.engine.images.cells import is_inside, piece_of
 from operators.engine.scheduler.radix_tree import common_length
 from operators.engine.sequence import Sequence
 from operators.engine.sequence.placement import Slot
