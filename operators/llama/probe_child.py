@@ -133,7 +133,8 @@ def _read_image(path: bytes, vocabulary: Any) -> None:
     from llama_cpp import mtmd_cpp as mtmd
 
     params = mtmd.mtmd_context_params_default()
-    params.use_gpu, params.n_threads, params.warmup = False, len(os.sched_getaffinity(0)), False
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    params.use_gpu, params.n_threads, params.warmup = False, len(cores), False
     params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
     context = mtmd.mtmd_init_from_file(path, vocabulary, params) or sys.exit(REFUSED)
     pixels, chunks = (ctypes.c_uint8 * (3 * _SIDE * _SIDE))(), mtmd.mtmd_input_chunks_init()
