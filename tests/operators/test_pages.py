@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -15,8 +16,10 @@ from operators.images.page_process import Page, PageEnded, PageProcess
 from operators.images.read import read_image
 from operators.pages import Pages
 from operators.settings import DataSettings
+from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.cli.main import main
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.images.files import encoded, pixels
 from tests.operators.images.pdfs import A4, drawing_of_drawings, pages, pdf, text
@@ -188,7 +191,23 @@ def test_a_struct_gives_its_place_to_the_picture(tmp_path):
     schema = pa.schema([("image", IMAGE)])
     op = Pages("image", DataSettings(), longest_side=20)
     flow = Flow(tmp_path, chain(Rows([{"image": {"bytes": THREE, "path": "a.pdf"}}], schema), pages=op))
-    assert [picture(r).shape for r in flow.run()] == [(20, 15, 3)] * 3
+    rows = flow.run()
+    assert [picture(r).shape for r in rows] == [(20, 15, 3)] * 3
+    assert [r["image"]["path"] for r in rows] == [f"a.pdf#page={i}" for i in (1, 2, 3)]
+
+
+def test_the_job_of_the_page_of_docs(tmp_path, monkeypatch):
+    text = (PROJECT / "docs/images.md").read_text(encoding="utf-8")
+    example = text.partition("<!-- example: papers.yaml -->\n```yaml\n")[2].partition("```")[0]
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/a.pdf").write_bytes(THREE)
+    (tmp_path / "papers.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["job=papers.yaml", "progress=none"]) == 0
+    (file,) = (tmp_path / "outputs/papers/data").glob("*.parquet")
+    assert [(r["path"], r["page_text"]) for r in pq.read_table(file).to_pylist()] == [
+        *(("a.pdf", "one"), ("a.pdf", ""), ("a.pdf", "three"))
+    ]
 
 
 @pytest.mark.parametrize(
