@@ -70,6 +70,7 @@ class EndpointRender(Rendering, MakesPrompts):
         return planned
 
     def open(self, runtime: Runtime) -> None:
+        self._warn(runtime)
         self._special = {"bos_token": "", "eos_token": ""}
         is_text = self._model.special_tokens_in_text == TEXT
         self._names = LIKE if is_text else SpecialTokens(())

@@ -26,14 +26,14 @@ from operators.prompts.conversations import (
     with_images,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.row_images import JobImages, RowImages, may_have_images
+from operators.prompts.row_images import JobImages, RowImages, may_have_images, reads_images, unused_images
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
 from operators.rows.token_lists import PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
-from pipeline.api import ROW, Batch, ConfigError, Operator, Output, SchemaError, add_columns, require_column
+from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Runtime, SchemaError, add_columns, require_column
 from pipeline.api.errors import did_you_mean
 from pipeline.api.records import python_values
 
@@ -116,6 +116,8 @@ class Rendering(Operator):
             self._columns = list(dict.fromkeys(columns))
         of_images = self._images.plan(schema)
         self._no_images = self._images.unread(self._model)
+        is_meant = self._images.is_given or self._may_have_images or not reads_images(self._model)
+        self._warning = None if is_meant else unused_images(schema)
         if self._row_template is not None and (lost := [name for name in of_images if name not in self._columns]):
             raise ConfigError(
                 f"{self._row_template.name} does not say where the images of column '{lost[0]}' stand; write"
@@ -207,6 +209,11 @@ class Rendering(Operator):
             return prompt
         cut = begins + len(self._bos)
         return prompt._replace(text=prompt.text[cut:], literals=[place - cut for place in prompt.literals])
+
+    def _warn(self, runtime: Runtime) -> None:
+        """Warn of images that no prompt has."""
+        if self._warning is not None:
+            runtime.log.warning("%s: %s", runtime.node, self._warning)
 
     def _images_of(self, row: dict[str, Any]) -> RowImages | None:
         """Return the images of a row, and put marks in the place of its columns of images; None where no row has any.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, are_of_columns
+from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES, are_of_columns
 from operators.images.forms import WANTED, Image, ImageForms, holds_images
 from operators.images.read import BadImage, require
 from operators.prompts.messages import NoImages
@@ -128,6 +128,7 @@ class JobImages:
         of_job = [] if data.image_column is None else [data.image_column]
         self.key = "data.image_column" if names is None else "images"
         self.names = of_job if names is None else list(names)
+        self.is_given = names is not None or data.image_column is not None
         self._data = data
 
     def plan(self, schema: pa.Schema) -> list[str]:
@@ -165,6 +166,7 @@ class JobImages:
         if self.names:
             raise ConfigError(
                 f"{self.key}={self.names[0]} gives images to a model that reads none: model.mmproj is not set; {remedy}"
+                " (images: [] of a step or Render leaves them out)"
             )
         return NoImages(f"an image, and the model reads none: model.mmproj is not set; {remedy}")
 
@@ -190,6 +192,17 @@ def may_have_images(model: ModelSettings, data: DataSettings, names: Sequence[st
     """Return whether prompts have a column of images: whether columns of the job have some (`names`, or that of
     `data`), or messages may, in `parts`, and the model reads them."""
     return reads_images(model) and (parts or bool(JobImages(data, names).names))
+
+
+def unused_images(schema: pa.Schema) -> str | None:
+    """Return a warning of a column that has images, where prompts have none; None if there is no such column."""
+    names = [field.name for field in schema if field.type in (IMAGE, pa.list_(IMAGE))]
+    if not names:
+        return None
+    return (
+        f"column '{names[0]}' has images, and prompts have none of them: data.image_column={names[0]} (or images of the"
+        " step) gives them to the model, images: [] says that this is meant"
+    )
 
 
 def holds_mark(value: Any) -> bool:

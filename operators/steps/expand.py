@@ -65,6 +65,11 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
     """
     job_nodes = {name: dict(node) for name, node in nodes.items()}
+    if any(step.images for step in steps.values()):  # the others mean to have none
+        steps = {
+            name: step if step.images or groups[name]["data"].image_column else replace(step, images=[])
+            for name, step in steps.items()
+        }
     chains = {name: _chain(name, step, groups[name]) for name, step in steps.items()}
     new_nodes = [node for chain in chains.values() for node in chain]
     for step, chain in chains.items():

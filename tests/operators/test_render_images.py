@@ -229,3 +229,19 @@ def test_an_image_of_an_earlier_prompt_is_not_that_of_the_next() -> None:
     assert not are_of_columns(of_parts.field("prompt_images"))
     again = Render(model(), DataSettings()).plan(planned.remove(planned.get_field_index("prompt_text")))
     assert "prompt_images" not in again.names
+
+
+def test_images_that_no_prompt_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the model would read them, and nobody has said that it is meant."""
+    rows = [{"prompt": "hi", "page": A}]
+    for settings, arguments, told in (
+        (model(), {}, 1),
+        (model(), {"images": []}, 0),
+        (model(), {"images": ["page"]}, 0),
+        (chat_model(TURNS), {}, 0),
+    ):
+        caplog.clear()
+        op = Render(settings, DataSettings(), **arguments)
+        Flow(tmp_path / f"{told}{len(arguments)}{settings.mmproj}", chain(Rows(rows, SCHEMA), render=op)).run()
+        said = [each.getMessage() for each in caplog.records if "data.image_column=page" in each.getMessage()]
+        assert len(said) == told
