@@ -32,6 +32,7 @@ from operators.images.columns import IMAGE_MARK
 from tools.bench.child import RSS_UNITS_IN_MIB, ChildFailed, last_words, peak_rss_mb, start
 from tools.bench.contenders import Spec
 from tools.bench.figures import Figures
+from tools.bench.workload import CELL, Workload
 
 PROGRAM = "llama-server"
 HOST = "127.0.0.1"
@@ -39,8 +40,6 @@ _START_S = 300.0
 _ANSWER_S = 3600.0
 _PROPS_S = 60.0
 _CLIENTS_PER_SLOT = 2
-_ENCODED = b"slice encoded in"
-"""What llama-server logs for each tile of an image."""
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never use a proxy for localhost
 
 
@@ -107,7 +106,7 @@ def server(spec: Spec) -> Figures:
         new_tokens=sum(answer["tokens_predicted"] for answer in answers),
         cpu_s=used.ru_utime + used.ru_stime,
         peak_rss_mb=peak_mb or used.ru_maxrss / RSS_UNITS_IN_MIB,
-        images_encoded=log.read_bytes().count(_ENCODED) if spec.workload.images else None,
+        images_encoded=encoded(spec.workload, answers) if spec.workload.images else None,
     )
 
 
@@ -154,6 +153,12 @@ def with_images(spec: Spec, bodies: Sequence[Mapping[str, Any]], marker: str) ->
         {**body, "prompt": {"prompt_string": text, "multimodal_data": [images[i]]}}
         for body, text, i in zip(bodies, texts, spec.workload.image_of(), strict=True)
     ]
+
+
+def encoded(workload: Workload, answers: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many rows' images were encoded: those that the cache of the server did not reach beyond."""
+    ends = [np.flatnonzero(np.array(ids) == CELL)[-1] + 1 for ids in workload.rows["prompt_ids"].to_pylist()]
+    return sum(answer["timings"]["cache_n"] < end for answer, end in zip(answers, ends, strict=True))
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:

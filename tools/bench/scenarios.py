@@ -191,12 +191,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         "eight questions about each image, one after the other; llama-server has its prompt cache, and with rows in"
         " random order, and with one slot, more of use in it",
         (
-            JOB,
+            JobContender("job", ("store.images_mb=0",)),
             SERVER,
             Program("llama-server, shuffled", "tools.bench.alternatives:shuffled_server"),
             Program("llama-server, one slot", "tools.bench.alternatives:serial_server"),
         ),
-        Recipe(16, 16, words=12, questions=8),
+        Recipe(16, 16, words=6, questions=8),
         slots=(16,),
         rows=400,
         share_prefix=True,

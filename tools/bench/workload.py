@@ -33,6 +33,8 @@ ROWS_SCHEMA = pa.schema(
         **{"max_tokens": pa.int32(), "image": pa.int32()},
     }
 )
+CELL = -1
+"""Stands in `prompt_ids` for a cell of an image."""
 _STOP_EVERY = 50
 """Average number of tokens before a random model's row reaches its stop string."""
 
@@ -65,7 +67,7 @@ class Workload:
 
     Args:
         rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, tokens of its completion, and
-            the number of its image, or null. The turn has IMAGE_MARK for an image, the tokens 0 for each of its cells.
+            the number of its image, or null. The turn has IMAGE_MARK for an image, the tokens CELL for each cell.
         n_ctx_train: tokens that the model was trained for.
     """
 
@@ -132,10 +134,7 @@ def make(
     try:
         lengths = _lengths(recipe, rows, [answer for _, answer in pairs], cap, loaded)
         images, cells = _images(loaded, -(-rows // asked)) if recipe.questions else ([], 0)
-        parts = [loaded.tokenize([part.encode() for part in text.split(IMAGE_MARK)], special=True) for text in rendered]
-        ids = [
-            np.concatenate([part[0], *(each for more in part[1:] for each in ([0] * cells, more))]) for part in parts
-        ]
+        ids = [_ids(loaded, text, cells) for text in rendered]
         stop = (bench.stop or [_stop_string(loaded)]) if recipe.stops else []
         n_ctx_train, has_mask = loaded.n_ctx_train, loaded.mask_id is not None
     finally:
@@ -143,6 +142,13 @@ def make(
     numbers = [i // asked if images else None for i in range(rows)]
     table = pa.table(dict(zip(ROWS_SCHEMA.names, (texts, rendered, ids, lengths, numbers), strict=True)), ROWS_SCHEMA)
     return Workload(table.take(np.repeat(np.arange(rows), copies)), n_ctx_train, list(stop), has_mask, images)
+
+
+def _ids(model: Model, text: str, cells: int) -> npt.NDArray[np.int32]:
+    """Return the tokens of a prompt, with `cells` times CELL for its image."""
+    before, *after = (model.tokenize([part.encode()], special=True)[0] for part in text.split(IMAGE_MARK))
+    image = np.full(cells, CELL, np.int32)
+    return np.concatenate([before, *(part for more in after for part in (image, more))])
 
 
 def _images(model: Model, count: int) -> tuple[list[bytes], int]:
