@@ -30,7 +30,7 @@ def parts(family: str, prompt: dict[str, Any]) -> list[dict[str, Any]]:
     """The parts of the user's message. Round an image the processor of Gemma puts empty lines, which are text here."""
     empty = "\n\n" if family == "gemma3" else ""
     texts = f"{empty}{MARK}{empty}".join(prompt["text"].split(MARK)).split(MARK)
-    made = [{"type": "text", "text": texts[0]}] if texts[0] else []
+    made: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}] if texts[0] else []
     for size, text in zip(prompt["pictures"], texts[1:], strict=True):
         png = io.BytesIO()
         Image.fromarray(picture(*size)).save(png, "PNG")
