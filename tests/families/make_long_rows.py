@@ -23,6 +23,8 @@ from tests.families.make import FOLDER, drawn
 
 FILE = Path(__file__).parent / "long_rows.json"
 SCALED = ("llama", "qwen3", "gemma3", "qwen3_5")
+SCORES = "deepseek2"
+"""Of which YaRN scales the attention scores, as the published models say (mscale_all_dim)."""
 ROUNDED = "qwen3"
 SCALINGS = ("yarn", "linear")
 TRAINED, FACTOR, NEW_TOKENS = 128, 4.0, 24
@@ -33,10 +35,10 @@ def main() -> int:
     """Write all references."""
     importlib.import_module("torch").set_num_threads(1)
     references = {}
-    for name in SCALED:
+    for name in (*SCALED, SCORES):
         seed = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["seed"]
         model = drawn(name, seed)
-        for scaling in SCALINGS:
+        for scaling in SCALINGS if name in SCALED else SCALINGS[:1]:
             references[f"{name} {scaling}"] = _said(_scaled(model, scaling))
         if name == ROUNDED:
             references[f"{name} q8_0"] = _said(_rounded(model))
@@ -49,6 +51,8 @@ def _scaled(model: Any, scaling: str) -> Any:
     transformers = importlib.import_module("transformers")
     config = copy.deepcopy(model.config)
     given = {"rope_type": scaling, "factor": FACTOR, "original_max_position_embeddings": TRAINED}
+    if config.model_type == "deepseek_v2":
+        given |= {"mscale": 1.0, "mscale_all_dim": 1.0}
     parameters = config.rope_parameters
     (parameters.get("full_attention") or parameters).update(given)
     config.max_position_embeddings = int(TRAINED * FACTOR)

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFValueType
 
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.long_rows import RopeSettings
 from operators.settings.runtime import EngineSettings
-from tests.families.make_long_rows import FACTOR, FILE, IDS, ROUNDED, SCALED, SCALINGS, TRAINED
+from tests.families.make_long_rows import FACTOR, FILE, IDS, ROUNDED, SCALED, SCALINGS, SCORES, TRAINED
 from tests.families.test_exact import AS_TRANSFORMERS, tolerance
 from tests.families.test_families import HERE
+from tests.operators.llama.gguf_files import copied
 from tests.operators.llama.test_decoding import compute
+from tools.models.vocabularies import MetaValue
 
 pytestmark = pytest.mark.slow("decodes long rows with a model of several families")
 
@@ -27,16 +30,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         for name in SCALED
         for each in SCALINGS
     ),
+    (SCORES, "yarn", AS_TRANSFORMERS | {"rope": RopeSettings("yarn", FACTOR, TRAINED)}),
     (ROUNDED, "q8_0", {"kv_type": "q8_0"}),
 ]
+
+
+SCORES_KEY = MetaValue(f"{SCORES}.rope.scaling.yarn_log_multiplier", 0.1, GGUFValueType.FLOAT32, None)
 
 
 @pytest.mark.parametrize(
     ("family", "how", "settings"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_logits_and_ids_behind_long_rows_are_those_of_transformers(family, how, settings):
+def test_logits_and_ids_behind_long_rows_are_those_of_transformers(family, how, settings, tmp_path):
     reference = REFERENCES[f"{family} {how}"]
-    model = LlamaModel(ModelSettings(path=str(HERE / f"{family}.gguf")))
+    more = [SCORES_KEY] if family == SCORES else []
+    model = LlamaModel(ModelSettings(path=str(copied(HERE / f"{family}.gguf", tmp_path / "model.gguf", more))))
     decoder, _ = model.lease(EngineSettings(slots=2, threads=1, max_sequence_tokens=4 * TRAINED, **settings))
     logits, ids = compute(decoder, np.array(IDS, np.int32))[-1], [*IDS]
     wrong = np.abs(logits - np.array(reference["logits"])).max()
