@@ -35,7 +35,7 @@ class Pages(Operator):
 
     A PDF that cannot be read (damaged, encrypted, without pages) is a reject, and so is a page that cannot be rendered.
     Pages are rendered one at a time, in a process that may use 60 s for a page and 2 GiB of memory; a page costs some
-    40 ms. The column of PDFs itself leaves, unless it is of texts: each page would have a copy of the whole file.
+    50 ms. The column of PDFs itself leaves, unless it is of texts: each page would have a copy of the whole file.
 
     Args:
         column: a column of PDFs: paths (below the folder of `data.path` or `data.image_root`), bytes, or structs
@@ -80,7 +80,7 @@ class Pages(Operator):
         check(0 <= least_dpi <= most_dpi, "least_dpi", least_dpi, f"it is from 0 to most_dpi={most_dpi:g}")
         self._column, self._data = column, data
         self._first, self._last, self._most = first_page, last_page, most_pages
-        self._how = {"side": longest_side, "most_dpi": most_dpi, "least_dpi": least_dpi}
+        self._how: dict[str, Any] = {"side": longest_side, "most_dpi": most_dpi, "least_dpi": least_dpi}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_pdfium()
@@ -110,29 +110,28 @@ class Pages(Operator):
 
     def _pages(self, of: Batch) -> Iterator[Output]:
         """Yield the pages of the PDF in a batch of one row, and rejects."""
-        value = of.data.column(self._column)[0].as_py()
-        name = "the PDF"
+        path = None
         try:
-            source = self._source(value)
-            name = repr(source) if isinstance(source, str) else name
+            source, path = self._source(of.data.column(self._column)[0].as_py())
             numbers = self._range(self._process.open(source))
         except BadImage as error:
-            yield of.reject([0], f"{name} {error}")
+            yield of.reject([0], f"{_name(path)} {error}")
             return
         if not numbers:
-            yield of.reject([0], f"{name} ends before page {self._first}", RejectKind.FILTERED)
+            yield of.reject([0], f"{_name(path)} ends before page {self._first}", RejectKind.FILTERED)
             return
-        yield from self._rendered(of, numbers, name)
+        yield from self._rendered(of, numbers, path)
 
-    def _source(self, value: Any) -> bytes | str:
-        """Return the content of the PDF that a value holds, or its path. Raises BadImage."""
+    def _source(self, value: Any) -> tuple[bytes | str, str | None]:
+        """Return the content of the PDF that a value holds, or its path; and its path, which may be only a name. Raises
+        BadImage."""
         if isinstance(value, str) and value[:8].lower().startswith(("http://", "https://")):
             raise BadImage("is at a URL, and PDFs are not fetched; fetch it into a folder, and give its path")
         found = self._forms.images(value)
         if not found:
             raise BadImage("is missing: the column is null or empty")
-        source: bytes | str | None = found[0]["bytes"]
-        return found[0]["path"] if source is None else source
+        content, path = found[0]["bytes"], found[0]["path"]
+        return (path if content is None else content), path
 
     def _range(self, pages: int) -> range:
         """Return the numbers of the pages to render, of a PDF with `pages` of them. Raises BadImage."""
@@ -143,7 +142,7 @@ class Pages(Operator):
             raise BadImage(f"has {count:,} pages from page {self._first} on, more than most_pages={self._most}")
         return range(self._first, last + 1)
 
-    def _rendered(self, of: Batch, numbers: range, name: str) -> Iterator[Output]:
+    def _rendered(self, of: Batch, numbers: range, path: str | None) -> Iterator[Output]:
         """Yield a batch for each page. One is held back: what is rejected after it counts with it (Batch.expanded)."""
         held: pa.RecordBatch | None = None
         rejected: list[Rejects] = []
@@ -156,14 +155,15 @@ class Pages(Operator):
             except BadImage as error:
                 if isinstance(error, PageEnded):
                     ends, reason = ends + 1, str(error)
-                rejected += [of.with_data(self._row(of, number)).reject([0], f"page {number} of {name} {error}")]
+                rejected += [of.with_data(self._row(of, number)).reject([0], f"page {number} of {_name(path)} {error}")]
                 expanded += 1
                 continue
             if held is not None:
                 yield of.with_data(held, expanded=expanded)
                 yield from rejected
                 expanded, rejected = 0, []
-            held = self._row(of, number, page.png, page.text)
+            image = {"bytes": page.png, "path": path and f"{path}#page={number}"}
+            held = self._row(of, number, image, page.text)
             expanded += 1
         if held is None:
             first = rejected[0].rows[0].reason
@@ -172,16 +172,23 @@ class Pages(Operator):
             yield of.with_data(held, expanded=expanded)
             yield from rejected
 
-    def _row(self, of: Batch, number: int, png: bytes | None = None, text: str | None = None) -> pa.RecordBatch:
+    def _row(
+        self, of: Batch, number: int, image: dict[str, Any] | None = None, text: str | None = None
+    ) -> pa.RecordBatch:
         """Return the row of a page."""
         lineage = of.data.column(LINEAGE.name) if LINEAGE.name in of.data.schema.names else None
         values = {
             LINEAGE.name: append_to_lineage(lineage, np.array([number - 1], np.int32)),
             PAGE.name: pa.array([number], PAGE.type),
-            PAGE_IMAGE.name: pa.array([None if png is None else {"bytes": png, "path": None}], IMAGE),
+            PAGE_IMAGE.name: pa.array([image], IMAGE),
             PAGE_TEXT.name: pa.array([text], PAGE_TEXT.type),
         }
         if self._keeps and str(of.data.column(self._column)[0])[:5].lower() == "data:":
             values[self._column] = pa.nulls(1, pa.string())  # the whole file, in base64
         columns = [values[f.name] if f.name in values else of.data.column(f.name) for f in self._schema]
         return pa.record_batch(columns, schema=self._schema)
+
+
+def _name(path: str | None) -> str:
+    """Return the subject of a reject's reason."""
+    return "the PDF" if path is None else repr(path)

@@ -17,7 +17,7 @@ from operators.endpoint.server import server_of
 from operators.images.forms import Image
 from operators.prompts.messages import NoPrompt, with_text_arguments
 from operators.prompts.rendering import Prompt, Rendering
-from operators.prompts.row_images import RowImages
+from operators.prompts.row_images import RowImages, with_images_named
 from operators.prompts.special_tokens import HAS_NAMES, NAMES_CHANGED, SpecialTokens
 from operators.prompts.template import attempt
 from operators.rows.token_lists import NO_PROMPT, PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
@@ -59,7 +59,6 @@ class EndpointRender(Rendering, MakesPrompts):
 
     title = "Render"
     keeps_rows = True
-    needs_mmproj = False
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         planned = super().plan(schema)
@@ -81,7 +80,8 @@ class EndpointRender(Rendering, MakesPrompts):
             yield NO_PROMPT
             return
         yield "what the server is given:"
-        yield json.dumps(json.loads(text), ensure_ascii=False, indent=2) if self._chats else text
+        text = json.dumps(json.loads(text), ensure_ascii=False, indent=2) if self._chats else text
+        yield with_images_named(text, row)
 
     def _unfit(self) -> Iterable[tuple[str, bool, str]]:
         """Yield settings, whether they are given, and the remedy, for those that the API cannot have."""

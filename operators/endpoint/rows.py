@@ -14,12 +14,15 @@ import pyarrow as pa
 from operators.endpoint.api.answers import Answer, from_json, read_answer, to_json
 from operators.endpoint.api.bodies import Bodies
 from operators.endpoint.api.checks import Unusable
+from operators.endpoint.api.images import IMAGE_TOKENS, BodyImages
 from operators.endpoint.connection.request import Request
 from operators.generation.adapters import RowAdapters
 from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker
 from operators.generation.seeds import RowSeeds, no_seed
 from operators.generation.store_lookup import RowLookup
+from operators.images.columns import PROMPT_IMAGES
+from operators.images.read import BadImage
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT
@@ -86,6 +89,7 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         arguments: gives the tools and the template arguments of a row, from `columns`.
         identity: of the model at the server, for the keys.
         adapters: says which adapter each row asks for, by a name in the place of the model's.
+        most_pixels: of an image of a row.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         columns: Iterable[str],
         identity: str,
         adapters: RowAdapters | None = None,
+        most_pixels: int = 0,
     ) -> None:
         super().__init__(sampling, seeds, adapters)
+        self._most_pixels = most_pixels
         self._api = api
         self._bodies = bodies
         self._arguments = arguments
@@ -114,7 +120,8 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         if self._api == "completions" and PROMPT_IDS.name in data.schema.names:
             ids = data.column(PROMPT_IDS.name).to_pylist()
             prompts = [text if tokens is None else tokens for text, tokens in zip(prompts, ids, strict=True)]
-        values = {name: python_values(data.column(name)) for name in self._columns}
+        images = [PROMPT_IMAGES.name] if PROMPT_IMAGES.name in data.schema.names else []
+        values = {name: python_values(data.column(name)) for name in [*self._columns, *images]}
         return prompts, [{name: column[i] for name, column in values.items()} for i in range(data.num_rows)]
 
     def _row(
@@ -133,15 +140,24 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
             return f"column '{PROMPT_TEXT.name}' has {HALF_A_CHARACTER}"
         key = self._base.copy()
         key.update(sent if body.get("temperature") == 0 else seed.to_bytes(8, "little") + sent)
+        filled, image_tokens = None, 0
+        if images := values.get(PROMPT_IMAGES.name):
+            try:
+                of_row = BodyImages(images, self._most_pixels)
+            except BadImage as error:
+                return str(error)
+            key.update(of_row.digest)
+            filled, image_tokens = of_row.body, IMAGE_TOKENS * len(images)
         most = body.get("max_completion_tokens", body.get("max_tokens", self._max_tokens))
         request = Request(
             self,
             PATHS[self._api],
             sent if self._bodies.names(STREAM) else sent[:-1] + NOT_STREAMED,
             lambda answer: read_answer(answer, self._api),
-            tokens=len(sent) // CHARACTERS_PER_TOKEN + most,
+            tokens=len(sent) // CHARACTERS_PER_TOKEN + image_tokens + most,
             secrets=lambda: quoted_texts(body),
             tokens_of=_tokens_of,
+            filled=filled,
         )
         return EndpointRow(place, key.digest(), seed, most, request)
 

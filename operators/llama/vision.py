@@ -27,7 +27,7 @@ from pipeline.api.errors import ConfigError, InputError
 
 _TEXT, _IMAGE = 0, 1
 """MTMD_INPUT_CHUNK_TYPE_*."""
-_LAYOUTS = 1024
+_LAYOUTS = 256
 """Sizes of images whose layouts are kept."""
 BUILD = "`python -m pipeline build` (or `make build`)"
 Part = npt.NDArray[np.int32] | ImageCells

@@ -14,7 +14,7 @@ from operators.engine.backend.loading import inspect_model, template_of
 from operators.formats.lines import LINE, TEXT
 from operators.generation.seeds import SEED_BITS
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
-from operators.openai.values import Code, Fault, unsupported
+from operators.openai.values import IMAGE_PART, Code, Fault, unsupported
 from operators.prompts.tool_formats import format_in
 from operators.rows.lineage import hash_of
 from operators.settings import ModelSettings
@@ -96,6 +96,8 @@ class ParseBatch(Operator, Stateful):
         line = read_line(source[TEXT.name])
         self._note(line["custom_id"], chunk)
         columns, texts, samples = request_of(line, self._models, self.parameters)
+        if IMAGE_PART in columns.get("messages", "") and self._model.mmproj is None:
+            raise unsupported("a part of the type image_url", "the job's model reads none (model.mmproj is not set)")
         if "tool_list" in columns:
             self._check_tools(columns.get("tools", "auto"))
         asked = self._asked(columns, texts)

@@ -8,6 +8,7 @@ errors.jsonl say the same.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
@@ -135,6 +136,17 @@ _CALL = shape(
     index=ignored,
 )
 _TEXT_PART = shape(type=text, text=text)
+_IMAGE_URL = re.compile(r"data:image/|https?://", re.IGNORECASE)
+_IMAGE_PART = shape(
+    type=text,
+    image_url=shape(
+        url=fitting(
+            lambda v: isinstance(v, str) and _IMAGE_URL.match(v) is not None,
+            "a URL that begins with data:image/, http:// or https://",
+        ),
+        detail=ignored,
+    ),
+)
 _JSON_SCHEMA = shape(name=ignored, description=ignored, schema=an_object, strict=ignored)
 _KEYS: Mapping[str, Mapping[str, Read]] = {
     "assistant": {"tool_calls": some("a list of one call or more", _CALL), "reasoning_content": text},
@@ -173,14 +185,21 @@ def response_format(where: str, value: Any) -> str | None:
     return json.dumps(_JSON_SCHEMA(f"{where}.json_schema", value.get("json_schema"))["schema"])
 
 
-def _part(where: str, part: Any) -> str:
-    if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
-        raise unsupported(f"{where}.type={kind!r}", "the models are given text only")
-    return str(_TEXT_PART(where, part)["text"])
+IMAGE_PART = '"type": "image_url"'
+"""Stands in the JSON of messages with an image, and in no other: a text has escapes before its quotes."""
+
+
+def _part(where: str, part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url":
+        return {"type": kind, "image_url": _IMAGE_PART(where, part)["image_url"]}
+    if isinstance(kind, str) and kind != "text":
+        raise unsupported(f"{where}.type={kind!r}", "the models are given texts and images")
+    return {"type": "text", **_TEXT_PART(where, part)}
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:
-    """Read a message of text; the parts of a content are joined by line breaks."""
+    """Read a message; the parts of a content without images are joined by line breaks."""
     if not isinstance(message, dict):
         raise BadValue(where, message, "an object with role and content")
     role = message.get("role")
@@ -195,7 +214,10 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     if keys:
         raise unsupported(f"{where}.{next(iter(keys))}", f"a message of the role {role} does not have it")
     if isinstance(content, list) and content:
-        content = "\n".join(some("", _part)(f"{where}.content", content))
+        parts = some("", _part)(f"{where}.content", content)
+        if any(part["type"] != "text" for part in parts):
+            return {**kept, "content": parts}
+        content = "\n".join(part["text"] for part in parts)
     if content is None and "tool_calls" in kept:
         return kept
     if not isinstance(content, str):

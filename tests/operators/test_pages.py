@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -15,8 +16,10 @@ from operators.images.page_process import Page, PageEnded, PageProcess
 from operators.images.read import read_image
 from operators.pages import Pages
 from operators.settings import DataSettings
+from pipeline import PROJECT
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.records import LINEAGE, ROW, Batch, Rejects
+from pipeline.cli.main import main
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.images.files import encoded, pixels
 from tests.operators.images.pdfs import A4, drawing_of_drawings, pages, pdf, text
@@ -40,7 +43,9 @@ def run(*contents: bytes | None, limits: tuple[float, int] | None = None, **argu
     if limits is not None:
         op._process = PageProcess(*limits)
     outputs = list(op.process(Batch(0, data)))
+    child = op._process._process
     op.close()
+    assert child is None or child.poll() is not None
     batches = [out for out in outputs if isinstance(out, Batch)]
     assert all(out.data.schema == planned and out.num_rows == 1 for out in batches)
     rejects = [reject for out in outputs if isinstance(out, Rejects) for reject in out.rows]
@@ -78,6 +83,7 @@ def test_what_a_page_is_given_bounds_its_size():
 
     assert size(A4, longest_side=100) == [(71, 100)]
     assert size((842, 595), longest_side=100) == [(100, 71)]
+    assert size((302, 302), longest_side=100) == [(100, 100)], "302 * (100 / 302) is more than 100"
     assert size((72, 36)) == [(300, 150)], "an inch, at 300 dots"
     assert size((72, 36), most_dpi=72) == [(72, 36)]
     assert size((10000, 10)) == [(1288, 2)]
@@ -188,7 +194,23 @@ def test_a_struct_gives_its_place_to_the_picture(tmp_path):
     schema = pa.schema([("image", IMAGE)])
     op = Pages("image", DataSettings(), longest_side=20)
     flow = Flow(tmp_path, chain(Rows([{"image": {"bytes": THREE, "path": "a.pdf"}}], schema), pages=op))
-    assert [picture(r).shape for r in flow.run()] == [(20, 15, 3)] * 3
+    rows = flow.run()
+    assert [picture(r).shape for r in rows] == [(20, 15, 3)] * 3
+    assert [r["image"]["path"] for r in rows] == [f"a.pdf#page={i}" for i in (1, 2, 3)]
+
+
+def test_the_job_of_the_page_of_docs(tmp_path, monkeypatch):
+    text = (PROJECT / "docs/images.md").read_text(encoding="utf-8")
+    example = text.partition("<!-- example: papers.yaml -->\n```yaml\n")[2].partition("```")[0]
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/a.pdf").write_bytes(THREE)
+    (tmp_path / "papers.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["job=papers.yaml", "progress=none"]) == 0
+    (file,) = (tmp_path / "outputs/papers/data").glob("*.parquet")
+    assert [(r["path"], r["page_text"]) for r in pq.read_table(file).to_pylist()] == [
+        *(("a.pdf", "one"), ("a.pdf", ""), ("a.pdf", "three"))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from logging import Logger
@@ -38,11 +39,14 @@ class Attempts:
             Again: it may be sent again.
             Unusable: each URL refuses it, or its answer cannot be used.
         """
+        body = request.body
+        if request.filled is not None and body is not None:
+            body = await asyncio.to_thread(request.filled, body)
         route = await self._routes.enter(request.failed_at)
         request.tries += 1
         request.sent_s = time.perf_counter()
         try:
-            reply = await self._http.ask(route.url + request.path, request.body, f"the server {route.name}")
+            reply = await self._http.ask(route.url + request.path, body, f"the server {route.name}")
             self._read(request, reply, route)
         except Again as failed:
             request.failed_at.add(route)

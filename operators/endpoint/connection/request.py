@@ -59,6 +59,7 @@ class Request:
         secrets: texts that no message may quote.
         optional: a server that refuses it ends nothing, and its answer says nothing about rows.
         is_group: it is asked in parts if it is refused, so a refusal says nothing yet.
+        filled: makes what is sent of `body`, each time that it is sent; it may take some time. None: `body` is sent.
         tokens_of: returns the tokens that a result used, and how many of them it made.
     """
 
@@ -74,6 +75,7 @@ class Request:
     tokens_of: Callable[[Any], tuple[int, int]] = lambda result: (0, 0)
     optional: bool = False
     is_group: bool = False
+    filled: Callable[[bytes], bytes] | None = None
     result: Any = None
     error: str | None = None
     """Why its row is a reject."""

@@ -1,0 +1,114 @@
+"""Images of rows in the bodies of requests: as marks until a body is sent, then as parts with `data:` URLs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operators.endpoint.api.checks import OfRow
+from operators.images.columns import IMAGE_MARK
+from operators.images.read import BadImage, image_size, read_image
+
+IMAGE_TOKENS = 1000
+"""An estimate of the tokens of an image, for limits of tokens per minute."""
+JPEG_QUALITY = 95
+_KINDS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG\r\n": "image/png", b"GIF8": "image/gif"}
+"""By their first bytes, the types of images that all servers read."""
+_ORIENTATION = 0x0112
+_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class BodyImages:
+    """The images of a row's request.
+
+    Args:
+        images: in the order of their marks, as `columns.IMAGE` has them.
+        most_pixels: of an image.
+
+    Attributes:
+        digest: of the content of their files; it stands for them in the key of the row's answer.
+
+    Raises:
+        BadImage: one cannot be read.
+    """
+
+    def __init__(self, images: Sequence[Mapping[str, Any]], most_pixels: int) -> None:
+        self._images, self._most_pixels = images, most_pixels
+        for image in images:
+            image_size(image, most_pixels)
+        self.digest = _digest_of(map(_content, images))
+
+    def body(self, marked: bytes) -> bytes:
+        """Return the body that is sent, given the one with marks. Raises OfRow for a file that has changed."""
+        body = json.loads(marked)
+        try:
+            contents = [_content(image) for image in self._images]
+            if _digest_of(contents) != self.digest:
+                raise BadImage("the file of an image has changed since the row was read")
+            urls = iter([data_url(content, self._most_pixels) for content in contents])
+        except BadImage as error:
+            raise OfRow(str(error)) from None
+        for message in body["messages"]:
+            if isinstance(text := message.get("content"), str) and IMAGE_MARK in text:
+                message["content"] = list(_parts(text, urls))
+        return _ENCODED(body).encode()
+
+
+def data_url(content: bytes, most_pixels: int) -> str:
+    """Return the `data:` URL of an image. What not all servers read is encoded anew: WebP, BMP and TIFF as PNG, and a
+    JPEG that is turned by its metadata, which servers do not look at, upright as JPEG. Raises BadImage."""
+    kind = next((kind for head, kind in _KINDS.items() if content.startswith(head)), None)
+    is_turned = kind == "image/jpeg" and _is_turned(content)
+    if kind is None or is_turned:
+        from PIL import Image
+
+        file = io.BytesIO()
+        picture = Image.fromarray(read_image({"bytes": content}, most_pixels))
+        if is_turned:
+            picture.save(file, "JPEG", quality=JPEG_QUALITY)
+        else:
+            kind = "image/png"
+            picture.save(file, "PNG", compress_level=1)
+        content = file.getvalue()
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _parts(text: str, urls: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a content: the texts between its marks, and an image at each."""
+    for number, piece in enumerate(text.split(IMAGE_MARK)):
+        if number:
+            yield {"type": "image_url", "image_url": {"url": next(urls)}}
+        if piece:
+            yield {"type": "text", "text": piece}
+
+
+def _digest_of(contents: Iterable[bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        digest.update(hashlib.blake2b(content, digest_size=16).digest())
+    return digest.digest()
+
+
+def _content(image: Mapping[str, Any]) -> bytes:
+    """Return the content of an image's file."""
+    if image["bytes"] is not None:
+        return bytes(image["bytes"])
+    try:
+        return Path(image["path"]).read_bytes()
+    except OSError as error:
+        raise BadImage(f"{image['path']} cannot be read: {error.strerror}") from None
+
+
+def _is_turned(content: bytes) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
+            return bool(picture.getexif().get(_ORIENTATION, 1) != 1)
+    except Exception:  # of metadata that is damaged: the server decides
+        return False

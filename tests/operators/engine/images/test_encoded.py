@@ -1,0 +1,163 @@
+"""Images of rows: encoded once each, kept within bounds, and in no other place of a prompt than their own."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from operators.engine.backend.fake import FakeModel
+from operators.engine.backend.fake_vision import FakeVision
+from operators.engine.backend.images import Encoded
+from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images.cells import cell_ids
+from operators.engine.images.columns import ImagePrompts
+from operators.engine.images.encoded import CHANGED, EncodedImages
+from operators.engine.images.files import EncodedFiles
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.read import BadImage
+from operators.images.resize import digest_of
+from operators.rows.token_lists import PROMPT_IDS
+from operators.settings.model import TEXT
+from pipeline.api.errors import ExitCode
+from pipeline.cli.main import main
+from tests.operators.images.files import encoded, pixels
+
+I = IMAGE_MARK  # noqa: E741
+
+
+def image(number: int, width: int = 32, height: int = 32) -> dict[str, Any]:
+    return {"bytes": encoded(pixels(width, height, number), "PNG"), "path": None}
+
+
+def tokenized(texts: list[str], images: list[list[dict[str, Any]] | None], vision: FakeVision) -> pa.RecordBatch:
+    """The rows of `texts` and `images` as Tokenize leaves them; none is refused."""
+    data = pa.record_batch([pa.array(texts), pa.array(images, PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name])
+    ids, placed, refused = ImagePrompts(TextColumns(FakeModel(), TEXT), vision, 0).tokenize(data, "prompt_text")
+    assert not refused
+    return pa.record_batch([ids, placed], [PROMPT_IDS.name, PROMPT_IMAGES.name])
+
+
+def embeddings(images: EncodedImages, data: pa.RecordBatch) -> list[list[bytes]]:
+    return [[span.encode().embeddings.tobytes() for span in spans] for _, spans in images.prompts(data)]
+
+
+def test_cells_stand_where_the_marks_were_and_have_the_ids_of_their_image():
+    """One image of one block, one of two; the ids depend on the pixels, the block and the encoder."""
+    one, two, vision = image(1), image(2, 128, 16), FakeVision("eyes")
+    (ids,), (images,) = (column.to_pylist() for column in tokenized([f"a{I}b{I}c"], [[one, two]], vision).columns)
+    pieces: list[list[int]] = [[ord("a")]]
+    for number, size, behind in ((1, (32, 32), "b"), (2, (128, 16), "c")):
+        digest, numbers = digest_of(pixels(*size, number)) + b"eyes", count()
+        for part in vision.layout(*size):
+            own = part if isinstance(part, np.ndarray) else cell_ids(digest, next(numbers), part.tokens)
+            pieces.append(own.tolist())
+        pieces.append([ord(behind)])
+    assert ids == list(chain(*pieces))
+    assert [(each["starts"], each["cells"]) for each in images] == [([2], [4]), ([9, 18], [8, 8])]
+    others = tokenized([f"a{I}b{I}c"], [[one, two]], FakeVision("other eyes")).column(0).to_pylist()[0]
+    assert [a == b for a, b in zip(ids, others, strict=True)] == [token >= 0 for token in ids]
+
+
+@pytest.mark.parametrize(("texts", "images"), [([f"{I}{I}"], [[image(1)]]), (["a"], [[image(1)]])])
+def test_a_prompt_has_a_place_for_each_image(texts, images):
+    with pytest.raises(AssertionError):
+        tokenized(texts, images, FakeVision("eyes"))
+
+
+def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
+    """In the order of use: with room for two, the third that is asked for drops the one not used for longest."""
+    vision = FakeVision("eyes")
+    data = tokenized([I] * 6, [[image(n)] for n in (1, 2, 1, 3, 1, 2)], vision)
+    images = EncodedImages(vision, 2 * 4 * 2 * 4)
+    found = embeddings(images, data)
+    assert [vision.encoded, images.counts.images_encoded, images.counts.images_at_hand] == [4, 4, 2]
+    assert found[0] == found[2] == found[4] != found[1] == found[5] != found[3]
+    assert embeddings(EncodedImages(FakeVision("eyes"), 0), data) == found
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
+    for new in (3, 0):  # the second has the files of the first
+        images = EncodedImages(vision := FakeVision("eyes"), 0, EncodedFiles("eyes", 1 << 20))
+        assert embeddings(images, data) == found
+        assert (vision.encoded, images.counts.images_from_files) == (new, 6 - new)
+
+
+def test_an_image_whose_file_has_changed_costs_its_row(tmp_path):
+    path, vision = tmp_path / "a.png", FakeVision("eyes")
+    path.write_bytes(image(1)["bytes"])
+    data = tokenized([I], [[{"bytes": None, "path": str(path)}]], vision)
+    path.write_bytes(image(2)["bytes"])
+    with pytest.raises(BadImage, match=CHANGED[:30]):
+        embeddings(EncodedImages(vision, 1 << 20), data)
+
+
+def blocks(number: int) -> list[Encoded]:
+    offsets = np.arange(16, dtype=np.int32).reshape(4, 4)
+    return [Encoded(np.full((4, 8), number, np.float32), offsets, 2), Encoded(np.full((2, 8), 9, np.float32), None, 2)]
+
+
+def test_files_of_images_are_whole_or_none_and_bounded(monkeypatch, tmp_path):
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
+    files = EncodedFiles("eyes", 10_000)
+    for number in range(40):
+        files.write(bytes([number]), blocks(number))
+    there = [number for number in range(40) if EncodedFiles("eyes", 10_000).read(bytes([number])) is not None]
+    stored = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
+    assert there == list(range(40))[-len(there) :]  # the newest
+    assert len(there) == len(stored) > 2
+    assert sum(path.stat().st_size for path in stored) <= 10_000
+    first, second = files.read(bytes([39])) or []
+    expected = blocks(39)
+    assert np.array_equal(first.embeddings, expected[0].embeddings)
+    assert first.offsets is not None
+    assert (first.offsets == expected[0].offsets).all()
+    assert (second.offsets is None, first.positions, str(second.embeddings.dtype)) == (True, 2, "float32")
+    assert EncodedFiles("other eyes", 10_000).read(bytes([39])) is None
+    for path in stored:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert all(files.read(bytes([number])) is None for number in range(40))
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(monkeypatch, tmp_path, caplog):
+    (tmp_path / "images").write_text("a file")
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
+    files = EncodedFiles("eyes", 10_000)
+    for number in range(2):
+        files.write(bytes([number]), blocks(number))
+        assert files.read(bytes([number])) is None
+    assert caplog.text.count("is not kept in") == 1
+
+
+QUESTIONS = ("What is this?", "What colour is it?", "And how many?")
+
+
+def test_a_job_answers_all_questions_on_each_image_and_encodes_it_once(tmp_path):
+    """With rows without images among them, in one slot and in many; a row whose image is bad is a reject."""
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(image(number)["bytes"])
+    (tmp_path / "bad.png").write_bytes(b"GIF89a")
+    names: list[Any] = [*(f"{n}.png" for n in range(4)), None, ["0.png", "1.png"], ["1.png", "0.png"], "bad.png"]
+    rows = [{"prompt": question, "image": name} for question in QUESTIONS for name in names]
+    lists = [{**row, "image": [n] if isinstance(n := row["image"], str) else n} for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lists))
+    texts = {}
+    for slots in (1, 8):
+        out = tmp_path / f"out{slots}"
+        settings = [f"data.path={tmp_path}/rows.jsonl", "data.image_column=image", "store.images_mb=0", "chunk_rows=9"]
+        engine = ["model=fake", "model.mmproj=eyes", f"runtime.slots={slots}", "sampling.max_tokens=12"]
+        assert main(["job=generate", *settings, *engine, f"output_dir={out}", "progress=none"]) == ExitCode.REJECTS
+        texts[slots] = pl.read_parquet(f"{out}/data/*.parquet").select("row", "image", "prompt", "completion")
+        reasons = pl.read_parquet(f"{out}/rejects/*.parquet")["reason"].to_list()
+        assert len(reasons) == 3
+        assert all("bad.png" in reason for reason in reasons)
+        totals = json.loads(pl.read_parquet(out / "metrics/run.parquet")["totals"][-1])
+        assert totals["images_encoded"] == 4
+    assert texts[1].equals(texts[8])
+    of_one = texts[1].filter(prompt=QUESTIONS[0])["completion"].to_list()
+    assert len(of_one) == 7 == len(set(of_one))
