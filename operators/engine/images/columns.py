@@ -67,7 +67,10 @@ class ImagePrompts:
         self, text: str, marked: str, images: Sequence[Mapping[str, Any]], limit: int
     ) -> tuple[TokenIds, list[dict[str, Any]]]:
         """Return the ids of one prompt, and its images with their places. Raises BadImage."""
-        pieces = list(zip(text.split(IMAGE_MARK), marked.split(IMAGE_MARK), strict=True))
+        around = f"{self._vision.apart}{IMAGE_MARK}{self._vision.apart}"
+        pieces = list(
+            zip(*(each.replace(IMAGE_MARK, around).split(IMAGE_MARK) for each in (text, marked)), strict=True)
+        )
         if len(pieces) != len(images) + 1:
             raise BadImage(f"the prompt has places for {len(pieces) - 1} images, and the row has {len(images)}")
         parts = [self._texts.joined(*pieces[0])]
