@@ -15,13 +15,13 @@ from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
+from operators.engine.images.encoded import EncodedImages, have_images
 from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
 from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
-from operators.generation.images import EncodedImages, check_images, have_images, of_images
 from operators.generation.model_sampling import taken
 from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -34,6 +34,7 @@ from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_chosen,
+    check_images,
     check_room,
     chosen_settings,
     completion_keys,
@@ -43,6 +44,7 @@ from operators.generation.wiring import (
     long_rows,
     model_memory,
     of_engine,
+    of_images,
     shared_engine,
     shared_store,
     store_path,

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
-from operators.engine.backend.image_columns import PLACED_IMAGES, ImageColumns
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images.columns import PLACED_IMAGES, ImagePrompts
 from operators.images.columns import PROMPT_IMAGES
 from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
@@ -74,7 +74,8 @@ class Tokenize(ModelOrServer, MakesPrompts):
         if self._has_images:
             require_column(schema, PROMPT_IMAGES.name, [PROMPT_IMAGES.type])
             check(self._settings.mmproj is not None, "model.mmproj", None, "prompts have images, which it is to read")
-            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES)
+            self._placed = PLACED_IMAGES.with_metadata(schema.field(PROMPT_IMAGES.name).metadata)
+            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), self._placed)
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -86,9 +87,9 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def open(self, runtime: Runtime) -> None:
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
-        self._images: ImageColumns | None = None
+        self._images: ImagePrompts | None = None
         if self._has_images and self._model.vision is not None:
-            self._images = ImageColumns(self._texts, self._model.vision, int(self._model.add_bos))
+            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
 
     def process(self, batch: Batch) -> Iterable[Output]:
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
@@ -99,7 +100,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
             column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
         else:
             column, placed, unreadable = self._images.tokenize(data, PROMPT_TEXT.name)
-            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES, placed)
+            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), self._placed, placed)
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)

@@ -44,6 +44,7 @@ ORDER = [
     "operators.prompts",
     "operators.engine",
     "operators.engine.backend",
+    "operators.engine.images",
     "operators.engine.sampling",
     "operators.engine.sequence",
     "operators.engine.scheduler",

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import Model
+from operators.engine.images.encoded import EncodedImages, Prompt
 from operators.engine.sequence import Sequence, StopWatcher
 from operators.generation.adapters import Names, RowAdapters, mask_of
-from operators.generation.images import EncodedImages, Prompt
 from operators.generation.reasoning import Reasoning
 from operators.generation.sampling_params import RowParams, token_ids
 from operators.generation.seeds import RowSeeds, no_seed

@@ -23,7 +23,7 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
-from operators.settings.long_rows import FULL
+from operators.settings.long_rows import FULL, SMALL
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import Tuning
@@ -51,6 +51,25 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         facts.attention.check(str(model.path or model.file), settings)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
+
+
+def check_images(model: ModelSettings, engine: EngineSettings, setup: DecodeSetup) -> None:
+    """Raise ConfigError if `model` cannot take images with these settings."""
+    facts = inspect_model(model)
+    refused = {
+        f"decode={setup.name}": not setup.takes_images,
+        "runtime.kv=unified": engine.kv == "unified",
+        "runtime.window_cache=small": engine.window_cache == SMALL,
+        "model.adapters": bool(model.adapters),
+        "a model with recurrent layers": facts.sizes is not None and facts.sizes.recurrent,
+    }
+    if (reason := next((name for name, refuses in refused.items() if refuses), None)) is not None:
+        raise ConfigError(f"prompts have images, which {reason} does not take yet; leave one of them out")
+
+
+def of_images(model: ModelSettings, settings: EngineSettings) -> EngineSettings:
+    """Return `settings` for `model`: the cells of an image that see each other are computed at once."""
+    return settings if model.mmproj is None else replace(settings, n_ubatch=max(settings.n_ubatch, settings.n_batch))
 
 
 def long_rows(model: ModelSettings, settings: EngineSettings) -> str | None:
@@ -132,6 +151,7 @@ def model_memory(
         yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     if facts.images is not None:
         yield MemoryNeed((*model_key(model), "mmproj"), f"the vision encoder of {name}", facts.images.size_bytes)
+        yield MemoryNeed(("images", key), f"what it makes of images ({name})", usual.image_mb << 20)
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     small = facts.attention is not None and facts.attention.keeps_window_alone(usual)

@@ -58,6 +58,7 @@ _LONE_WITH_AMX = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0})
 _FLOATS = frozenset({llama_cpp.LLAMA_FTYPE_ALL_F32, llama_cpp.LLAMA_FTYPE_MOSTLY_BF16})
 CLASSES = {
     **dict.fromkeys(("llama", "olmo2", "phi3", "qwen2", "qwen3"), "dense"),
+    **dict.fromkeys(("qwen2vl", "qwen3vl"), "dense, M-RoPE"),
     "qwen3moe": "experts",
     "deepseek2": "experts, latent attention",
     "gemma3": "sliding window",
@@ -73,7 +74,7 @@ PROVEN = dict.fromkeys(CLASSES.values(), _FLOATS) | {
     "encoder": _FLOATS | {llama_cpp.LLAMA_FTYPE_MOSTLY_F16, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0},
 }
 """File types whose logits were found to be the same to the bit in any company, by class
-(tests/operators/llama/test_decoding.py, tests/families/test_exact.py, tests/families/test_encoders.py)."""
+(tests/operators/llama/test_decoding.py, tests/families/test_exact.py, test_images_exact.py and test_encoders.py)."""
 PROVEN_PACKED = frozenset({llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0})
 """The same for all classes where kernels of our own multiply (operators/llama/packed.py)."""
 PROVEN_KV = frozenset((*((kind, kind) for kind in ("f16", "f32", "q8_0")), ("q8_0", "f16"), ("f16", "q8_0")))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.batch import DecodeFailed
+from operators.engine.backend.images import ImageSpan
 from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.thread import EngineThread
@@ -89,10 +90,11 @@ def complete(
     params: SamplingParams,
     max_tokens: int | None = None,
     make: Callable[[Decoder, Sampler], Strategy] | None = None,
+    images: Seq[tuple[ImageSpan, ...]] | None = None,
     **settings,
 ) -> tuple[dict[object, list[int]], dict[tuple[object, int], bytes]]:
     """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11. `make`:
-    makes a strategy that drafts, on a decoder and with a sampler; default: Autoregressive."""
+    makes a strategy that drafts, on a decoder and with a sampler; default: Autoregressive. `images`: of each prompt."""
     engine_settings = EngineSettings(max_sequence_tokens=1024, **settings)
     bits: dict[tuple[object, int], bytes] = {}
 
@@ -116,7 +118,10 @@ def complete(
     engine = Engine(worker, EngineThread())
     client = engine.connect(StageMeter("node"), 1, 10_000, lambda: None, steps=False)
     kind = DraftedRow if worker.strategy.drafts else Sequence
-    client.submit([kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9) for i in order])
+    own = images or [()] * len(prompts)
+    client.submit(
+        [kind(i, prompts[i], params, seed=i, max_tokens=max_tokens or 3 + i % 9, images=own[i]) for i in order]
+    )
     client.end()
     while worker.scheduler.runnable:
         worker.step()

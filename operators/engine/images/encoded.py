@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from operators.engine.backend.image_columns import MOST_PIXELS, PLACED_IMAGES
 from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.backend.loading import inspect_model
-from operators.engine.strategies.base import DecodeSetup
-from operators.generation.image_files import MIB, ImageFiles
-from operators.images.columns import PROMPT_IMAGES
+from operators.engine.images.columns import PLACED_IMAGES
+from operators.engine.images.files import MIB, EncodedFiles
+from operators.images.columns import PROMPT_IMAGES, most_pixels
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
-from operators.settings import ModelSettings, StoreSettings
-from operators.settings.long_rows import SMALL
+from operators.settings import StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Runtime
-from pipeline.api.errors import ConfigError
 from pipeline.api.numbers import counted
 
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
@@ -38,25 +34,6 @@ def have_images(schema: pa.Schema) -> bool:
     """Return whether prompts may have images."""
     at = schema.get_field_index(PROMPT_IMAGES.name)
     return at >= 0 and bool(schema.field(at).type == PLACED_IMAGES.type)
-
-
-def check_images(model: ModelSettings, engine: EngineSettings, setup: DecodeSetup) -> None:
-    """Raise ConfigError if `model` cannot take images with these settings."""
-    facts = inspect_model(model)
-    refused = {
-        f"decode={setup.name}": not setup.takes_images,
-        "runtime.kv=unified": engine.kv == "unified",
-        "runtime.window_cache=small": engine.window_cache == SMALL,
-        "model.adapters": bool(model.adapters),
-        "a model with recurrent layers": facts.sizes is not None and facts.sizes.recurrent,
-    }
-    if (reason := next((name for name, refuses in refused.items() if refuses), None)) is not None:
-        raise ConfigError(f"prompts have images, which {reason} does not take yet; leave one of them out")
-
-
-def of_images(model: ModelSettings, settings: EngineSettings) -> EngineSettings:
-    """Return `settings` for `model`: the cells of an image that see each other are computed at once."""
-    return settings if model.mmproj is None else replace(settings, n_ubatch=max(settings.n_ubatch, settings.n_batch))
 
 
 @dataclass
@@ -82,7 +59,7 @@ class EncodedImages:
         files: keeps it longer; None: nothing does.
     """
 
-    def __init__(self, vision: Vision, most_bytes: int, files: ImageFiles | None = None) -> None:
+    def __init__(self, vision: Vision, most_bytes: int, files: EncodedFiles | None = None) -> None:
         self._vision = vision
         self._files = files
         self._most_bytes = most_bytes
@@ -101,7 +78,7 @@ class EncodedImages:
 
         def make() -> EncodedImages:
             kept = store.images_mb * MIB if store.enabled else 0
-            files = ImageFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
+            files = EncodedFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
             images = cls(vision, settings.image_mb * MIB, files)
             runtime.numbers(images.counts, "engines", of_run=True)
             return images
@@ -113,22 +90,22 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images = data.column(PROMPT_IMAGES.name)
-        return [(each, self._of_row(images[i]) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(data.schema.field(PROMPT_IMAGES.name))
+        return [(each, self._of_row(images[i], limit) if images[i].is_valid else ()) for i, each in enumerate(ids)]
 
-    def _of_row(self, images: pa.ListScalar) -> tuple[ImageSpan, ...]:
+    def _of_row(self, images: pa.ListScalar, limit: int) -> tuple[ImageSpan, ...]:
         return tuple(
-            ImageSpan(start, cells, partial(self._block, image, block))
+            ImageSpan(start, cells, partial(self._block, image, block, limit))
             for image in images
             for block, (start, cells) in enumerate(zip(image["starts"].as_py(), image["cells"].as_py(), strict=True))
         )
 
-    def _block(self, image: pa.StructScalar, block: int) -> Encoded:
+    def _block(self, image: pa.StructScalar, block: int, limit: int) -> Encoded:
         """Return a block of an image, encoded. Raises ValueError if the image cannot be read or encoded any more."""
         digest = image["digest"].as_py()
         with self._lock:
             if (blocks := self._kept.pop(digest, None)) is None:
-                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest)
+                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest, limit)
             elif not block:
                 self.counts.images_at_hand += 1
             self._kept[digest] = blocks  # the newest
@@ -136,12 +113,12 @@ class EncodedImages:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
 
-    def _encode(self, image: dict[str, Any], digest: bytes) -> list[Encoded]:
+    def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
         if (blocks := None if self._files is None else self._files.read(digest)) is not None:
             self.counts.images_from_files += 1
             self._bytes += _size(blocks)
             return blocks
-        pixels = self._vision.resize.apply(read_image(image, MOST_PIXELS))
+        pixels = self._vision.resize.apply(read_image(image, limit))
         if digest_of(pixels) != digest:
             raise BadImage(CHANGED)
         blocks = self._vision.encode(pixels)

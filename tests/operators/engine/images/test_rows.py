@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.fake_vision import FakeVision
-from operators.engine.backend.image_cells import cell_ids, is_inside, piece_of
 from operators.engine.backend.images import Encoded, ImageCells, ImageSpan
+from operators.engine.images.cells import cell_ids, is_inside, piece_of
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
 from tests.operators.engine.fixtures import WARM, Bench, in_slot, shape

@@ -13,12 +13,12 @@ import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake_vision import FakeVision
-from operators.engine.backend.image_cells import cell_ids
-from operators.engine.backend.image_columns import ImageColumns
 from operators.engine.backend.images import Encoded
 from operators.engine.backend.text_columns import TextColumns
-from operators.generation.image_files import ImageFiles
-from operators.generation.images import CHANGED, EncodedImages
+from operators.engine.images.cells import cell_ids
+from operators.engine.images.columns import ImagePrompts
+from operators.engine.images.encoded import CHANGED, EncodedImages
+from operators.engine.images.files import EncodedFiles
 from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.read import BadImage
 from operators.images.resize import digest_of
@@ -38,7 +38,7 @@ def image(number: int, width: int = 32, height: int = 32) -> dict[str, Any]:
 def tokenized(texts: list[str], images: list[list[dict[str, Any]] | None], vision: FakeVision) -> pa.RecordBatch:
     """The rows of `texts` and `images` as Tokenize leaves them; none is refused."""
     data = pa.record_batch([pa.array(texts), pa.array(images, PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name])
-    ids, placed, refused = ImageColumns(TextColumns(FakeModel(), TEXT), vision, 0).tokenize(data, "prompt_text")
+    ids, placed, refused = ImagePrompts(TextColumns(FakeModel(), TEXT), vision, 0).tokenize(data, "prompt_text")
     assert not refused
     return pa.record_batch([ids, placed], [PROMPT_IDS.name, PROMPT_IMAGES.name])
 
@@ -81,7 +81,7 @@ def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
     assert embeddings(EncodedImages(FakeVision("eyes"), 0), data) == found
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
     for new in (3, 0):  # the second has the files of the first
-        images = EncodedImages(vision := FakeVision("eyes"), 0, ImageFiles("eyes", 1 << 20))
+        images = EncodedImages(vision := FakeVision("eyes"), 0, EncodedFiles("eyes", 1 << 20))
         assert embeddings(images, data) == found
         assert (vision.encoded, images.counts.images_from_files) == (new, 6 - new)
 
@@ -102,19 +102,21 @@ def blocks(number: int) -> list[Encoded]:
 
 def test_files_of_images_are_whole_or_none_and_bounded(monkeypatch, tmp_path):
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
-    files = ImageFiles("eyes", 10_000)
+    files = EncodedFiles("eyes", 10_000)
     for number in range(40):
         files.write(bytes([number]), blocks(number))
-    there = [number for number in range(40) if ImageFiles("eyes", 10_000).read(bytes([number])) is not None]
+    there = [number for number in range(40) if EncodedFiles("eyes", 10_000).read(bytes([number])) is not None]
     stored = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
     assert there == list(range(40))[-len(there) :]  # the newest
     assert len(there) == len(stored) > 2
     assert sum(path.stat().st_size for path in stored) <= 10_000
-    (first, second), expected = files.read(bytes([39])) or (), blocks(39)
-    assert (first.embeddings == expected[0].embeddings).all()
+    first, second = files.read(bytes([39])) or []
+    expected = blocks(39)
+    assert np.array_equal(first.embeddings, expected[0].embeddings)
+    assert first.offsets is not None
     assert (first.offsets == expected[0].offsets).all()
-    assert (second.offsets, first.positions, second.embeddings.dtype) == (None, 2, np.float32)
-    assert ImageFiles("other eyes", 10_000).read(bytes([39])) is None
+    assert (second.offsets is None, first.positions, str(second.embeddings.dtype)) == (True, 2, "float32")
+    assert EncodedFiles("other eyes", 10_000).read(bytes([39])) is None
     for path in stored:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
@@ -125,7 +127,7 @@ def test_files_of_images_are_whole_or_none_and_bounded(monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(monkeypatch, tmp_path, caplog):
     (tmp_path / "images").write_text("a file")
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
-    files = ImageFiles("eyes", 10_000)
+    files = EncodedFiles("eyes", 10_000)
     for number in range(2):
         files.write(bytes([number]), blocks(number))
         assert files.read(bytes([number])) is None

@@ -1,4 +1,4 @@
-"""ImageFiles: what was computed for images, kept in the user's cache for runs that ask other questions about them."""
+"""EncodedFiles: what was computed for images, kept in the user's cache for runs that ask other questions about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = 0.9
 log = logging.getLogger("pipeline.images")
 
 
-class ImageFiles:
+class EncodedFiles:
     """A folder with a file for each image, of `most_bytes` together; those that were not used for longest go first.
 
     Processes may share it: a file is complete when it has its name, and one that is damaged is made anew. Where the

@@ -1,0 +1,1 @@
+"""Images in prompts: their cells, their ids, and what an encoder makes of them, each once."""
