@@ -63,7 +63,7 @@ def _scaled(model: Any, scaling: str) -> Any:
 
 def _rounded(model: Any) -> Any:
     """The model with keys and values in Q8_0, and queries, which llama.cpp rounds to multiply them."""
-    module = importlib.import_module(type(model).__module__)
+    module: Any = importlib.import_module(type(model).__module__)
     exact = module.eager_attention_forward
 
     def rounding(layer: Any, *states: Any, **options: Any) -> Any:
