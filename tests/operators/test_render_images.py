@@ -189,6 +189,14 @@ def test_names_of_tokens_beside_images_stay_text(tmp_path: Path) -> None:
     assert found["prompt_images"] == [A, B]
 
 
+def test_what_a_template_prints_for_images_is_text_in_the_text_of_a_row(tmp_path: Path) -> None:
+    tokens = SpecialTokens([SpecialToken(1, "<s>"), SpecialToken(2, "</s>"), SpecialToken(3, "<img>")])
+    op = Render(model(NO_BLANK, special_tokens=tokens), DataSettings(image_column="page"))
+    flow = Flow(tmp_path, chain(Rows([{"prompt": "an <img>", "page": A}], SCHEMA), render=op))
+    (found,) = flow.run()
+    assert (found["prompt_text"], found["prompt_literals"]) == (f"user: {I}an <img>", [10])
+
+
 def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
     """It is refused where columns have images, with the file beside it that would do; in messages it costs the row."""
     (tmp_path / "mmproj-x-f16.gguf").touch()
