@@ -42,7 +42,7 @@ def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, l
     return found
 
 
-def _columns(config: Mapping[str, Any]) -> Iterator[str]:
+def _columns(config: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the columns from which the job's nodes read images."""
     yield (config.get("data") or {}).get("image_column")
     for node in config.get("nodes", {}).values():
