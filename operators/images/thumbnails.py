@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from operators.images.columns import IMAGE
+from operators.images.columns import IMAGE, MOST_PIXELS
 from operators.images.forms import Image, ImageForms, input_folders
 from operators.images.read import BadImage, pillow, read_image
 from pipeline.api.errors import ConfigError
@@ -16,8 +16,6 @@ SIDE = 160
 MOST = 4
 """Images of a row that are shown."""
 QUALITY = 85
-_MOST_PIXELS = 64_000_000
-"""Where a job has no `data.image_max_pixels`."""
 
 
 def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, list[bytes]]:
@@ -31,7 +29,7 @@ def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, l
     """
     data = config.get("data") or {}
     forms = ImageForms(data.get("image_root"), input_folders(data.get("path")))
-    most_pixels = data.get("image_max_pixels", _MOST_PIXELS)
+    most_pixels = data.get("image_max_pixels", MOST_PIXELS)
     named, left = set(_columns(config)), MOST
     found: dict[str, list[bytes]] = {}
     for name, value in row.items():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import PROMPT_IMAGES, limited
 from operators.images.forms import URL, Image
 from operators.images.read import BadImage
 from operators.images.web import ImageFetcher
@@ -26,7 +26,7 @@ from operators.prompts.conversations import (
     with_images,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.row_images import OF_COLUMNS, JobImages, RowImages, may_have_images
+from operators.prompts.row_images import JobImages, RowImages, may_have_images
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
@@ -128,7 +128,7 @@ class Rendering(Operator):
         schema = pa.schema([field for field in schema if field.name not in stale])
         added = [PROMPT_TEXT, PROMPT_LITERALS]
         if self._may_have_images:
-            added.append(OF_COLUMNS if of_images else PROMPT_IMAGES)
+            added.append(limited(PROMPT_IMAGES, self._data.image_max_pixels, of_columns=bool(of_images)))
         self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
 

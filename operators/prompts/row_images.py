@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, are_of_columns
 from operators.images.forms import WANTED, Image, ImageForms, holds_images, input_folders
 from operators.images.read import BadImage, require
 from operators.prompts.messages import NoImages
@@ -23,8 +23,6 @@ HAS_MARK = (
     "a text of the row has the character U+FDD1, which stands for an image in prompts (Unicode keeps it for programs);"
     " take it out of the row"
 )
-OF_COLUMNS = PROMPT_IMAGES.with_metadata({"images": "of columns"})
-"""The column where columns of the job have the images, and not only parts of messages."""
 _FIRST_NUMBER = 0x100000
 """Character behind a mark that says which image it is, while texts are made: of the private use area."""
 NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
@@ -206,7 +204,7 @@ def holds_mark(value: Any) -> bool:
 def refuse_images(schema: pa.Schema, names: Iterable[str], title: str) -> None:
     """Raise SchemaError if prompts in one of the columns `names` have images of columns, which `title` reads not."""
     for name, beside in _images_beside(schema, names):
-        if schema.field(beside).metadata == OF_COLUMNS.metadata:
+        if are_of_columns(schema.field(beside)):
             raise SchemaError(
                 f"{title} reads texts alone, and the prompts in '{name}' have images; write images: [] where they are"
                 " made (Render, or the step)"

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from operators.choose import Choose, _sums
-from operators.images.columns import PROMPT_IMAGES
-from operators.prompts.row_images import OF_COLUMNS
+from operators.images.columns import MOST_PIXELS, PROMPT_IMAGES, limited
 from operators.score import Score
 from operators.scoring.arguments import NORMALIZE
 from operators.scoring.columns import chosen
@@ -172,4 +171,4 @@ def test_prompts_with_images_are_refused_by_what_reads_texts_alone(tmp_path):
         assert [row["row"] for row in out.run()] == [0]
         assert [reason for _, _, reason in out.tally.by_reason] == ["the prompt has images, which Choose does not read"]
         with pytest.raises(SchemaError, match=r"Choose reads texts alone, .* write images: \[\] where they are made"):
-            op.plan(pa.schema([*ASKED, ids, OF_COLUMNS]))
+            op.plan(pa.schema([*ASKED, ids, limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=True)]))
