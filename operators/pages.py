@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from operators.images.columns import IMAGE
-from operators.images.forms import ImageForms, holds_images
+from operators.images.forms import ImageForms, holds_images, input_folders
 from operators.images.page_process import PageEnded, PageProcess, require_pdfium
 from operators.images.read import BadImage
-from operators.prompts.row_images import input_folders
 from operators.rows.lineage import append_to_lineage, refuse_identity, with_lineage
 from operators.settings import DataSettings
 from operators.settings.checks import check

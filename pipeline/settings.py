@@ -3,6 +3,7 @@ line."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ _ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or mor
 _ABOVE_0, _ABOVE_0_OR_NULL = above_0("it is above 0"), above_0("it is above 0, or null")
 _ON_A_NODE = "the driver has to run on a node of the cluster: use `ray job submit`, or start it there"
 _MODES = "it is true (estimate, with the model), plan (without) or false"
+_REPORT = "it is true, false, or has `images`, which is true or false"
 _PROM = "node_exporter reads only files whose names end in .prom"
 
 
@@ -186,7 +188,7 @@ class JobSettings:
         metrics_interval_s: seconds between two rows of a stage in metrics/stages.parquet.
         progress: log (a line of key=value pairs every ten seconds), json (one JSON object per line for these and all
             other messages on stderr) or none; auto is a progress line on a terminal and log elsewhere.
-        report: write report.html at the end of each attempt.
+        report: write report.html at the end of each attempt; with `report.images=false` without thumbnails of images.
     """
 
     name: str = key("job", "it becomes the name of a directory", lambda v: v != ".." and Path(v).name == v != "")
@@ -218,7 +220,7 @@ class JobSettings:
     target: TargetSettings = field(default_factory=TargetSettings)
     metrics_interval_s: float = key(1.0, *above_0("it is above 0 seconds"))
     progress: str = key("auto", *one_of(PROGRESS))
-    report: bool = True
+    report: Any = key(lambda: {"images": True}, _REPORT, lambda v: isinstance(v, bool) or _has_booleans(v, {"images"}))
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -242,3 +244,7 @@ class JobSettings:
     def ending_s(self) -> float:
         """Seconds that a step of the ending of a run may take."""
         return max(self.engine.stall_timeout_s or ENDING_S, LEAST_S)
+
+
+def _has_booleans(value: object, keys: Collection[str]) -> bool:
+    return isinstance(value, Mapping) and all(k in keys and isinstance(v, bool) for k, v in value.items())

@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from operators.images.columns import IMAGE
 from operators.sinks.write_rows import WriteRows
 from pipeline import PROJECT
 from pipeline.api.records import Batch, Output
+from tests.operators.images.files import encoded, png
 
 pytestmark = pytest.mark.slow("runs long jobs and measures their memory")
 
@@ -33,7 +36,6 @@ SETTINGS = (
     "runtime.n_ubatch=2048",
     "runtime.lookahead_rows=1024",
     "store.enabled=false",
-    f"chunk_rows={CHUNK_ROWS}",
     "progress=none",
     "report=false",
 )
@@ -81,14 +83,20 @@ def samples(process: psutil.Popen, data: Path) -> Iterator[tuple[int, int]]:
         time.sleep(0.01)
 
 
-def growth_bytes(directory: Path, rows: int, *settings: str) -> int:
-    """How much more a run holds at 100 % of its rows than at 20 %."""
-    given, out, chunks = prompts(directory / "prompts.parquet", rows), directory / "out", -(-rows // CHUNK_ROWS)
-    command = [sys.executable, "-m", "pipeline", *SETTINGS, f"data.path={given}", f"output_dir={out}", *settings]
+def seen_in(out: Path, *settings: str) -> list[tuple[int, int]]:
+    """The samples of a run."""
+    command = [sys.executable, "-m", "pipeline", *SETTINGS, f"output_dir={out}", *settings]
     environment = os.environ | FREED_IS_GIVEN_BACK
     with psutil.Popen(command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL) as process:
         seen = list(samples(process, out / "data"))
     assert process.returncode == 0
+    return seen
+
+
+def growth_bytes(directory: Path, rows: int, *settings: str) -> int:
+    """How much more a run holds at 100 % of its rows than at 20 %."""
+    given, chunks = prompts(directory / "prompts.parquet", rows), -(-rows // CHUNK_ROWS)
+    seen = seen_in(directory / "out", f"data.path={given}", f"chunk_rows={CHUNK_ROWS}", *settings)
     early = next(in_use for done, in_use in seen if done >= chunks // 5)
     late = next(in_use for done, in_use in seen if done == chunks)
     return late - early
@@ -104,3 +112,37 @@ def test_memory_is_flat_over_all_rows(tmp_path, rows):
 def test_a_sink_that_keeps_its_rows_would_be_noticed(tmp_path, rows):
     keeps = f"nodes.write.op._target_={__name__}.Hoarder"
     assert growth_bytes(tmp_path, rows, keeps) > MARGIN_BYTES
+
+
+def small_files(folder: Path) -> str:
+    """10,000 files of 1 KB, of which each is 48 KB of pixels."""
+    side, files = 128, folder / "files"
+    files.mkdir()
+    for i in range(10_000):
+        rows = np.zeros((side, 1 + 3 * side), np.uint8)
+        rows[0, 1:3] = divmod(i, 256)
+        (files / f"{i:05d}.png").write_bytes(png(side, side, 8, 2, rows.tobytes()))
+    return str(files)
+
+
+def large_bytes(folder: Path) -> str:
+    """1,000 rows with images of 200 KB."""
+    schema = pa.schema([("image", IMAGE)])
+    with pq.ParquetWriter(folder / "images.parquet", schema) as writer:
+        for i in range(1000):
+            noise = np.random.default_rng(i).integers(0, 256, (256, 256, 3), np.uint8)
+            content = encoded(noise, "PNG", compress_level=0)
+            writer.write_table(pa.Table.from_pylist([{"image": {"bytes": content, "path": None}}], schema))
+    return str(folder / "images.parquet")
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("images", "chunks"), [(small_files, 20), (large_bytes, 40)])
+def test_memory_is_flat_over_all_images(tmp_path, images, chunks):
+    """The most that is held after a tenth of the rows, and until then: at the end large rows have gone already."""
+    rows = 10_000 if images is small_files else 1000
+    eyes = ("model.mmproj=eyes", "data.image_column=image", "data.prompt_template=What?", "runtime.image_mb=16")
+    few = ("runtime.slots=32", "runtime.lookahead_rows=32", f"chunk_rows={rows // chunks}")
+    seen = seen_in(tmp_path / "out", f"data.path={images(tmp_path)}", *eyes, *few)
+    early, late = (max(held for done, held in seen if (done > chunks / 10) == is_late) for is_late in (False, True))
+    assert late - early < MARGIN_BYTES

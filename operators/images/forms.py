@@ -24,6 +24,7 @@ WANTED = "a path, bytes, struct<bytes, path>, a `data:` URL as text, or a list o
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _LONGEST_PATH = 4096
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 _OF_OTHERS = {"video": "videos are", "audio": "audio is", "text": "text is"}
 URL = "url"
 """Key of an image that is still to be fetched, in the place of `bytes` and `path`."""
@@ -125,11 +126,9 @@ class ImageForms:
 
     def _path(self, text: str) -> str:
         """Return the absolute path, without links, of the file that `text` names."""
+        no_path = f"a text of {len(text):,} characters is no path; where it is base64, write data:image/jpeg;base64,"
         if len(text) > _LONGEST_PATH or "\0" in text:
-            raise BadImage(
-                f"a text of {len(text):,} characters is no path; where it is base64, write data:image/jpeg;base64,"
-                " before it"
-            )
+            raise BadImage(f"{no_path} before it")
         found = None
         for folder in (*self._folders, Path.cwd()):
             real = os.path.realpath(folder / text)
@@ -151,7 +150,24 @@ class ImageForms:
                 f"{text!r} leads to {found}, and images are read below {below}; data.image_root={Path(found).parent}"
                 " allows it"
             )
+        if _BASE64.fullmatch(text):
+            raise BadImage(f"{no_path} before it")
         raise BadImage(f"{text!r} is not there (looked below {below}); data.image_root= says where images are")
+
+
+def input_folders(paths: str | Sequence[str] | None) -> list[Path]:
+    """Return the folders of the input files of `data.path` that are on this machine: a directory itself, the folder of
+    a file, and of a glob the one below which it looks."""
+    folders: dict[Path, None] = {}
+    for text in [paths] if isinstance(paths, str) else paths or ():
+        local = text.removeprefix("file://").removeprefix("local://")
+        if "://" in local or "::" in local:
+            continue
+        path = Path(local).expanduser()
+        while not path.is_dir() and path != path.parent:
+            path = path.parent
+        folders[path] = None
+    return list(folders)
 
 
 def _of_data_url(text: str) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES, are_of_columns
-from operators.images.forms import WANTED, Image, ImageForms, holds_images
+from operators.images.forms import WANTED, Image, ImageForms, holds_images, input_folders
 from operators.images.read import BadImage, require
 from operators.prompts.messages import NoImages
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT
@@ -247,18 +247,3 @@ def with_images_named(text: str, row: pa.RecordBatch) -> str:
         named = image["path"] or f"{len(image['bytes']):,} bytes"
         text = text.replace(IMAGE_MARK, f"<image {number}: {named}>", 1)
     return text
-
-
-def input_folders(paths: str | Sequence[str] | None) -> list[Path]:
-    """Return the folders of the input files of `data.path` that are on this machine: a directory itself, the folder of
-    a file, and of a glob the one below which it looks."""
-    folders: dict[Path, None] = {}
-    for text in [paths] if isinstance(paths, str) else paths or ():
-        local = text.removeprefix("file://").removeprefix("local://")
-        if "://" in local or "::" in local:
-            continue
-        path = Path(local).expanduser()
-        while not path.is_dir() and path != path.parent:
-            path = path.parent
-        folders[path] = None
-    return list(folders)

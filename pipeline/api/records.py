@@ -97,8 +97,7 @@ class Rejects:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the rows under REJECT_SCHEMA."""
-        own = [name for name in REJECT_SCHEMA.names if name != "node"]
-        columns = {name: [getattr(reject, name) for reject in self.rows] for name in own}
+        columns = {n: [getattr(reject, n) for reject in self.rows] for n in REJECT_SCHEMA.names if n != "node"}
         return pa.RecordBatch.from_pydict({**columns, "node": [self.node] * self.num_rows}, schema=REJECT_SCHEMA)
 
 
@@ -237,8 +236,7 @@ def holds_times(kind: pa.DataType) -> bool:
 def _as_text(value: pa.Scalar) -> str:
     """Return a value as Arrow prints it, an instant in UTC; durations, and what is no date for Arrow either, as a
     number with its unit."""
-    kind = value.type
-    text = " ".join(pa.repeat(value, 1).to_string().split())
+    kind, text = value.type, " ".join(pa.repeat(value, 1).to_string().split())
     if pa.types.is_duration(kind) or "value out of range" in text:
         unit = "days" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
         since = " since 1970-01-01" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else ""
@@ -251,12 +249,14 @@ def record_json(record: object) -> str:
     return _to_json(record)
 
 
-def _jsonable(value: object) -> str:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return f"({len(value):,} bytes)" if isinstance(value, bytes) and len(value) > 1024 else text  # an image's, say
+def value_as_text(value: object) -> str:
+    """Return a value without a JSON type as text; of bytes that are long or no text, as an image's, how many."""
+    if isinstance(value, bytes) and (len(value) > 1024 or "\ufffd" in value.decode("utf-8", "replace")):
+        return f"({len(value):,} bytes)"
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
-_to_json = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode  # json.dumps would make one for each row
+_to_json = json.JSONEncoder(ensure_ascii=False, default=value_as_text).encode  # json.dumps would make one for each row
 
 
 def require_column(schema: pa.Schema, name: str, accepts: Sequence[pa.DataType] | None = None) -> pa.Field:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import PROJECT
 from pipeline.api.errors import did_you_mean
+from pipeline.api.keys import default_of
 from pipeline.api.removed import removed
 from pipeline.config.annotations import hints_of
 from pipeline.config.build import load_object
@@ -124,7 +125,10 @@ def _unknown_in_graph(node: str, key: str) -> str:
 
 def _keys_of(settings: type[Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the keys of a settings class, and of the settings classes nested in it, with their annotations."""
+    defaults = {each.name: default_of(each) for each in dataclasses.fields(settings)}
     for name, hint in hints_of(settings).items():
         yield f"{above}{name}", hint
+        if isinstance(of_mapping := defaults.get(name), dict):  # as `report`, which is true or false or has keys
+            yield from ((f"{above}{name}.{key}", type(value)) for key, value in of_mapping.items())
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _keys_of(hint, f"{above}{name}.")

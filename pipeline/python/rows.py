@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import holds_nothing, without_null
+from pipeline.python.images import as_data_url, as_file, bytes_in
 from pipeline.run_dir.names import INPUT, INPUT_PARTS
 from pipeline.run_dir.replacing import Replacing
 from pipeline.system.disk_errors import writing
 
-BATCH_ROWS = 8192
-"""Rows of an iterable that are in memory at a time."""
+BATCH_ROWS, BATCH_BYTES = 8192, 64 << 20
+"""Rows of an iterable that are in memory at a time, and bytes of images in them."""
 TAKES = (
     "rows is a polars or pandas frame, a pyarrow table or reader, a Hugging Face dataset, or an iterable of dicts or of"
     " prompts"
@@ -126,7 +127,8 @@ def _of_pandas(rows: Any) -> pa.Table:
     for at, name in enumerate(names):
         column = rows.iloc[:, at]
         if column.dtype == object:
-            columns[name] = _column(name, column.where(column.notna(), None).tolist(), None, 0)
+            values = map(as_file, column.where(column.notna(), None).tolist())
+            columns[name] = _column(name, list(values), None, 0)
         else:
             columns[name] = pa.Table.from_pandas(column.to_frame(name), preserve_index=False)[name]
     return pa.table(columns)
@@ -136,7 +138,7 @@ def _of_items(items: Iterator[Any], as_json: Collection[str]) -> Iterator[pa.Tab
     """Yield tables of dicts, or of prompts as the column `prompt`. A table has the keys of all its dicts."""
     types: dict[str, pa.DataType] = {}
     begun = 0
-    while chunk := list(itertools.islice(items, BATCH_ROWS)):
+    while chunk := _some(items):
         dicts = [{"prompt": item} if isinstance(item, str) else item for item in chunk]
         for at, item in enumerate(dicts):
             if not isinstance(item, dict):
@@ -152,6 +154,20 @@ def _of_items(items: Iterator[Any], as_json: Collection[str]) -> Iterator[pa.Tab
         types |= {name: column.type for name, column in columns.items()}
         begun += len(chunk)
         yield pa.table(columns) if columns else pa.table({"prompt": pa.nulls(len(chunk))})
+
+
+def _some(items: Iterator[Any]) -> list[Any]:
+    """Return the next items: BATCH_ROWS, or fewer where their images have BATCH_BYTES."""
+    some: list[Any] = []
+    size = 0
+    for item in itertools.islice(items, BATCH_ROWS):
+        if isinstance(item, dict):
+            item = {key: as_file(value) for key, value in item.items()}
+            size += sum(map(bytes_in, item.values()))
+        some.append(item)
+        if size >= BATCH_BYTES:
+            break
+    return some
 
 
 def _column(name: str, values: Sequence[Any], usual: pa.DataType | None, begun: int) -> pa.Array:
@@ -194,7 +210,7 @@ def _as_json(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, default=as_data_url)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"a value of '{name}' in rows does not become JSON text: {error}") from error
 

@@ -19,6 +19,7 @@ REFERENCE = re.compile(r"\$\{secret:\s*([^}\s]+)\s*\}|\$\{oc\.env:\s*([^},\s]+)\
 URL_USER = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s?#'\"]*)@", re.IGNORECASE)
 QUERY = re.compile(r"(https?://[^\s?'\"]+)\?([^\s'\"]+)", re.IGNORECASE)
 """Queries of http(s) URLs; elsewhere `?` is part of a glob."""
+_DATA_URL = re.compile(r"(;base64,)([A-Za-z0-9+/=]{65,})")
 _SCHEMES = frozenset({"bearer", "basic", "digest", "token", "apikey", "api-key", "key"})
 """Words before the credentials in a header."""
 _known: dict[str, tuple[str, ...]] = {}
@@ -106,12 +107,19 @@ def note_typed(value: str, typed: str) -> None:
 
 
 def hidden(text: str) -> str:
-    """Return a text that is to be printed, logged or kept as a reason, without the secrets of this process."""
+    """Return a text that is to be printed, logged or kept as a reason, without the secrets of this process and without
+    what `data:` URLs hold."""
+    text = without_data_urls(text)
     for value in sorted(_known, key=len, reverse=True):
         for form in _known[value]:
             if form in text:
                 text = text.replace(form, LEFT_OUT)
     return text
+
+
+def without_data_urls(text: str) -> str:
+    """Return `text` with the length of what long `data:` URLs hold in its place."""
+    return _DATA_URL.sub(lambda match: f"{match[1]}({len(match[2]):,} characters)", text)
 
 
 def as_typed(value: str) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.run_dir.metrics_files import scan
 from pipeline.system.failpoints import VARIABLE, Failpoint
+from pipeline.system.file_cache import PLACE
 from tests.faults import toy
 from tests.faults.results import (
     committed_shards_are_whole,
@@ -125,6 +126,32 @@ def test_a_run_that_dies_there_is_resumed_to_the_same_bytes(point, dies, resumes
         assert dies(UNCOMMITTED)
     assert dies(point), "the run does not come to this point"
     resumes()
+
+
+@pytest.mark.parametrize(
+    ("at", "cache"),
+    [
+        (UNCOMMITTED, "another"),
+        *(
+            pytest.param(at, cache, marks=pytest.mark.faults)
+            for at in (Failpoint.JOURNAL_COMMITTED, f"{Failpoint.STATE_COMMITTING}:3")
+            for cache in ("another", "of the dead run")
+        ),
+    ],
+)
+def test_so_is_one_whose_prompts_have_images(at, cache, forks, matrix, tmp_path):
+    """Whether what was computed for images is read from the files that the dead run has left, or computed anew."""
+    results = []
+    for runs in ([{}], [{VARIABLE: at}, {}]):
+        directory = tmp_path / str(len(runs))
+        for number, environment in enumerate(runs):
+            place = directory.with_name(f"{directory.name}-cache{number * (cache == 'another')}")
+            ended = forks.run("tests.faults.toy:run_images", str(directory), **{PLACE: str(place)}, **environment)
+            assert ended.code == (-signal.SIGKILL if environment else 0), ended.output
+        results.append(files(directory))
+    matrix.saw(kills=1, resumes=1, rows=toy.ROWS)
+    assert results[0] == results[1]
+    assert lost_and_doubled(tmp_path / "2", toy.ROWS) == (0, 0)
 
 
 @pytest.mark.faults

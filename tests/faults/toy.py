@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import yaml
 
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.rows.token_lists import PROMPT_TEXT
 from operators.settings import DataSettings, OutputSettings
 from pipeline.api.protocols import Operator
 from pipeline.api.records import Batch, Output, add_columns
@@ -16,6 +18,7 @@ from pipeline.api.runtime import Resources
 from pipeline.cli.verify import main as verify
 from pipeline.runs.run import run_job
 from pipeline.settings import JobSettings, NodeSettings
+from tests.operators.images.files import png
 
 ROWS = 300
 NODES = f"""
@@ -57,9 +60,38 @@ class Prompts(Operator):
         yield batch.with_data(pa.record_batch(columns, schema=self.schema))
 
 
+class Pictures(Operator):
+    """Gives every row a prompt with two of 20 images, no two rows the same, in the place of `Prompts`."""
+
+    def plan(self, schema: pa.Schema) -> pa.Schema:
+        self.files = [
+            {"bytes": png(32, 32, 8, 2, (b"\0" + bytes([n]) * 96) * 32), "path": None} for n in range(0, 200, 10)
+        ]
+        self.schema = add_columns(schema, PROMPT_TEXT, PROMPT_IMAGES)
+        return self.schema
+
+    def process(self, batch: Batch) -> Iterable[Output]:
+        numbers = batch.data.column("x").to_pylist()
+        texts = [f"{IMAGE_MARK}then{IMAGE_MARK}"] * len(numbers)
+        images = [[self.files[x % 20], self.files[x // 15]] for x in numbers]
+        columns = [*batch.data.columns, pa.array(texts), pa.array(images, PROMPT_IMAGES.type)]
+        yield batch.with_data(pa.record_batch(columns, schema=self.schema))
+
+
 def run(directory: str, *overwrite: str) -> int:
     """Run the job, or resume it, or with a second argument begin it anew; returns the exit code."""
     return run_job(settings_of(directory, overwrite=bool(overwrite)), Resources())
+
+
+def run_images(directory: str) -> int:
+    """The same with images in the prompts, and without adapters."""
+    settings = settings_of(directory, overwrite=False)
+    nodes, model = settings.nodes, {"loader": "operators.engine.backend.fake:load", "mmproj": "eyes"}
+    nodes["prompts"].op = {"_target_": "tests.faults.toy.Pictures"}
+    nodes["ids"] = NodeSettings({"_target_": "operators.tokens.Tokenize", "model": model}, "prompts")
+    nodes["generate"].inputs = ["ids"]
+    nodes["generate"].op |= {"model": model, "data": {}}
+    return run_job(settings, Resources())
 
 
 def run_published(directory: str) -> int:

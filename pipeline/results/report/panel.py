@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pipeline.monitor.wording import at_time, number
@@ -82,10 +82,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Card:
-    """A list of names and values under a heading, for example a row."""
+    """A list of names and values under a heading, for example a row. `pictures`: `data:` URLs beside a value, by its
+    name."""
 
     title: str
     fields: Sequence[tuple[str, str]]
+    pictures: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

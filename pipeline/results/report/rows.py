@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.api.records import KEPT
+from pipeline.api.records import KEPT, record_json, value_as_text
 from pipeline.monitor.wording import share, shortened
 from pipeline.results.figures import columns_named, counted, quantile, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
 from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
+from pipeline.results.report.pictures import Pictures, pictures
+from pipeline.system.known_secrets import without_data_urls
 from pipeline.system.result_files import shown_rows
 
 SAMPLES = 5
@@ -51,16 +53,16 @@ def _samples_of(results: Results, folder: str) -> list[Card]:
         table = results.scanned(folder, [path])
         if table is not None:
             row = table.slice(place - (ends[shard] - rows), 1).collect()
-            cards += [_sample(values, place) for values in shown_rows(row)]
+            cards += [_sample(values, place, pictures(values, results.config)) for values in shown_rows(row)]
     return cards
 
 
-def _sample(values: Mapping[str, Any], place: int) -> Card:
+def _sample(values: Mapping[str, Any], place: int, images: Pictures) -> Card:
     lineage = values.get("lineage")
     title = f"Row {values.get('row', place):,}" + (f", lineage {', '.join(map(str, lineage))}" if lineage else "")
     fields = [(name, shown(value)) for name, value in list(values.items())[:MOST_FIELDS]]
     more = len(values) - MOST_FIELDS
-    return Card(title, [*fields, ("", f"and {more} more columns")] if more > 0 else fields)
+    return Card(title, [*fields, ("", f"and {more} more columns")] if more > 0 else fields, images)
 
 
 def shown(value: object) -> str:
@@ -73,8 +75,8 @@ def shown(value: object) -> str:
         more = f", ... {len(value):,} values" if len(value) > LONGEST_LIST else ""
         return f"[{', '.join(map(shown, value[:LONGEST_LIST]))}{more}]"
     if isinstance(value, list | dict):
-        return shortened(json.dumps(value, ensure_ascii=False, default=str), LONGEST_TEXT)
-    return shortened(str(value), LONGEST_TEXT)
+        return shortened(without_data_urls(record_json(value)), LONGEST_TEXT)
+    return shortened(without_data_urls(value_as_text(value)), LONGEST_TEXT)
 
 
 def rejects(results: Results) -> list[Panel]:

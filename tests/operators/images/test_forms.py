@@ -53,6 +53,7 @@ def test_paths_lead_below_the_folder_of_the_input_or_the_root(folder: Path) -> N
         ("deep", "is a folder, and no image"),
         ("pipe", "is no regular file, and no image"),
         ("x" * 5000, "a text of 5,000 characters is no path; where it is base64"),
+        (base64.b64encode(bytes(range(150))).decode(), "a text of 200 characters is no path; where it is base64"),
         ("a\0.png", "is no path"),
         ("s3://bucket/a.png", "s3://bucket/a.png is no place that images are read from"),
         (

@@ -11,7 +11,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.config.build import load_object
 from pipeline.config.keys import FREE_FORM, known_keys
-from pipeline.system.known_secrets import LEFT_OUT, is_secret_name
+from pipeline.system.known_secrets import LEFT_OUT, hidden, is_secret_name
 from pipeline.system.redaction import (
     clean_url,
     for_keeping,
@@ -78,6 +78,13 @@ def test_of_urls_the_secret_parts_are_left_out(text, kept):
 def test_messages_are_freed_of_secrets():
     text = "403 for AKIA1 with t0k3n and Bearer b34r3r at eu"
     assert without_secrets(text, OPTIONS) == f"403 for {LEFT_OUT} with {LEFT_OUT} and {LEFT_OUT} at eu"
+
+
+def test_of_data_urls_messages_have_the_length():
+    url = "data:image/png;name=a.png;base64,"
+    assert hidden(f"says 400: {url}{'iVBO+/' * 99}== twice {url}AAAA") == (
+        f"says 400: {url}(596 characters) twice {url}AAAA"
+    )
 
 
 def test_a_slip_on_the_command_line_does_not_print_them(capsys):
