@@ -66,7 +66,8 @@ class Spec:
     def with_adapters(self, count: int) -> Spec:
         """Return the case with so many random adapters, written into its folder."""
         paths = [self.folder / f"adapter-{i}.gguf" for i in range(count)]
-        return replace(self, adapters=[write_adapter(Path(self.model_path), p, seed=i) for i, p in enumerate(paths)])
+        made = (write_adapter(Path(self.model_path), path, seed=i) for i, path in enumerate(paths))
+        return replace(self, adapters=tuple(made))
 
     def adapter_of(self) -> list[int]:
         """Return the number of each row's adapter: in random order, the same for all contenders."""
