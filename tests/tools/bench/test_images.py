@@ -20,13 +20,15 @@ pytestmark = pytest.mark.slow("runs a job with a model that reads images")
 
 
 def test_a_job_computes_the_tokens_of_the_rows_and_encodes_each_image_once(tmp_path):
-    case = with_images(tmp_path, rows=6)
     contender = SCENARIOS["images"].contenders[0]
     assert isinstance(contender, JobContender)
-    assert main([*contender.command(case)[3:], "store.enabled=false"]) == ExitCode.DONE
-    figures = contender.figures(case, "")
-    assert figures.images_encoded == len(case.workload.images) == 3
-    assert (figures.prompt_tokens, figures.new_tokens) == (case.workload.prompt_tokens, case.workload.new_tokens)
+    for name in ("first", "second"):  # nor does the second find what the first computed
+        (tmp_path / name).mkdir()
+        case = with_images(tmp_path / name, rows=6)
+        assert main([*contender.command(case)[3:], "store.enabled=false"]) == ExitCode.DONE
+        figures = contender.figures(case, "")
+        assert figures.images_encoded == len(case.workload.images) == 3
+        assert (figures.prompt_tokens, figures.new_tokens) == (case.workload.prompt_tokens, case.workload.new_tokens)
 
 
 def test_questions_about_an_image_come_one_after_the_other(tmp_path):
@@ -34,6 +36,7 @@ def test_questions_about_an_image_come_one_after_the_other(tmp_path):
     assert [row["image"] for row in rows] == [0, 0, 1, 1, 2]
     assert [row["prompt_text"] for row in rows[:2]] * 2 == [row["prompt_text"] for row in rows[:4]]
     assert rows[0]["prompt_text"] == f"<|im_start|>user\n\ufdd1{rows[0]['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+    assert [token == CELL for token in rows[0]["prompt_ids"][:7]] == [False] * 6 + [True]
 
 
 def test_images_differ_and_need_no_resizing(tmp_path):
