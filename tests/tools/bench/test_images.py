@@ -25,7 +25,7 @@ def test_a_job_computes_the_tokens_of_the_rows_and_encodes_each_image_once(tmp_p
     for name in ("first", "second"):  # nor does the second find what the first computed
         (tmp_path / name).mkdir()
         case = with_images(tmp_path / name, rows=6)
-        assert main([*contender.command(case)[3:], "store.enabled=false"]) == ExitCode.DONE
+        assert main(contender.command(case)[3:]) == ExitCode.DONE
         figures = contender.figures(case, "")
         assert figures.images_encoded == len(case.workload.images) == 3
         assert (figures.prompt_tokens, figures.new_tokens) == (case.workload.prompt_tokens, case.workload.new_tokens)
