@@ -92,7 +92,7 @@ def server(spec: Spec) -> Figures:
     try:
         wait_until_ready(process, port, log)
         if spec.workload.images:
-            bodies = with_images(spec, bodies, json.loads(_ask(port, "/props", _PROPS_S))["media_marker"])
+            bodies = with_markers(spec.workload, bodies, json.loads(_ask(port, "/props", _PROPS_S))["media_marker"])
         began = time.perf_counter()
         answers = ask_all(port, bodies, _CLIENTS_PER_SLOT * spec.runtime.slots)
         took, peak_mb = time.perf_counter() - began, peak_rss_mb(process.pid)
@@ -145,13 +145,13 @@ def requests(spec: Spec) -> list[dict[str, Any]]:
     ]
 
 
-def with_images(spec: Spec, bodies: Sequence[Mapping[str, Any]], marker: str) -> list[dict[str, Any]]:
+def with_markers(workload: Workload, bodies: Sequence[Mapping[str, Any]], marker: str) -> list[dict[str, Any]]:
     """Return the bodies with their images, for which the prompt has the server's marker."""
-    images = [base64.b64encode(image).decode() for image in spec.workload.images]
+    images = [base64.b64encode(image).decode() for image in workload.images]
     texts = [body["prompt"].replace(IMAGE_MARK, marker) for body in bodies]
     return [
         {**body, "prompt": {"prompt_string": text, "multimodal_data": [images[i]]}}
-        for body, text, i in zip(bodies, texts, spec.workload.image_of(), strict=True)
+        for body, text, i in zip(bodies, texts, workload.image_of(), strict=True)
     ]
 
 

@@ -66,7 +66,8 @@ class Spec:
     def with_adapters(self, count: int) -> Spec:
         """Return the case with so many random adapters, written into its folder."""
         paths = [self.folder / f"adapter-{i}.gguf" for i in range(count)]
-        return replace(self, adapters=[write_adapter(Path(self.model_path), p, seed=i) for i, p in enumerate(paths)])
+        made = (write_adapter(Path(self.model_path), path, seed=i) for i, path in enumerate(paths))
+        return replace(self, adapters=tuple(made))
 
     def adapter_of(self) -> list[int]:
         """Return the number of each row's adapter: in random order, the same for all contenders."""
@@ -144,22 +145,18 @@ class JobContender(Contender):
     def command(self, spec: Spec) -> list[str]:
         job, data, template = (spec.folder / name for name in ("job.yaml", "prompts.jsonl", "chatml.jinja"))
         spec = spec.with_adapters(self.adapters)
-        adapters = {str(i): str(path) for i, path in enumerate(spec.adapters)} or None
-        spec = replace(spec, model=replace(spec.model, adapters=adapters))
-        rows = spec.workload.rows.select(["prompt", "max_tokens"])
-        more = {"adapter": [str(i) for i in spec.adapter_of()]} if spec.adapters else {}
-        if spec.workload.images:
-            more["image"] = spec.workload.write_images(spec.folder)
-        for name, values in more.items():
-            rows = rows.append_column(name, [values])
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
+        adapters = {str(i): str(path) for i, path in enumerate(spec.adapters)}
+        spec = replace(spec, model=replace(spec.model, adapters=adapters or None))
+        columns = spec.workload.columns(spec.folder) | ({"adapter": map(str, spec.adapter_of())} if adapters else {})
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         template.write_text(spec.workload.template, encoding="utf-8")
         mask = spec.bench.mask_token_id
         settings = {
             "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
             "report": False,  # drawing is not measured
             "output_dir": str(spec.folder / "out"),
-            "data": {"path": str(data), **{f"{name}_column": name for name in more}},
+            "data": {"path": str(data), **{f"{name}_column": name for name in columns.keys() & {"image", "adapter"}}},
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }

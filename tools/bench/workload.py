@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -96,12 +96,13 @@ class Workload:
         numbers: list[int] = self.rows["image"].to_pylist()
         return numbers
 
-    def write_images(self, folder: Path) -> list[str]:
-        """Write the images into a folder, and return the path of each row's."""
+    def columns(self, folder: Path) -> dict[str, Iterable[Any]]:
+        """Return the columns of a job's input, by name: of images their paths, after they are written into `folder`."""
         paths = [folder / f"{i}.png" for i in range(len(self.images))]
         for path, image in zip(paths, self.images, strict=True):
             path.write_bytes(image)
-        return [str(paths[i]) for i in self.image_of()]
+        given: dict[str, Iterable[Any]] = {name: self.rows[name].to_pylist() for name in ("prompt", "max_tokens")}
+        return given | ({"image": [str(paths[i]) for i in self.image_of()]} if paths else {})
 
     @property
     def longest(self) -> int:

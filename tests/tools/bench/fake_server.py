@@ -15,7 +15,7 @@ class Handler(BaseHTTPRequestHandler):
     released = threading.Event()
 
     def do_GET(self):
-        self.answer(200, {"status": "ok"})
+        self.answer(200, {"status": "ok", "media_marker": "<marker>"})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -70,6 +70,7 @@ def test_a_contender_that_fails_is_a_reject_with_its_last_words(bench, tmp_path)
         ("model.path=nothing.gguf", "nothing.gguf"),
         ("bench.scenarios=[speed]", "few_shot"),
         ("bench.toggle=[speed]", "compaction"),
+        ("bench.scenarios=[images]", "model.mmproj="),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(bench, tmp_path, capsys, argument, says):

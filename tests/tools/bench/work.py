@@ -11,10 +11,13 @@ import pyarrow as pa
 
 from operators.settings import DataSettings, ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings
+from pipeline import PROJECT
 from tools.bench.contenders import Spec
 from tools.bench.settings import BenchSettings
 from tools.bench.workload import ROWS_SCHEMA, Recipe, Workload, make
 
+FOLDER = PROJECT / "tests/families/images"
+WITH_IMAGES = ModelSettings(path=f"{FOLDER}/smolvlm.gguf", mmproj=f"{FOLDER}/mmproj-smolvlm.gguf")
 FAKE = ModelSettings(loader="operators.engine.backend.fake:load")
 
 
@@ -26,11 +29,17 @@ def write_data(folder: Path, rows: int = 6) -> Path:
 
 
 def workload(
-    folder: Path, recipe: Recipe | None = None, rows: int = 6, copies: int = 1, column: str = "prompt", **bench: str
+    folder: Path,
+    recipe: Recipe | None = None,
+    rows: int = 6,
+    copies: int = 1,
+    column: str = "prompt",
+    model: ModelSettings = FAKE,
+    **bench: str,
 ) -> Workload:
     data = DataSettings(path=str(write_data(folder)), prompt_column=column)
     settings = BenchSettings(shots=2, **bench)  # type: ignore[arg-type]
-    return make(recipe or Recipe(), rows, copies, data, FAKE, settings, cap=10)
+    return make(recipe or Recipe(), rows, copies, data, model, settings, cap=10)
 
 
 def of_sizes(prompts: Sequence[int], lengths: Sequence[int]) -> Workload:
@@ -48,6 +57,13 @@ def spec(folder: Path, recipe: Recipe | None = None, slots: int = 4, rows: int =
         sampling=SamplingSettings(per_row=["max_tokens"], ignore_eos=True),
         bench=BenchSettings(peers=str(folder)),
     )
+
+
+def with_images(folder: Path, rows: int = 6, slots: int = 4) -> Spec:
+    """A case with two questions about each image."""
+    made = spec(folder, slots=slots)
+    rows_of = workload(folder, Recipe(3, 5, words=2, questions=2), rows, model=WITH_IMAGES)
+    return replace(made, model=WITH_IMAGES, workload=rows_of, share_prefix=True)
 
 
 def with_mask(made: Spec, token: int | None) -> Spec:
