@@ -54,8 +54,8 @@ class PromptBatch:
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """`pixels` uint8 [rows, side, side, 3]; `places` and `letters` int64 [rows, patches]: which letter of the text is in
-    the middle of a patch, and what it is."""
+    """`pixels` uint8 [rows, side, side, 3]; `places` and `letters` int64 [rows, patches]: which letter of the text is
+    in the middle of a patch, and what it is."""
 
     pixels: Pixels
     places: NDArray[np.int64]

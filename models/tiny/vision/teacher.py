@@ -1,4 +1,4 @@
-"""Train the teacher: `python -m models.tiny.vision.teacher` (needs the `train` extra; a quarter of an hour of one core).
+"""Train the teacher: `python -m models.tiny.vision.teacher` (needs the `train` extra; ten minutes of one core).
 
 It is told what a scene shows and makes the cells for which the frozen text model gives the right answers. The encoder
 then learns to make the same cells of pictures, which costs a third of what learning through the text model does.
@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 class Lesson:
     """What a run does. `noise`: standard deviation of what is added to the cells, as a part of their own."""
 
-    rate: Rate = Rate(steps=1200, peak=3e-3, warmup=30)
+    rate: Rate = field(default_factory=lambda: Rate(steps=1200, peak=3e-3, warmup=30))
     seed: int = 1
     rows: int = 32
     noise: float = 0.15
