@@ -17,7 +17,7 @@ from models.tiny.model import TinyModel  # noqa: E402
 from models.tiny.start import start_of  # noqa: E402
 from models.tiny.vision import teacher as teaching  # noqa: E402
 from models.tiny.vision import train as training  # noqa: E402
-from models.tiny.vision.batches import CELL, asked, pictures_of, prompts_of, told_of  # noqa: E402
+from models.tiny.vision.batches import CELL, asked, pictures_of, told_of  # noqa: E402
 from models.tiny.vision.draw import drawn  # noqa: E402
 from models.tiny.vision.export import export  # noqa: E402
 from models.tiny.vision.frozen import FrozenText  # noqa: E402
@@ -68,7 +68,7 @@ def test_llama_cpp_computes_the_same_cells(trained, tmp_path):
     encoder.load_state_dict(torch.load(trained / "checkpoint.pt", weights_only=True)["encoder"])
     model = load(ModelSettings(path=str(TEXT_MODEL), mmproj=str(path)))
     assert model.vision is not None
-    for number, scene in enumerate((Scene("word", "fox", "red"), Scene("shape", "ring", "blue"))):
+    for number, scene in enumerate((Scene("word", "fox", "red"), Scene("shape", "ring", "pink"))):
         pixels, _ = drawn(scene, Random(number))
         with torch.no_grad():
             wanted = encoder(torch.from_numpy(pixels[None]))[0][0].numpy()
@@ -83,7 +83,7 @@ def test_the_frozen_text_model_has_the_gradients_of_the_other_one():
     model = TinyModel(start.shape).requires_grad_(False)
     model.load_state_dict({name: torch.from_numpy(values) for name, values in start.tensors.items()})
     rows = asked(1, 3, "train")
-    batch = prompts_of(text.tokenizer, rows, 4)
+    batch = text.asked_about(rows, 4)
     gradients = []
     for states in (None, model):
         cells = (torch.sin(torch.arange(3 * 4 * 256.0)).view(3, 4, 256) * 0.2).requires_grad_(True)

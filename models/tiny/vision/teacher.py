@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.tiny.train import save
-from models.tiny.vision.batches import TOLD, Asked, asked, prompts_of, told_of
+from models.tiny.vision.batches import TOLD, Asked, asked, told_of
 from models.tiny.vision.frozen import FrozenText
 from models.tiny.vision.scenes import COLOURS, DIGITS, KINDS, SHAPES, WORDS
 from models.tiny.vision.steps import TEXT_MODEL, Rate, evaluate, make_optimizers, update
@@ -59,7 +59,7 @@ class Teacher(nn.Module):
         digit = index - (len(TOLD) - DIGITS)
         for number, word in enumerate(words):
             for behind_space in (0, 1):
-                tokens = text.tokenizer.encode(" " * behind_space + word).ids[:room] if word else []
+                tokens = text.speller.spell(" " * behind_space + word)[:room] if word else ()
                 if digit >= 0:
                     tokens = tokens[-1:]  # a space is a token of its own before digits
                 first = max(0, digit) + (behind_space if digit >= 0 else 0)
@@ -105,7 +105,7 @@ def teach(lesson: Lesson, cells: int, out: Path, text_model: Path = TEXT_MODEL) 
             rows = asked(lesson.seed * 1_000_003 + step, lesson.rows, "train")
             made = cells_of(rows)
             made = made + torch.randn_like(made) * (lesson.noise * made.detach().std())
-            loss = text.answer_loss(made, prompts_of(text.tokenizer, rows, cells))
+            loss = text.answer_loss(made, text.asked_about(rows, cells))
             loss.backward()
             update(teacher, optimizers, lesson.rate.at(step))
             entry = {"step": step + 1, "loss": round(loss.item(), 4), "cpu_s": round(time.process_time() - started, 3)}

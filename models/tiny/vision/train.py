@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.tiny.train import keep_log, save
-from models.tiny.vision.batches import LETTERS, TOLD, Asked, PictureBatch, asked, pictures_of, prompts_of, told_of
+from models.tiny.vision.batches import LETTERS, TOLD, Asked, PictureBatch, asked, pictures_of, told_of
 from models.tiny.vision.frozen import FrozenText
 from models.tiny.vision.network import Encoder, VisionShape
 from models.tiny.vision.scenes import LONGEST
@@ -103,7 +103,7 @@ class Learner(nn.Module):
             wanted = teacher(told)
             made["taught"] = functional.mse_loss(cells, wanted) / wanted.var()
         if text is not None:
-            made["answer"] = text.answer_loss(cells, prompts_of(text.tokenizer, rows, self.encoder.shape.cells))
+            made["answer"] = text.answer_loss(cells, text.asked_about(rows, self.encoder.shape.cells))
         return made
 
 
