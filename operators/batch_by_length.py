@@ -11,6 +11,7 @@ import pyarrow as pa
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.runtime import EngineSettings
 from pipeline.api import ROW, Batch, ChunkEnd, Inbox, Item, Operator, Scope, require_column
+from pipeline.api.load import load_of
 
 MIN_BATCH_ROWS = 64
 
@@ -20,7 +21,7 @@ class BatchByLength(Operator):
 
     A window is sent off when it is full, when no more rows are waiting (nothing downstream waits for a fuller one) and
     at a chunk's end. Rows of an earlier chunk go first; a batch holds rows of one chunk. Order decides nothing about
-    the text of a row.
+    the text of a row. A row with many bytes (images) counts as several.
 
     Args:
         runtime: lookahead_rows and slots are read.
@@ -63,7 +64,7 @@ class BatchByLength(Operator):
         while left.num_rows:
             room = self._lookahead_rows - sum(b.num_rows for b in self._window)
             self._window.append(batch.with_data(left.slice(0, room)))
-            if left.num_rows >= room:
+            if left.num_rows >= room or sum(map(load_of, self._window)) >= self._lookahead_rows:
                 yield from self._flush()
             left = left.slice(room)
 

@@ -80,7 +80,7 @@ class Pages(Operator):
         check(0 <= least_dpi <= most_dpi, "least_dpi", least_dpi, f"it is from 0 to most_dpi={most_dpi:g}")
         self._column, self._data = column, data
         self._first, self._last, self._most = first_page, last_page, most_pages
-        self._how = {"side": longest_side, "most_dpi": most_dpi, "least_dpi": least_dpi}
+        self._how: dict[str, Any] = {"side": longest_side, "most_dpi": most_dpi, "least_dpi": least_dpi}
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         require_pdfium()

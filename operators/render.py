@@ -102,6 +102,7 @@ class Render(Rendering, ModelOrServer):
     at_server = EndpointRender
 
     def open(self, runtime: Runtime) -> None:
+        self._warn(runtime)
         model = load_model(runtime, self._model)
         self._special = {"bos_token": model.bos_token, "eos_token": model.eos_token}
         self._bos = model.bos_token if model.add_bos else ""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from operators.generation.completions import REASONING, TEXT
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.prompts.conversations import SYSTEM, USER, Messages, MessageTemplates
-from operators.prompts.messages import NoPrompt, conversation, read_messages, require_messages
+from operators.prompts.messages import KeptImages, NoPrompt, conversation, read_messages, require_messages
 from operators.prompts.template import reason_of
 from operators.rows.batches import set_apart
 from operators.rows.json_values import noun
@@ -131,7 +131,9 @@ class Say(Operator):
         """Return the conversation of a row and its new turn, as JSON. `value`: what its column holds."""
         messages = [] if value is None else read_messages(value, self._column)
         if messages:
-            conversation(messages, self._column)  # refuses what is no message; those that pass are kept as they are
+            conversation(
+                messages, self._column, KeptImages()
+            )  # refuses what is no message; those that pass are kept as they are
         text = json.dumps([*messages, *self._turn.of(row, messages)], ensure_ascii=False)
         try:
             text.encode()

@@ -74,7 +74,8 @@ class Tokenize(ModelOrServer, MakesPrompts):
         if self._has_images:
             require_column(schema, PROMPT_IMAGES.name, [PROMPT_IMAGES.type])
             check(self._settings.mmproj is not None, "model.mmproj", None, "prompts have images, which it is to read")
-            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES)
+            self._placed = PLACED_IMAGES.with_metadata(schema.field(PROMPT_IMAGES.name).metadata)
+            schema = schema.set(schema.get_field_index(PROMPT_IMAGES.name), self._placed)
         if self._ids_column is not None:
             require_column(schema, self._ids_column, [PROMPT_IDS.type])
         self._schema = add_columns(schema, PROMPT_IDS)
@@ -99,7 +100,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
             column = list_column(*self._texts.tokenize(data, PROMPT_TEXT.name))
         else:
             column, placed, unreadable = self._images.tokenize(data, PROMPT_TEXT.name)
-            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), PLACED_IMAGES, placed)
+            data = data.set_column(data.schema.get_field_index(PROMPT_IMAGES.name), self._placed, placed)
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)

@@ -125,6 +125,10 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
         return EndpointClient(self._endpoint, keep, inbox.wake)
 
 
+def _taken(request: Request) -> None:
+    """Hear of a request whose answer was taken."""
+
+
 class EndpointClient:
     """A node's connection to an endpoint. Its methods are called from the node's thread.
 
@@ -171,6 +175,7 @@ class EndpointClient:
     def _take(self, row: EndpointRow, request: Request) -> None:
         """Take an answer, in the endpoint's thread."""
         row.answer, row.error = request.result, request.error
+        request.done, request.filled = _taken, None  # else row and request would hold each other, with images
         try:
             self._keep(row)
         except Exception as failed:  # of the store: what is not kept would be paid for again

@@ -59,7 +59,6 @@ class EndpointRender(Rendering, MakesPrompts):
 
     title = "Render"
     keeps_rows = True
-    needs_mmproj = False
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         planned = super().plan(schema)
@@ -71,6 +70,7 @@ class EndpointRender(Rendering, MakesPrompts):
         return planned
 
     def open(self, runtime: Runtime) -> None:
+        self._warn(runtime)
         self._special = {"bos_token": "", "eos_token": ""}
         is_text = self._model.special_tokens_in_text == TEXT
         self._names = LIKE if is_text else SpecialTokens(())

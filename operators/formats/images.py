@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("image", IMAGE), ("path", pa.string())])
 
 
 @dataclass(frozen=True)
-class ImageFiles(InputFile):
+class InputImages(InputFile):
     """Files of images that are read as one input file of many rows.
 
     Args:
@@ -96,8 +96,8 @@ class ImagesReader(Reader):
             yield RowBlock(first + at, len(part), data)
 
     @property
-    def _files(self) -> ImageFiles:
-        assert isinstance(self.file, ImageFiles)
+    def _files(self) -> InputImages:
+        assert isinstance(self.file, InputImages)
         return self.file
 
 

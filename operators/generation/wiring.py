@@ -151,6 +151,7 @@ def model_memory(
         yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     if facts.images is not None:
         yield MemoryNeed((*model_key(model), "mmproj"), f"the vision encoder of {name}", facts.images.size_bytes)
+        yield MemoryNeed(("images", key), f"what it makes of images ({name})", usual.image_mb << 20)
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     small = facts.attention is not None and facts.attention.keeps_window_alone(usual)

@@ -17,3 +17,23 @@ datasets have pictures; with bytes the path is only a name."""
 
 PROMPT_IMAGES = pa.field("prompt_images", pa.list_(IMAGE))
 """The pictures of a row's prompt, in the order of its marks; null without any."""
+
+MOST_PIXELS = 64_000_000
+"""Of an image where nobody says otherwise (data.image_max_pixels)."""
+_LIMIT, _OF_COLUMNS = b"most_pixels", b"of_columns"
+
+
+def limited(field: pa.Field, most_pixels: int, *, of_columns: bool) -> pa.Field:
+    """Return a field of images with the limit of their pixels, and whether columns of the job have them, and not only
+    parts of messages."""
+    return field.with_metadata({_LIMIT: str(most_pixels), **({_OF_COLUMNS: "true"} if of_columns else {})})
+
+
+def most_pixels(field: pa.Field) -> int:
+    """Return the limit of the pixels of images in a column."""
+    return int((field.metadata or {}).get(_LIMIT, MOST_PIXELS))
+
+
+def are_of_columns(field: pa.Field) -> bool:
+    """Return whether columns of the job have the images."""
+    return _OF_COLUMNS in (field.metadata or {})

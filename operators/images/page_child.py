@@ -77,7 +77,10 @@ def _opened(source: bytes | str) -> tuple[Any, dict[str, Any]]:
     except pypdfium2.PdfiumError as error:
         if error.err_code in (raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY):
             return None, {"error": "is encrypted; save it without a password"}
-        return None, {"error": _no_pdf(source if isinstance(source, bytes) else _head(source))}
+        try:
+            return None, {"error": _no_pdf(source[:HEAD] if isinstance(source, bytes) else _head(source))}
+        except OSError as failure:
+            return None, {"error": f"cannot be opened: {failure.strerror}"}
     except (OSError, ValueError) as error:
         return None, {"error": f"cannot be opened: {error}"}
     with suppress(Exception):  # a form that is filled in shows what was filled in
@@ -86,15 +89,12 @@ def _opened(source: bytes | str) -> tuple[Any, dict[str, Any]]:
 
 
 def _head(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(HEAD)
-    except OSError:
-        return b""
+    with Path(path).open("rb") as file:
+        return file.read(HEAD)
 
 
-def _no_pdf(content: bytes) -> str:
-    head = content[:HEAD]
+def _no_pdf(head: bytes) -> str:
+    """Say what a file is that pdfium does not read, by its first bytes."""
     if not head:
         return "is empty (0 bytes); fetch it again"
     if head.lstrip().startswith(b"%PDF-"):

@@ -203,7 +203,7 @@ def _number(values: Mapping[str, Any], name: str, otherwise: int | None = None) 
     key = f"clip.vision.{name}"
     value = values.get(key, otherwise)
     try:
-        number = int(value)  # type: ignore[arg-type]
+        number = int(value)
     except (TypeError, ValueError):
         number = -1
     if number < (1 if otherwise != 0 else 0):
@@ -214,5 +214,5 @@ def _number(values: Mapping[str, Any], name: str, otherwise: int | None = None) 
 def digest_of(pixels: NDArray[np.uint8]) -> bytes:
     """Hash shape and pixels (uint8 [height, width, 3]) of a resized picture to 16 bytes, by which it is known."""
     digest = hashlib.blake2b(np.array(pixels.shape, "<i8").tobytes(), digest_size=16)
-    digest.update(np.ascontiguousarray(pixels))
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from operators.engine.backend.attention import Attention
+from operators.settings.long_rows import SCALINGS, YARN
 
 RECURRENT = ("ssm.state_size", "ssm.conv_kernel", "wkv.head_size", "shortconv.l_cache")
 """Keys of architectures with recurrent layers."""
@@ -21,6 +22,9 @@ _NO_WINDOW = ("phi3",)
 _LEARNED, _TABLES = b"position_embd.weight", (b"rope_freqs.", b"rope_factors_")
 _ROPE_BY_KEY = ("granitehybrid",)
 """Architectures in which rope.scaling.finetuned says whether there is RoPE."""
+_SCALES_SCORES, _HOW_MUCH = ("deepseek2", "deepseek32", "glm-dsa", "mistral4"), "rope.scaling.yarn_log_multiplier"
+"""Architectures of which llama.cpp scales the attention scores with RoPE (kq_scale), which only YaRN has, and the key
+without which it does so twice."""
 
 
 def attention_of(
@@ -59,6 +63,7 @@ def attention_of(
         has_rope=ropes,
         own_table=any(table in name for name in tensors for table in _TABLES),
         scaling=_scaling(value),
+        scalings=SCALINGS if architecture not in _SCALES_SCORES else (YARN,) if value(_HOW_MUCH) else (),
     )
 
 

@@ -29,6 +29,8 @@ TOKENS: Mapping[str, frozenset[bytes]] = {
     "gemma3": frozenset((b"<start_of_image>", b"<end_of_image>")),
 }
 """The tokens that stand around an image; libmtmd spells what the vocabulary lacks."""
+APART = {"gemma3": "\n\n"}
+"""Text that the processors of `transformers` put before and behind an image, and libmtmd does not."""
 REFUSED = {
     "deepseek4v": "aligns images to their place in the prompt",
     "hunyuanvl": "counts the images of a prompt",

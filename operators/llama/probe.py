@@ -85,24 +85,25 @@ def _key(parts: Sequence[Path], *, model: bool = True) -> str:
     return digest.hexdigest()
 
 
-def probe_images(path: Path) -> None:
-    """Try the vision encoder in `path`, as `probe` does a model; it is loaded whole. Cached until it changes.
+def probe_images(encoder: Path, model: Path) -> None:
+    """Try a vision encoder with the vocabulary of its model, as `probe` does a model; it is loaded whole, and encodes
+    an image. Cached until it changes.
 
     Raises:
         InputError: it is damaged, ends libmtmd, or libmtmd refuses it.
         ConfigError: it could not be tried.
     """
-    status = path.stat()
-    _probe_images(path, (status.st_size, status.st_mtime_ns))
+    status = encoder.stat()
+    _probe_images(encoder, (status.st_size, status.st_mtime_ns), model)
 
 
 @functools.lru_cache(maxsize=16)
-def _probe_images(path: Path, state: tuple[int, int]) -> None:
-    note = cache_folder() / "tried" / f"images-{_key([path], model=False)}"
+def _probe_images(encoder: Path, state: tuple[int, int], model: Path) -> None:
+    note = cache_folder() / "tried" / f"images-{_key([encoder], model=False)}"
     if note.exists():
         return
-    if (refusal := _child(path, path, "images")) is not None:
-        raise InputError(f"{path} could not be loaded: {refusal}")
+    if (refusal := _child(encoder, model, "images", str(encoder))) is not None:
+        raise InputError(f"{encoder} could not be loaded: {refusal}")
     _write_note(note)
 
 
@@ -129,14 +130,22 @@ def _tried(model: Path, path: Path) -> str | None:
     return _child(model, path, "vocabulary" if is_refused else "head" if has_head else "model")
 
 
-def _child(model: Path, path: Path, what: str) -> str | None:
-    """Have a child do with `path`, which is `model` or stands for it, `what` probe_child.py says; return as `probe`.
+def _child(model: Path, path: Path, what: str, *more: str) -> str | None:
+    """Have a child do with `path` `what` probe_child.py says, to try `model`; return as `probe`.
 
     Raises:
         InputError: the child has died.
         ConfigError: it has ended otherwise.
     """
-    command = [sys.executable, str(_CHILD), str(Path(llama_cpp.__file__).parent), str(path), what, str(free_memory())]
+    command = [
+        sys.executable,
+        str(_CHILD),
+        str(Path(llama_cpp.__file__).parent),
+        str(path),
+        what,
+        str(free_memory()),
+        *more,
+    ]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     try:
         child = subprocess.run(

@@ -1,8 +1,9 @@
 """The process of probe.py that may die: loads the vocabulary of a model file, then the model, and decodes two tokens.
 
-    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model|head|images BYTES_OF_MEMORY
+    python probe_child.py FOLDER_OF_LLAMA_CPP FILE vocabulary|model|head BYTES_OF_MEMORY
+    python probe_child.py FOLDER_OF_LLAMA_CPP FILE images BYTES_OF_MEMORY VISION_ENCODER
 
-Of a vision encoder (images) it has libmtmd load the file and lay out what it computes of an image.
+With a vision encoder it loads the vocabulary alone, and encodes an image.
 Imports the binding and nothing around it, which would take five times as long as a small model. Ends with 0; with
 REFUSED where llama.cpp refuses the file, and says why on stderr; or as llama.cpp lets it end.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 REFUSED = 3
-_TOKENS, _CELLS = 2, 256
+_TOKENS, _CELLS, _SIDE = 2, 256, 64
 _TEXT = "Grüße, 世界! it's 12345 times\n\n\t<s> </s> 🦙  ".encode()
 
 
@@ -126,31 +127,41 @@ def _binding(folder: str) -> Any:
     return binding
 
 
-def _read_images(path: bytes, llama: Any) -> None:
-    """Load a vision encoder without its model; end the process if libmtmd refuses it."""
+def _read_image(path: bytes, vocabulary: Any) -> None:
+    """Encode a block of a black image; end the process if libmtmd refuses the file or the image."""
+    from llama_cpp import llama_cpp as llama
     from llama_cpp import mtmd_cpp as mtmd
 
     params = mtmd.mtmd_context_params_default()
-    params.use_gpu, params.n_threads, params.warmup = False, 1, True
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    params.use_gpu, params.n_threads, params.warmup = False, len(cores), False
     params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    if not mtmd.mtmd_init_from_file(path, None, params):
+    context = mtmd.mtmd_init_from_file(path, vocabulary, params) or sys.exit(REFUSED)
+    pixels, chunks = (ctypes.c_uint8 * (3 * _SIDE * _SIDE))(), mtmd.mtmd_input_chunks_init()
+    part = mtmd.mtmd_input_part(text=None, bitmap=mtmd.mtmd_bitmap_init(_SIDE, _SIDE, pixels))
+    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+    if mtmd.mtmd_tokenize_from_parts(context, chunks, parts, 1, False):
+        sys.exit(REFUSED)
+    listed = [mtmd.mtmd_input_chunks_get(chunks, i) for i in range(mtmd.mtmd_input_chunks_size(chunks))]
+    images = [each for each in listed if mtmd.mtmd_input_chunk_get_type(each) == mtmd.MTMD_INPUT_CHUNK_TYPE_IMAGE]
+    if mtmd.mtmd_encode_chunk(context, images[0]):
         sys.exit(REFUSED)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Try the file, in as much memory as is said."""
-    folder, path, what, memory = arguments
+    folder, path, what, memory, *encoder = arguments
     if sys.platform == "linux":  # a parent that is killed cannot end this process
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     llama = _binding(folder)
-    if what == "images":
-        _read_images(os.fsencode(path), llama)
-        return
     probe = Probe(llama, path)
     model = probe.load(vocab_only=True)
+    if encoder:
+        _read_image(os.fsencode(encoder[0]), model)
+        return
     probe.read(llama.llama_model_get_vocab(model))
     if what != "vocabulary":
         llama.llama_model_free(model)

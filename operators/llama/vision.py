@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from operators.engine.backend.images import Encoded, ImageCells, ImageSizes, Pixels
 from operators.llama.library import forget_errors, initialise, last_errors, log_callback
-from operators.llama.mmproj import QWEN, Mmproj
+from operators.llama.mmproj import APART, QWEN, Mmproj
 from pipeline.api.errors import ConfigError, InputError
 
 _TEXT, _IMAGE = 0, 1
 """MTMD_INPUT_CHUNK_TYPE_*."""
-_LAYOUTS = 1024
+_LAYOUTS = 256
 """Sizes of images whose layouts are kept."""
 BUILD = "`python -m pipeline build` (or `make build`)"
 Part = npt.NDArray[np.int32] | ImageCells
@@ -85,6 +85,7 @@ class LlamaVision:
         if not self._context:
             raise InputError(f"model.mmproj={mmproj.path} could not be loaded: {last_errors()}")
         self.width: int = llama_cpp.llama_model_n_embd_inp(model) or mmproj.width or 0
+        self.apart = APART.get(mmproj.projector, "")
         self.causal = not mtmd.mtmd_decode_use_non_causal(self._context, None)
         self.mrope = bool(mtmd.mtmd_decode_use_mrope(self._context))
         self._encodes = threading.Lock()  # a context has one buffer for what it has encoded

@@ -42,7 +42,7 @@ def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> Mode
             f" {model} takes {facts.n_embd}: it belongs to another model"
         )
     if settings.probe:
-        probe_images(mmproj.path)
+        probe_images(mmproj.path, model)
     size = mmproj.path.stat().st_size
     resize = resize_of(mmproj.values, settings.image_tokens)
     return replace(facts, images=ImageFacts(_fingerprint(settings, mmproj), size, resize))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from operators.prompts.messages import in_parts
+from operators.prompts.parts_template import PartsTemplate
 from operators.prompts.template import Template
 from operators.prompts.template_process import TemplateProcess
 from pipeline.api.errors import ConfigError
@@ -18,7 +19,8 @@ MARKER = "qxzjvk"
 class Chat:
     """The chat template of a model, and the one that its file may have for conversations with tools.
 
-    `prove` finds which of them take contents as parts ([{type: text, text: ...}]); these get all contents so.
+    `prove` finds which of them take contents as parts ([{type: text, text: ...}]); these get all contents so
+    (PartsTemplate).
 
     Args:
         template: renders conversations.
@@ -26,8 +28,8 @@ class Chat:
     """
 
     def __init__(self, template: Template | TemplateProcess, of_tools: TemplateProcess | None = None) -> None:
-        self._templates = [template] if of_tools is None else [template, of_tools]
-        self._parts = [False] * len(self._templates)
+        both = [template] if of_tools is None else [template, of_tools]
+        self._templates: list[Template | TemplateProcess | PartsTemplate] = [*both]
         self.no_content = self._templates[-1].no_content
         self.named = frozenset[str]().union(*(each.named for each in self._templates))
         self.unknown = frozenset[str]().union(*(each.unknown for each in self._templates))
@@ -39,8 +41,9 @@ class Chat:
             ConfigError: one prints the content of no user message.
         """
         for i, template in enumerate(self._templates):
-            tools = [_tool("x")] if i else None
-            self._parts[i] = _takes_parts(template, {**values, "tools": tools, "documents": None})
+            proof = {**values, "tools": [_tool("x")] if i else None, "documents": None}
+            if not isinstance(template, PartsTemplate) and _takes_parts(template, proof):
+                self._templates[i] = PartsTemplate(template, proof)
 
     def render_all(self, rows: Sequence[Mapping[str, Any]]) -> list[str | Exception]:
         """Render each of `rows` by its template; in the place of a text may be what the template raises."""
@@ -49,11 +52,8 @@ class Chat:
         texts: dict[int, str | Exception] = {}
         for i, template in enumerate(self._templates):
             indices = [row for row, its in enumerate(which) if its == i]
-            texts |= zip(indices, template.render_all([self._given(i, rows[row]) for row in indices]), strict=True)
+            texts |= zip(indices, template.render_all([dict(rows[row]) for row in indices]), strict=True)
         return [texts[row] for row in range(len(rows))]
-
-    def _given(self, template: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {**values, "messages": in_parts(values["messages"])} if self._parts[template] else dict(values)
 
 
 def _takes_parts(template: Template | TemplateProcess, values: Mapping[str, Any]) -> bool:

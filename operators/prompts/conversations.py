@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.prompts.columns import columns_of, used_columns
-from operators.prompts.messages import NoPrompt, before_content, conversation, require_messages
+from operators.prompts.messages import NoPrompt, PartImages, before_content, conversation, require_messages
 from operators.prompts.row_images import RowImages
 from operators.prompts.template import Template
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
@@ -40,7 +40,7 @@ class PromptColumn:
             )
         return [self._name]
 
-    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
+    def of(self, row: Mapping[str, Any], images: PartImages | None = None) -> Messages:
         if not (text := row[self._name]):
             state = "null" if text is None else "empty"
             raise NoPrompt(f"column '{self._name}' is {state}; give it a text or drop the row")
@@ -61,7 +61,7 @@ class MessagesColumn:
         require_messages(schema, self._name, self._key)
         return [self._name]
 
-    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
+    def of(self, row: Mapping[str, Any], images: PartImages | None = None) -> Messages:
         return conversation(row[self._name], self._name, images)
 
 
@@ -95,7 +95,7 @@ class MessageTemplates:
         used = {name for _, template in self._messages for name in used_columns(template, schema)}
         return [name for name in schema.names if name in used]
 
-    def of(self, row: Mapping[str, Any], images: RowImages | None = None) -> Messages:
+    def of(self, row: Mapping[str, Any], images: PartImages | None = None) -> Messages:
         messages = [{"role": role, "content": template.render(dict(row))} for role, template in self._messages]
         for message, (role, template) in zip(messages, self._messages, strict=True):
             if role == USER and not message["content"]:

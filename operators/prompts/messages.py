@@ -47,20 +47,48 @@ class PartsText(str):
         return str, (str(self),)  # what takes texts needs no more
 
 
-HAS_MARK = (
-    "a text of the row has the character U+FDD1, which stands for an image in prompts (Unicode keeps it for programs);"
-    " take it out of the row"
-)
-
-
 class PartImages(Protocol):
     """Takes the images of parts; returns what stands in the text for each. Raises BadImage."""
+
+    def text(self, text: str) -> str:
+        """Return a text as it is; raise BadImage for one that stands for an image."""
 
     def part(self, value: Any) -> str:
         """Take the image that a part holds."""
 
     def placeholder(self) -> str:
         """Take the next image of the row's columns, for a part that holds none."""
+
+
+class NoImages:
+    """Refuses the images of parts. `why`: follows the place of the part."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def text(self, text: str) -> str:
+        return text
+
+    def part(self, value: Any) -> str:
+        raise BadImage(self._why)
+
+    def placeholder(self) -> str:
+        raise BadImage(self._why)
+
+
+class KeptImages:
+    """Looks at the images of parts whose messages are kept as they are, as JSON."""
+
+    def text(self, text: str) -> str:
+        return text
+
+    def part(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise BadImage("an image as bytes has no place in JSON; give it as a path or a `data:` URL")
+        return IMAGE_MARK
+
+    def placeholder(self) -> str:
+        return IMAGE_MARK
 
 
 def before_content(content: Any, marks: str) -> Any:
@@ -198,32 +226,26 @@ def without_nulls(value: Any) -> Any:
 
 
 def _text(content: object, where: str, images: PartImages | None) -> str:
-    if isinstance(content, str):
-        return _unmarked(content, images)
-    if not isinstance(content, list):
+    if not isinstance(content, str | list):
         raise NoPrompt(f"{where} has a content that is {noun(content)}; it is a text or a list of parts")
-    return PartsText.of([_part(part, where, images) for part in content if part is not None])
+    try:
+        if isinstance(content, str):
+            return content if images is None else images.text(content)
+        return PartsText.of([_part(part, where, images) for part in content if part is not None])
+    except BadImage as error:
+        raise NoPrompt(f"{where}: {error}") from None
 
 
 def _part(part: object, where: str, images: PartImages | None) -> dict[str, Any]:
     fields = part if isinstance(part, Mapping) else {"text": part}
     text, kind = fields.get("text"), fields.get("type")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
-        return {**fields, "type": "text", "text": _unmarked(text, images)}
+        return {**fields, "type": "text", "text": text if images is None else images.text(text)}
     if kind in IMAGE_PARTS and images is not None:
-        try:
-            return {"type": "text", "text": _image(fields, images)}
-        except BadImage as error:
-            raise NoPrompt(f"{where}: {error}") from None
+        return {"type": "text", "text": _image(fields, images)}
     named = f"of type '{kind}'" if kind else f"that is {noun(part)}"
     readable = "only text" if images is None else "only texts and images"
     raise NoPrompt(f"{where} has a part {named}, and {readable} can be read; drop the part or the row")
-
-
-def _unmarked(text: str, images: PartImages | None) -> str:
-    if images is not None and IMAGE_MARK in text:
-        raise NoPrompt(HAS_MARK)
-    return text
 
 
 def _image(part: Mapping[str, Any], images: PartImages) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import PROMPT_IMAGES, limited
 from operators.images.forms import URL, Image
 from operators.images.read import BadImage
 from operators.images.web import ImageFetcher
@@ -26,14 +26,14 @@ from operators.prompts.conversations import (
     with_images,
 )
 from operators.prompts.messages import NoPrompt
-from operators.prompts.row_images import ImageColumns, RowImages
+from operators.prompts.row_images import JobImages, RowImages, may_have_images, reads_images, unused_images
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
 from operators.rows.token_lists import PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
 from operators.settings.checks import check_one_of, read_text
-from pipeline.api import ROW, Batch, ConfigError, Operator, Output, SchemaError, add_columns, require_column
+from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Runtime, SchemaError, add_columns, require_column
 from pipeline.api.errors import did_you_mean
 from pipeline.api.records import python_values
 
@@ -66,8 +66,6 @@ class Rendering(Operator):
     """The user's file with a chat template, until it has been proven."""
     _bos = ""
     """Taken off the beginning of a text, where the tokenizer puts it."""
-    needs_mmproj: ClassVar[bool] = True
-    """The model's file says whether it reads images; else a server does."""
 
     def __init__(
         self,
@@ -96,10 +94,9 @@ class Rendering(Operator):
         self._arguments = TemplateArguments(model, data)
         self._user_writes = writes == USER
         self._where = Where(where)
-        self._images = ImageColumns(data, images)
-        self._may_have_images = bool(self._images.names) or (
-            template is None and template_file is None and self._conversations.has_parts
-        )
+        self._images = JobImages(data, images)
+        parts = template is None and template_file is None and self._conversations.has_parts
+        self._may_have_images = may_have_images(model, data, images, parts=parts)
         if self._images.names and raw_column is not None:
             raise ConfigError(f"{self._images.key} and raw_column cannot both be: a text as it is has no images")
 
@@ -118,8 +115,9 @@ class Rendering(Operator):
             columns = [*self._conversations.plan(schema), *self._arguments.plan(schema)]
             self._columns = list(dict.fromkeys(columns))
         of_images = self._images.plan(schema)
-        if self.needs_mmproj:
-            self._images.require_mmproj(self._model)
+        self._no_images = self._images.unread(self._model)
+        is_meant = self._images.is_given or self._may_have_images or not reads_images(self._model)
+        self._warning = None if is_meant else unused_images(schema)
         if self._row_template is not None and (lost := [name for name in of_images if name not in self._columns]):
             raise ConfigError(
                 f"{self._row_template.name} does not say where the images of column '{lost[0]}' stand; write"
@@ -130,7 +128,9 @@ class Rendering(Operator):
             require_column(schema, self._raw_column, [pa.string()])
         stale = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)  # of an earlier prompt, whose text was dropped
         schema = pa.schema([field for field in schema if field.name not in stale])
-        added = [PROMPT_TEXT, PROMPT_LITERALS, *([PROMPT_IMAGES] if self._may_have_images else [])]
+        added = [PROMPT_TEXT, PROMPT_LITERALS]
+        if self._may_have_images:
+            added.append(limited(PROMPT_IMAGES, self._data.image_max_pixels, of_columns=bool(of_images)))
         self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
 
@@ -210,6 +210,11 @@ class Rendering(Operator):
         cut = begins + len(self._bos)
         return prompt._replace(text=prompt.text[cut:], literals=[place - cut for place in prompt.literals])
 
+    def _warn(self, runtime: Runtime) -> None:
+        """Warn of images that no prompt has."""
+        if self._warning is not None:
+            runtime.log.warning("%s: %s", runtime.node, self._warning)
+
     def _images_of(self, row: dict[str, Any]) -> RowImages | None:
         """Return the images of a row, and put marks in the place of its columns of images; None where no row has any.
         Raises BadImage."""
@@ -217,7 +222,7 @@ class Rendering(Operator):
 
     def _messages(self, row: dict[str, Any], images: RowImages | None) -> Messages:
         """Return the conversation that a row begins with, with marks of its images."""
-        messages = self._conversations.of(row, images)
+        messages = self._conversations.of(row, images or self._no_images)
         return messages if images is None else with_images(messages, images, first=self._conversations.has_parts)
 
     def _with_system(self, messages: Messages) -> Messages:

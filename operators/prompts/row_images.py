@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES, are_of_columns
 from operators.images.forms import WANTED, Image, ImageForms, holds_images
 from operators.images.read import BadImage, require
-from operators.prompts.messages import HAS_MARK
+from operators.prompts.messages import NoImages
+from operators.rows.token_lists import PROMPT_IDS, PROMPT_TEXT
 from operators.settings import DataSettings, ModelSettings
+from operators.settings.endpoint import EndpointSettings
 from pipeline.api.errors import ConfigError, SchemaError, did_you_mean
 
+HAS_MARK = (
+    "a text of the row has the character U+FDD1, which stands for an image in prompts (Unicode keeps it for programs);"
+    " take it out of the row"
+)
 _FIRST_NUMBER = 0x100000
 """Character behind a mark that says which image it is, while texts are made: of the private use area."""
-_NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
+NUMBERED = re.compile(f"{IMAGE_MARK}([\U00100000-\U0010fffd])")
 
 
 class Marks(list[str]):
@@ -34,17 +41,16 @@ class RowImages:
     Args:
         forms: makes images of values.
         columns: values of the columns with images, by name.
-        refusal: why the row may have none; None: it may.
 
     Attributes:
         marks: of the images of columns, by column.
 
     Raises:
-        BadImage: a column holds something else, or images where there may be none.
+        BadImage: a column holds something else.
     """
 
-    def __init__(self, forms: ImageForms, columns: Mapping[str, Any], refusal: str | None = None) -> None:
-        self._forms, self._refusal = forms, refusal
+    def __init__(self, forms: ImageForms, columns: Mapping[str, Any]) -> None:
+        self._forms = forms
         self._images: list[Image] = []
         self.marks: dict[str, Marks] = {}
         for name, value in columns.items():
@@ -54,6 +60,12 @@ class RowImages:
                 raise BadImage(f"column '{name}': {error}") from None
         self._of_columns = len(self._images)
         self._next = 0
+
+    def text(self, text: str) -> str:
+        """Return a text of the row. Raises BadImage if it has the mark of an image."""
+        if IMAGE_MARK in text:
+            raise BadImage(HAS_MARK)
+        return text
 
     def part(self, value: Any) -> str:
         """Return the mark of the image that a part of a message has. Raises BadImage if it has none, or several."""
@@ -78,7 +90,7 @@ class RowImages:
                 f"the messages have {self._next} image parts, and the columns of images have {self._of_columns}; give"
                 " each its part, or none"
             )
-        placed = {match[1] for text in texts for match in _NUMBERED.finditer(text)}
+        placed = {match[1] for text in texts for match in NUMBERED.finditer(text)}
         return "".join(m for marks in self.marks.values() for m in marks if m[1] not in placed)
 
     def settled(self, text: str) -> tuple[str, list[Image]]:
@@ -87,7 +99,7 @@ class RowImages:
         Raises:
             BadImage: an image is not there, or more than once: the template has changed the text.
         """
-        numbers = [ord(match[1]) - _FIRST_NUMBER for match in _NUMBERED.finditer(text)]
+        numbers = [ord(match[1]) - _FIRST_NUMBER for match in NUMBERED.finditer(text)]
         if sorted(numbers) != list(range(len(self._images))) or text.count(IMAGE_MARK) != len(numbers):
             raise BadImage(
                 f"the row has {len(self._images)} images, and the template prints {len(set(numbers))} of them, in"
@@ -97,16 +109,14 @@ class RowImages:
 
     def plain(self, text: str) -> str:
         """Return `text` with plain marks."""
-        return _NUMBERED.sub(IMAGE_MARK, text) if self._images else text
+        return NUMBERED.sub(IMAGE_MARK, text) if self._images else text
 
     def _numbered(self, image: Image) -> str:
-        if self._refusal is not None:
-            raise BadImage(self._refusal)
         self._images.append(image)
         return f"{IMAGE_MARK}{chr(_FIRST_NUMBER + len(self._images) - 1)}"
 
 
-class ImageColumns:
+class JobImages:
     """The columns of a job that have images, and where their files may lie.
 
     Args:
@@ -118,9 +128,8 @@ class ImageColumns:
         of_job = [] if data.image_column is None else [data.image_column]
         self.key = "data.image_column" if names is None else "images"
         self.names = of_job if names is None else list(names)
+        self.is_given = names is not None or data.image_column is not None
         self._data = data
-        self.refusal: str | None = None
-        """Why no row may have images; None: rows may."""
 
     def plan(self, schema: pa.Schema) -> list[str]:
         """Return the columns that are read.
@@ -143,19 +152,23 @@ class ImageColumns:
         self._forms = ImageForms(root, input_folders(self._data.path), self._data.image_domains)
         return self.names
 
-    def require_mmproj(self, model: ModelSettings) -> None:
-        """Raise ConfigError if the job has columns of images and `model` reads none; have parts of messages be refused
-        else."""
-        if model.mmproj is not None:
-            return
+    def unread(self, model: ModelSettings) -> NoImages | None:
+        """Return what refuses images in messages where `model` reads none; None where it does.
+
+        Raises:
+            ConfigError: it does not, and columns have images.
+        """
+        if reads_images(model):
+            return None
         path = model.path and Path(model.path).expanduser()
         beside = sorted(str(file) for file in path.parent.glob("*mmproj*.gguf")) if path else []
         remedy = f"model.mmproj={beside[0]} lies beside it" if beside else "name its mmproj file with model.mmproj="
         if self.names:
             raise ConfigError(
                 f"{self.key}={self.names[0]} gives images to a model that reads none: model.mmproj is not set; {remedy}"
+                " (images: [] of a step or Render leaves them out)"
             )
-        self.refusal = f"an image, and the model reads none: model.mmproj is not set; {remedy}"
+        return NoImages(f"an image, and the model reads none: model.mmproj is not set; {remedy}")
 
     def of(self, row: dict[str, Any]) -> RowImages:
         """Return the images of a row, and put the marks of each column in the place of its value.
@@ -165,9 +178,31 @@ class ImageColumns:
         """
         if any(holds_mark(value) for name, value in row.items() if name not in self.names):
             raise BadImage(HAS_MARK)
-        images = RowImages(self._forms, {name: row[name] for name in self.names}, self.refusal)
+        images = RowImages(self._forms, {name: row[name] for name in self.names})
         row |= images.marks
         return images
+
+
+def reads_images(model: ModelSettings) -> bool:
+    """Return whether a model reads images, as far as settings say: a server tells only when it is asked."""
+    return isinstance(model, EndpointSettings) or model.mmproj is not None
+
+
+def may_have_images(model: ModelSettings, data: DataSettings, names: Sequence[str] | None, *, parts: bool) -> bool:
+    """Return whether prompts have a column of images: whether columns of the job have some (`names`, or that of
+    `data`), or messages may, in `parts`, and the model reads them."""
+    return reads_images(model) and (parts or bool(JobImages(data, names).names))
+
+
+def unused_images(schema: pa.Schema) -> str | None:
+    """Return a warning of a column that has images, where prompts have none; None if there is no such column."""
+    names = [field.name for field in schema if field.type in (IMAGE, pa.list_(IMAGE))]
+    if not names:
+        return None
+    return (
+        f"column '{names[0]}' has images, and prompts have none of them: data.image_column={names[0]} (or images of the"
+        " step) gives them to the model, images: [] says that this is meant"
+    )
 
 
 def holds_mark(value: Any) -> bool:
@@ -177,6 +212,32 @@ def holds_mark(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(holds_mark(inner) for inner in value.values())
     return isinstance(value, list | tuple) and any(map(holds_mark, value))
+
+
+def refuse_images(schema: pa.Schema, names: Iterable[str], title: str) -> None:
+    """Raise SchemaError if prompts in one of the columns `names` have images of columns, which `title` reads not."""
+    for name, beside in _images_beside(schema, names):
+        if are_of_columns(schema.field(beside)):
+            raise SchemaError(
+                f"{title} reads texts alone, and the prompts in '{name}' have images; write images: [] where they are"
+                " made (Render, or the step)"
+            )
+
+
+def rows_with_images(data: pa.RecordBatch, names: Iterable[str], title: str) -> dict[int, str]:
+    """Return by its index why a row cannot be read by `title`: its prompt in one of the columns `names` has images."""
+    why = f"the prompt has images, which {title} does not read"
+    columns = [data.column(beside) for _, beside in _images_beside(data.schema, names)]
+    return {i: why for column in columns for i in np.flatnonzero(column.is_valid()).tolist()}
+
+
+def _images_beside(schema: pa.Schema, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield those of `names` that are prompts with images, and the columns with these."""
+    for name in names:
+        for ending in (PROMPT_TEXT.name, PROMPT_IDS.name):
+            beside = name.removesuffix(ending) + PROMPT_IMAGES.name
+            if name.endswith(ending) and beside in schema.names:
+                yield name, beside
 
 
 def with_images_named(text: str, row: pa.RecordBatch) -> str:

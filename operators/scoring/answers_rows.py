@@ -15,6 +15,7 @@ import pyarrow as pa
 from operators.generation.journal import StoredCompletion
 from operators.generation.store_lookup import CompletionKeys, LookupCounts
 from operators.generation.wiring import shared_store
+from operators.prompts.row_images import refuse_images, rows_with_images
 from operators.rows.batches import set_apart
 from operators.rows.sql import Where
 from operators.settings import StoreSettings
@@ -130,6 +131,7 @@ class AnswersRows(Operator):
 
     def plan(self, schema: pa.Schema) -> pa.Schema:
         self._check(schema)
+        refuse_images(schema, self._columns, self.title)
         self._where.plan(schema)
         self._kept = schema.names
         self._schema = add_columns(schema, *self._fields)
@@ -138,7 +140,8 @@ class AnswersRows(Operator):
     def process(self, batch: Batch) -> Iterable[Output]:
         batch, beside = self._where.chosen(batch, self._kept, self._schema)
         yield from beside
-        rejects, batch = set_apart(batch, self._unread(batch.data))
+        with_images = rows_with_images(batch.data, self._columns, self.title)
+        rejects, batch = set_apart(batch, {**self._unread(batch.data), **with_images})
         yield from rejects
         if not batch.num_rows:
             return

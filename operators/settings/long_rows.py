@@ -18,6 +18,7 @@ KV_BLOCK = 32
 FULL, SMALL = "full", "small"
 KV_PARTS = ("k", "v")
 LINEAR, YARN = "linear", "yarn"
+SCALINGS = (YARN, LINEAR)
 _FACTOR: Rule = ("it is a number above 1", lambda v: v is None or v > 1)
 
 
@@ -51,7 +52,7 @@ class RopeSettings:
             file.
     """
 
-    scaling: str | None = in_data(None, *one_of((YARN, LINEAR), None))
+    scaling: str | None = in_data(None, *one_of(SCALINGS, None))
     factor: float | None = in_data(None, *_FACTOR)
     original_tokens: int | None = in_data(None, *at_least(1, "it is 1 or more, or null"))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from operators.formats.images import IMAGES, ImageFiles
+from operators.formats.images import IMAGES, InputImages
 from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
@@ -67,7 +67,7 @@ def find_files(data: DataSettings, warn: Callable[[str], None] = lambda sentence
             " data.dataset=owner/name"
         )
     files = [file for path in paths for file in _files_of(path, data, warn)]
-    named = [str(each) for file in files for each in (file.files if isinstance(file, ImageFiles) else [file])]
+    named = [str(each) for file in files for each in (file.files if isinstance(file, InputImages) else [file])]
     if len(set(named)) < len(named):
         twice = next(name for i, name in enumerate(named) if name in named[:i])
         raise ConfigError(f"data.path={data.path} means {twice} twice; name it once, or narrow a glob")
@@ -144,7 +144,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
 
 def _images_together(files: list[InputFile], above: int) -> list[InputFile]:
     """Return `files`, which have one format; those of images as one. `above`: parts of the path that was named."""
-    return ImageFiles.of(files, above) if files and files[0].format == IMAGES.name else files
+    return InputImages.of(files, above) if files and files[0].format == IMAGES.name else files
 
 
 def _literal(storage: Storage, pattern: str) -> str:

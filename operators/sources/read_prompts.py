@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from operators.formats.images import ImageFiles
+from operators.formats.images import InputImages
 from operators.formats.input_file import InputFile, Stamp
 from operators.formats.reader import Reader, RowBlock
 from operators.formats.registry import FORMATS
@@ -87,7 +87,7 @@ class ReadPrompts(Source):
         was when the run was planned."""
         for reader in self._readers:
             self._refuse_changed(reader.file)
-        files = sum(len(r.file.files) if isinstance(r.file, ImageFiles) else 1 for r in self._readers)
+        files = sum(len(r.file.files) if isinstance(r.file, InputImages) else 1 for r in self._readers)
         runtime.log.info("reading %s file%s, %s bytes", f"{files:,}", "s" * (files != 1), f"{self._total_bytes:,}")
         for warning in self._warnings:
             runtime.log.warning("%s", warning)

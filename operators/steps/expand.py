@@ -12,6 +12,7 @@ import pyarrow as pa
 from operators.generation.completions import COMPLETION_IDS, REASONING, TEXT, completion_fields
 from operators.generation.tool_calls import TOOL_CALLS
 from operators.images.columns import PROMPT_IMAGES
+from operators.prompts.row_images import may_have_images
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.scoring.columns import CHOICE
 from operators.settings import SamplingSettings
@@ -64,6 +65,11 @@ def expand(steps: Mapping[str, Step], nodes: Mapping[str, Node], groups: Mapping
         ConfigError: a name is taken, `after` is unknown, or steps form a cycle. The message names the step.
     """
     job_nodes = {name: dict(node) for name, node in nodes.items()}
+    if any(step.images for step in steps.values()):  # the others mean to have none
+        steps = {
+            name: step if step.images or groups[name]["data"].image_column else replace(step, images=[])
+            for name, step in steps.items()
+        }
     chains = {name: _chain(name, step, groups[name]) for name, step in steps.items()}
     new_nodes = [node for chain in chains.values() for node in chain]
     for step, chain in chains.items():
@@ -179,8 +185,7 @@ def _nodes(name: str, step: Step, groups: Groups) -> Iterator[tuple[str, dict[st
     yield name, {**op, "as": name, **asked}
     names = {f"{name}_{column}": new for column, new in answer.items()}
     drop, prompt_columns = [PROMPT_IDS.name], [PROMPT_TEXT.name, PROMPT_LITERALS.name]
-    of_columns = bool(step.images) or (step.images is None and groups["data"].image_column is not None)
-    if of_columns or isinstance(step.messages, str):  # as Rendering has it: a column of messages may have images
+    if may_have_images(model, groups["data"], step.images, parts=isinstance(step.messages, str)):
         prompt_columns.append(PROMPT_IMAGES.name)
     if PROMPT_TEXT.name in kept:
         names |= {column: f"{name}_{column}" for column in prompt_columns}

@@ -1,8 +1,8 @@
 """Edge: a bounded queue between two nodes; Inbox: the edges into one node, read as one aligned stream.
 
-Edges are bounded in rows. The writer of a full edge waits (blocked, backpressure), the reader of an empty one waits
-(starved); both waits are timed by the meter of the node that waits. ChunkEnds take no capacity: the chunk window bounds
-their number.
+Edges are bounded in rows, of which one with many bytes (an image) counts as several. The writer of a full edge waits
+(blocked, backpressure), the reader of an empty one waits (starved); both waits are timed by the meter of the node that
+waits. ChunkEnds take no capacity: the chunk window bounds their number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.api.errors import Cancelled, Released
+from pipeline.api.load import load_of
 from pipeline.api.meter import StageMeter, StageState
 from pipeline.api.records import Batch, ChunkEnd, Item, Rejects
 
@@ -28,6 +29,7 @@ class Edge:
         port: index among the reader's inputs.
         capacity: rows that may wait; a larger batch is accepted when the edge is empty.
         rows: rows that wait.
+        load: the same, with bytes counted as rows.
         last_end: number of the last chunk whose end the reader took from this edge.
         closed: the writer has finished.
         ended: the reader has seen that the writer has finished.
@@ -37,6 +39,7 @@ class Edge:
     port: int
     capacity: int
     rows: int = 0
+    load: int = 0
     last_end: int | None = None
     closed: bool = False
     ended: bool = False
@@ -55,7 +58,7 @@ class NodeInbox:
         self._readable = threading.Condition(self._lock)
         self._writable = threading.Condition(self._lock)
         self._edges: list[Edge] = []
-        self._items: deque[tuple[Edge, object]] = deque()
+        self._items: deque[tuple[Edge, object, int]] = deque()
         self._ends: dict[int, ChunkEnd] = {}
         self._aligned: deque[ChunkEnd] = deque()
         self._woken = False
@@ -80,16 +83,17 @@ class NodeInbox:
     def put(self, edge: Edge, item: Item, meter: StageMeter) -> bool:
         """Append `item` to `edge`, waiting for capacity; the time counts as blocked on `meter`, the writer's. Returns
         False if the reader has left; raises Cancelled."""
-        rows = 0 if isinstance(item, ChunkEnd) else item.num_rows
+        rows, load = 0 if isinstance(item, ChunkEnd) else item.num_rows, load_of(item)
         with self._lock:
-            if rows and edge.rows and edge.rows + rows > edge.capacity:
-                self._wait_for_room(edge, rows, meter)
+            if load and edge.load and edge.load + load > edge.capacity:
+                self._wait_for_room(edge, load, meter)
             if self._stop is Cancelled:
                 raise Cancelled
             if self.left:
                 return False
             edge.rows += rows
-            self._items.append((edge, item))
+            edge.load += load
+            self._items.append((edge, item, load))
             self._readable.notify()
         return True
 
@@ -98,7 +102,7 @@ class NodeInbox:
         with self._lock:
             if not edge.closed:
                 edge.closed = True
-                self._items.append((edge, _END_OF_INPUT))
+                self._items.append((edge, _END_OF_INPUT, 0))
                 self._readable.notify()
 
     def stop(self, why: type[Cancelled | Released]) -> None:
@@ -115,7 +119,7 @@ class NodeInbox:
             self.left = True
             self._items.clear()
             for edge in self._edges:
-                edge.rows = 0
+                edge.rows = edge.load = 0
             self._writable.notify_all()
 
     def wake(self) -> None:
@@ -141,10 +145,11 @@ class NodeInbox:
             if self._stop is not None:
                 raise self._stop
             while self._items and not self._aligned:
-                edge, item = self._items.popleft()
+                edge, item, load = self._items.popleft()
                 if isinstance(item, Batch | Rejects):
                     rows = item.num_rows
                     edge.rows -= rows
+                    edge.load -= load
                     self._writable.notify_all()
                     self._meter.count(item.chunk, rows_in=rows)
                     self._meter.batches += 1
@@ -172,9 +177,9 @@ class NodeInbox:
             else:
                 self.wait()
 
-    def _wait_for_room(self, edge: Edge, rows: int, meter: StageMeter) -> None:
+    def _wait_for_room(self, edge: Edge, load: int, meter: StageMeter) -> None:
         def ready() -> bool:
-            return not edge.rows or edge.rows + rows <= edge.capacity or self.left or self._stop is Cancelled
+            return not edge.load or edge.load + load <= edge.capacity or self.left or self._stop is Cancelled
 
         with meter.clock.during(StageState.BLOCKED):
             self._writable.wait_for(ready)

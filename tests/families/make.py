@@ -125,20 +125,27 @@ def _draw_rwkv7(seed: int) -> Drawn:
 
 def _draw_transformer(name: str, seed: int) -> Drawn:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    model = drawn(name, seed)
+
+    def logits(ids: list[int]) -> np.ndarray:
+        found: np.ndarray = model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+        return found
+
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
+    return Drawn(logits, lambda path: convert(model, name, path), versions)
+
+
+def drawn(name: str, seed: int) -> Any:
+    """A model of `transformers` with the weights of a seed."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.manual_seed(seed)
     torch.set_grad_enabled(False)
     kind, values = FAMILIES[name]
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config = getattr(transformers, kind)(vocab_size=_vocabulary().n_tokens, **ends, **values)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-
-    def logits(ids: list[int]) -> np.ndarray:
-        found: np.ndarray = model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
-        return found
-
     draw(model, torch)
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
-    return Drawn(logits, lambda path: convert(model, name, path), versions)
+    return model
 
 
 def draw(model: Any, torch: Any) -> None:

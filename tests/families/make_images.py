@@ -78,14 +78,7 @@ def vocabulary(family: str) -> Any:
     """Return the built-in vocabulary with a family's special tokens about pictures, and one for two line ends, which
     llama.cpp looks up for SmolVLM."""
     vocabularies = importlib.import_module("tools.models.vocabularies")  # imports gguf: llama.cpp's, see main
-    builtin = vocabularies.builtin_vocabulary()
-    special = SPECIAL[kind_of(family)]
-    more = {"tokens": ["ĊĊ", *special], "token_type": [1] + [3] * len(special), "merges": ["Ċ Ċ"]}
-    values = tuple(
-        meta._replace(value=[*list(meta.value), *more[part]]) if (part := meta.key.rpartition(".")[2]) in more else meta
-        for meta in builtin.values
-    )
-    return vocabularies.Vocabulary(builtin.n_tokens + 1 + len(special), values)
+    return vocabularies.builtin_vocabulary().with_tokens(SPECIAL[kind_of(family)], lines=True)
 
 
 class Family:
@@ -153,12 +146,12 @@ class Family:
         return model
 
     def _processors(self) -> Any:
-        module, kind = {
+        name, kind = {
             "qwen": ("qwen2_vl", "Qwen2VL"),
             "smolvlm": ("idefics3", "Idefics3"),
             "gemma3": ("gemma3", "Gemma3"),
         }[self._kind]
-        module = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
+        module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
         return getattr(module, f"{kind}ImageProcessorPil")(**FAMILIES[self._name][-1])
 
     def _prompt(self, prompt: int) -> tuple[list[Any], list[int], dict[str, Any]]:

@@ -26,11 +26,10 @@ pytestmark = pytest.mark.slow("runs a job with a model of each family that reads
 REFERENCES = {name: json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in FAMILIES}
 
 
-def parts(family: str, prompt: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of the user's message. Round an image the processor of Gemma puts empty lines, which are text here."""
-    empty = "\n\n" if family == "gemma3" else ""
-    texts = f"{empty}{MARK}{empty}".join(prompt["text"].split(MARK)).split(MARK)
-    made = [{"type": "text", "text": texts[0]}] if texts[0] else []
+def parts(prompt: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of the user's message."""
+    texts = prompt["text"].split(MARK)
+    made: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}] if texts[0] else []
     for size, text in zip(prompt["pictures"], texts[1:], strict=True):
         png = io.BytesIO()
         Image.fromarray(picture(*size)).save(png, "PNG")
@@ -40,7 +39,7 @@ def parts(family: str, prompt: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def job(family: str, out: Path, prompts: list[dict[str, Any]], *settings: str) -> list[str]:
-    rows = [{"chat": [{"role": "user", "content": parts(family, prompt)}]} for prompt in prompts]
+    rows = [{"chat": [{"role": "user", "content": parts(prompt)}]} for prompt in prompts]
     file = out.with_suffix(".jsonl")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [

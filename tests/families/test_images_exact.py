@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow("decodes with models that read images")
 HERE = Path(__file__).parent / "images"
 FAMILIES = ("gemma3", "qwen2.5vl", "qwen2vl", "qwen3vl", "smolvlm")
 PARAMS = SamplingParams(temperature=1.0, top_k=40)
-ROOM = {"n_ubatch": 2048, "max_tokens": 6}
+ROOM: dict[str, Any] = {"n_ubatch": 2048, "max_tokens": 6}
 Prompt = tuple[np.ndarray, tuple[ImageSpan, ...]]
 
 
@@ -44,6 +45,8 @@ def weights(request) -> str:
 
 @pytest.fixture(scope="module", params=often(FAMILIES, "gemma3", "qwen3vl", "smolvlm"))
 def model(request, kernels, weights, tmp_path_factory) -> Iterator[LlamaModel]:
+    if (kernels, weights) == ("llama.cpp", "q8_0"):
+        pytest.skip("llama.cpp's kernels promise no bits for these weights (docs/models.md)")
     path = HERE / f"{request.param}.gguf"
     if weights != "f32":
         path = tmp_path_factory.mktemp("weights") / path.name
@@ -56,7 +59,9 @@ def model(request, kernels, weights, tmp_path_factory) -> Iterator[LlamaModel]:
 
 def prompt(model: LlamaModel, parts: list[str | np.ndarray]) -> Prompt:
     """The ids of texts and resized images, and the blocks of these."""
-    vision, ids, spans = model.vision, [], []
+    vision = model.vision
+    ids: list[np.ndarray] = []
+    spans: list[ImageSpan] = []
     assert vision is not None
     for part in parts:
         if isinstance(part, str):
@@ -100,10 +105,11 @@ def test_a_row_with_images_has_the_bits_that_it_has_alone(model):
     assert model.doubt(EngineSettings()) is None
     texts, images = zip(*prompts(model), strict=True)
     shuffled = np.random.default_rng(1).permutation(len(texts)).tolist()
-    alone: tuple[dict, dict] = ({}, {})
+    alone: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
     for i in range(len(texts)):
-        for own, found in zip(alone, complete(model, texts, [i], PARAMS, images=images, slots=1, **ROOM), strict=True):
-            own.update(found)
+        tokens, bits = complete(model, texts, [i], PARAMS, images=images, slots=1, **ROOM)
+        alone[0].update(tokens)
+        alone[1].update(bits)
     for slots, order in ((1, range(len(texts))), (3, shuffled), (16, range(len(texts))), (16, shuffled)):
         threads = 1 if slots == 3 else 2
         found = complete(model, texts, order, PARAMS, images=images, slots=slots, threads=threads, **ROOM)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from operators.choose import Choose, _sums
+from operators.images.columns import MOST_PIXELS, PROMPT_IMAGES, limited
 from operators.score import Score
 from operators.scoring.arguments import NORMALIZE
 from operators.scoring.columns import chosen
@@ -157,3 +158,17 @@ def test_a_question_that_ends_within_reasoning_is_rejected(tmp_path):
     assert [row["row"] for row in run.run()] == [0, 2]
     ((_, _, reason),) = run.tally.by_reason
     assert "ends within the model's reasoning" in reason
+
+
+def test_prompts_with_images_are_refused_by_what_reads_texts_alone(tmp_path):
+    """Where columns have them before the run, else row by row; also token ids, of which those of images are none."""
+    ids = pa.field("prompt_ids", pa.list_(pa.int32()))
+    plain: dict[str, Any] = {"prompt_text": "Q", "prompt_ids": [1], "options": ["a"]}
+    rows = [plain, {**plain, "prompt_images": [{}]}]
+    for column in ("prompt_text", "prompt_ids"):
+        op = chooser(question_column=column)
+        out = flow(tmp_path / column, rows, op, pa.schema([*ASKED, ids, PROMPT_IMAGES]))
+        assert [row["row"] for row in out.run()] == [0]
+        assert [reason for _, _, reason in out.tally.by_reason] == ["the prompt has images, which Choose does not read"]
+        with pytest.raises(SchemaError, match=r"Choose reads texts alone, .* write images: \[\] where they are made"):
+            op.plan(pa.schema([*ASKED, ids, limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=True)]))

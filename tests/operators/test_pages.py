@@ -43,7 +43,9 @@ def run(*contents: bytes | None, limits: tuple[float, int] | None = None, **argu
     if limits is not None:
         op._process = PageProcess(*limits)
     outputs = list(op.process(Batch(0, data)))
+    child = op._process._process
     op.close()
+    assert child is None or child.poll() is not None
     batches = [out for out in outputs if isinstance(out, Batch)]
     assert all(out.data.schema == planned and out.num_rows == 1 for out in batches)
     rejects = [reject for out in outputs if isinstance(out, Rejects) for reject in out.rows]
@@ -81,6 +83,7 @@ def test_what_a_page_is_given_bounds_its_size():
 
     assert size(A4, longest_side=100) == [(71, 100)]
     assert size((842, 595), longest_side=100) == [(100, 71)]
+    assert size((302, 302), longest_side=100) == [(100, 100)], "302 * (100 / 302) is more than 100"
     assert size((72, 36)) == [(300, 150)], "an inch, at 300 dots"
     assert size((72, 36), most_dpi=72) == [(72, 36)]
     assert size((10000, 10)) == [(1288, 2)]

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE, IMAGE_MARK, are_of_columns
 from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
-from tests.operators.test_render import TURNS
+from tests.operators.test_render import TURNS, user
 
 PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
@@ -101,6 +101,36 @@ def test_parts_with_images_are_marks_in_their_place(tmp_path: Path, part: Any, t
     assert rendered(tmp_path, [{"chat": json.dumps(chat)}], TEXT, op)[0] == wanted
 
 
+NO_BLANK = (
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<img>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+FIRST = (
+    "{% for m in messages %}{{ m.role }}: {% for p in m.content if p.type == 'image' %}<|a|><|b|>\n{% endfor %}"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+RAISES = "{% for m in messages %}{% for p in m.content %}{{ {'text': p.text}[p.type] | upper }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (NO_BLANK, [f"user:{I}hi", f"user: a{I}b{I}", f"user: {I}an <img>", "user: hi"]),
+        (FIRST, [f"user: {I}\nhi", f"user: {I}\n{I}\nab", f"user: {I}\nan <img>", "user: hi"]),
+        (RAISES, [f"{I}HI", f"A{I}B{I}", f"{I}AN <IMG>", "HI"]),
+    ],
+    ids=["no blank before", "images first", "no images"],
+)
+def test_a_template_that_takes_parts_prints_around_images_what_it_has_learnt(tmp_path, template, wanted):
+    """Unless the text of the row has what it prints for an image, which nobody could tell apart then."""
+    image = {"type": "image", "image": url(A)}
+    contents = [[image, text("hi")], [text("a"), image, text("b"), image], [image, text("an <img>")], [text("hi")]]
+    rows = [{"chat": json.dumps([{"role": "user", "content": content}])} for content in contents]
+    texts, reasons = rendered(tmp_path, rows, TEXT, Render(model(template), DataSettings(messages_column="chat")))
+    assert not reasons
+    assert [found for found, _ in texts] == wanted
+
+
 def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path) -> None:
     """In their order; where the messages have no such part, all come before the first user message. Else the numbers
     have to be equal."""
@@ -170,9 +200,11 @@ def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
         [{"role": "user", "content": [part, text("a")]}] for part in ({"type": "image", "image": url(A)}, text("b"))
     ]
     rows = [{"chat": json.dumps(chat)} for chat in chats]
-    texts, reasons = rendered(tmp_path, rows, TEXT, Render(blind, DataSettings(messages_column="chat")))
-    assert texts == [("[user]b\na[assistant]", None)]
-    assert "an image, and the model reads none: model.mmproj is not set" in reasons[0]
+    rows.append({"chat": json.dumps([user(f"{I} is text here")])})
+    flow = Flow(tmp_path, chain(Rows(rows, TEXT), render=Render(blind, DataSettings(messages_column="chat"))))
+    texts = [(row["prompt_text"], "prompt_images" in row) for row in flow.run()]
+    assert texts == [("[user]b\na[assistant]", False), (f"[user]{I} is text here[assistant]", False)]
+    assert "an image, and the model reads none: model.mmproj is not set" in flow.tally.by_reason.popitem()[0][2]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +224,24 @@ def test_what_no_row_could_be_rendered_with_is_refused(data: Any, arguments: dic
 
 def test_an_image_of_an_earlier_prompt_is_not_that_of_the_next() -> None:
     planned = Render(model(), DataSettings(image_column="page")).plan(SCHEMA)
-    assert planned.field("prompt_images") == PROMPT_IMAGES
+    assert are_of_columns(planned.field("prompt_images"))
+    of_parts = Render(model(), DataSettings(messages_column="chat")).plan(TEXT)
+    assert not are_of_columns(of_parts.field("prompt_images"))
     again = Render(model(), DataSettings()).plan(planned.remove(planned.get_field_index("prompt_text")))
     assert "prompt_images" not in again.names
+
+
+def test_images_that_no_prompt_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the model would read them, and nobody has said that it is meant."""
+    rows = [{"prompt": "hi", "page": A}]
+    for settings, arguments, told in (
+        (model(), {}, 1),
+        (model(), {"images": []}, 0),
+        (model(), {"images": ["page"]}, 0),
+        (chat_model(TURNS), {}, 0),
+    ):
+        caplog.clear()
+        op = Render(settings, DataSettings(), **arguments)
+        Flow(tmp_path / f"{told}{len(arguments)}{settings.mmproj}", chain(Rows(rows, SCHEMA), render=op)).run()
+        said = [each.getMessage() for each in caplog.records if "data.image_column=page" in each.getMessage()]
+        assert len(said) == told

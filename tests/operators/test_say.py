@@ -138,6 +138,15 @@ def test_messages_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
     assert made == [[*there, {"role": "user", "content": "more"}]]
 
 
+def test_images_of_messages_stay_where_they_are(tmp_path: Path) -> None:
+    part = {"type": "image_url", "image_url": {"url": "a.png"}}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]
+    op = Say(role="user", content="Sure?")
+    rows = [{"messages": json.dumps(messages)}]
+    (row,) = Flow(tmp_path, chain(Rows(rows, pa.schema([("messages", pa.string())])), say=op)).run()
+    assert json.loads(row["messages"]) == [*messages, {"role": "user", "content": "Sure?"}]
+
+
 def test_structs_lose_the_keys_that_other_rows_have(tmp_path: Path) -> None:
     kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
     values = [[{"role": "user", "content": "a", "name": "eve"}], [{"role": "user", "content": "b"}], None, []]

@@ -8,6 +8,7 @@ its tokens are counted as they come.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import resource
@@ -25,15 +26,19 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
+from operators.images.columns import IMAGE_MARK
 from tools.bench.child import RSS_UNITS_IN_MIB, ChildFailed, last_words, peak_rss_mb, start
 from tools.bench.contenders import Spec
 from tools.bench.figures import Figures
+from tools.bench.workload import CELL, Workload
 
 PROGRAM = "llama-server"
 HOST = "127.0.0.1"
 _START_S = 300.0
 _ANSWER_S = 3600.0
+_PROPS_S = 60.0
 _CLIENTS_PER_SLOT = 2
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never use a proxy for localhost
 
@@ -86,6 +91,8 @@ def server(spec: Spec) -> Figures:
     process = start(server_command(spec, port), log, log)
     try:
         wait_until_ready(process, port, log)
+        if spec.workload.images:
+            bodies = with_images(spec, bodies, json.loads(_ask(port, "/props", _PROPS_S))["media_marker"])
         began = time.perf_counter()
         answers = ask_all(port, bodies, _CLIENTS_PER_SLOT * spec.runtime.slots)
         took, peak_mb = time.perf_counter() - began, peak_rss_mb(process.pid)
@@ -99,7 +106,20 @@ def server(spec: Spec) -> Figures:
         new_tokens=sum(answer["tokens_predicted"] for answer in answers),
         cpu_s=used.ru_utime + used.ru_stime,
         peak_rss_mb=peak_mb or used.ru_maxrss / RSS_UNITS_IN_MIB,
+        images_encoded=encoded(spec.workload, answers) if spec.workload.images else None,
     )
+
+
+def shuffled_server(spec: Spec) -> Figures:
+    """Do as `server`, with the rows in random order."""
+    work = spec.workload
+    order = np.random.default_rng(0).permutation(work.rows.num_rows)
+    return server(replace(spec, workload=replace(work, rows=work.rows.take(order))))
+
+
+def serial_server(spec: Spec) -> Figures:
+    """Do as `server`, with one slot, so that rows about one image come one after the other."""
+    return server(replace(spec, runtime=replace(spec.runtime, slots=1)))
 
 
 def server_command(spec: Spec, port: int) -> list[str]:
@@ -112,6 +132,7 @@ def server_command(spec: Spec, port: int) -> list[str]:
         *("--parallel", str(slots), "--ctx-size", str(room * slots), "--fit", "off"),
         *(*caches, *spec.bench.server_arguments),
         *(word for path in spec.adapters for word in ("--lora", str(path))),
+        *(("--mmproj", str(Path(spec.model.mmproj).expanduser())) if spec.workload.images else ()),
     ]
 
 
@@ -122,6 +143,22 @@ def requests(spec: Spec) -> list[dict[str, Any]]:
     return [
         {**same, "prompt": row["prompt_text"], "n_predict": row["max_tokens"], "seed": i} for i, row in enumerate(rows)
     ]
+
+
+def with_images(spec: Spec, bodies: Sequence[Mapping[str, Any]], marker: str) -> list[dict[str, Any]]:
+    """Return the bodies with their images, for which the prompt has the server's marker."""
+    images = [base64.b64encode(image).decode() for image in spec.workload.images]
+    texts = [body["prompt"].replace(IMAGE_MARK, marker) for body in bodies]
+    return [
+        {**body, "prompt": {"prompt_string": text, "multimodal_data": [images[i]]}}
+        for body, text, i in zip(bodies, texts, spec.workload.image_of(), strict=True)
+    ]
+
+
+def encoded(workload: Workload, answers: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many rows' images were encoded: those that the cache of the server did not reach beyond."""
+    ends = [np.flatnonzero(np.array(ids) == CELL)[-1] + 1 for ids in workload.rows["prompt_ids"].to_pylist()]
+    return sum(answer["timings"]["cache_n"] < end for answer, end in zip(answers, ends, strict=True))
 
 
 def ask_all(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> list[Any]:

@@ -25,7 +25,7 @@ from pipeline.api.errors import PipelineError
 from tools.bench.child import ChildFailed
 from tools.bench.figures import Figures, of_job
 from tools.bench.settings import BenchSettings
-from tools.bench.workload import CHATML, Workload
+from tools.bench.workload import Workload
 from tools.models.make_adapter import write_adapter
 
 CELLS = 256
@@ -146,17 +146,20 @@ class JobContender(Contender):
         spec = spec.with_adapters(self.adapters)
         adapters = {str(i): str(path) for i, path in enumerate(spec.adapters)} or None
         spec = replace(spec, model=replace(spec.model, adapters=adapters))
-        rows = spec.workload.rows.select(["prompt", "max_tokens"]).to_pylist()
-        if spec.adapters:
-            rows = [{**row, "adapter": str(i)} for row, i in zip(rows, spec.adapter_of(), strict=True)]
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        template.write_text(CHATML, encoding="utf-8")
+        rows = spec.workload.rows.select(["prompt", "max_tokens"])
+        more = {"adapter": [str(i) for i in spec.adapter_of()]} if spec.adapters else {}
+        if spec.workload.images:
+            more["image"] = spec.workload.write_images(spec.folder)
+        for name, values in more.items():
+            rows = rows.append_column(name, [values])
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
+        template.write_text(spec.workload.template, encoding="utf-8")
         mask = spec.bench.mask_token_id
         settings = {
             "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
             "report": False,  # drawing is not measured
             "output_dir": str(spec.folder / "out"),
-            "data": {"path": str(data)} | ({"adapter_column": "adapter"} if spec.adapters else {}),
+            "data": {"path": str(data), **{f"{name}_column": name for name in more}},
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }
@@ -197,7 +200,7 @@ class Program(Function):
     @property
     def program(self) -> str:
         """The name of the file."""
-        return self.name.partition(" ")[0]
+        return self.name.partition(" ")[0].removesuffix(",")
 
     def reason_to_skip(self, spec: Spec) -> str | None:
         reason = super().reason_to_skip(spec)

@@ -32,6 +32,7 @@ class Figures:
             whole_efficiency: until the end of the run.
         tail_idle: share of the time up to the end of the run that workers idle after one is done.
         driver_row_us, driver_piece_ms: CPU time of the driver, by row and by piece.
+        images_encoded: times that an image was encoded.
         texts: a digest of the completions, equal for equal texts of equal rows.
     """
 
@@ -57,6 +58,7 @@ class Figures:
     tail_idle: float | None = None
     driver_row_us: float | None = None
     driver_piece_ms: float | None = None
+    images_encoded: int | None = None
     texts: str | None = None
     note: str | None = None
 
@@ -100,6 +102,7 @@ def of_job(directory: Path) -> Figures:
     (run,) = pq.read_table(directory / "metrics/run.parquet").to_pylist()
     if run["state"] != "done" or run["rejects_error"]:
         raise ValueError(f"the job ended as {run['state']} with {run['rejects_error']} rows rejected as errors")
+    totals = json.loads(run["totals"])
     stages = pq.read_table(directory / "metrics/stages.parquet")
     if stages["worker"].null_count < stages.num_rows:
         stages = stages.filter(stages["worker"].is_valid())
@@ -109,9 +112,10 @@ def of_job(directory: Path) -> Figures:
         work_s=max(walls["wall_s_sum"].to_pylist()),
         prompt_tokens=run["tokens_in"],
         new_tokens=run["tokens_out"],
+        images_encoded=totals.get("images_encoded"),
         texts=_digest(directory / "data"),
         **of_steps(steps),
-        **_of_blocks(json.loads(run["totals"]), run["rows"]),
+        **_of_blocks(totals, run["rows"]),
     )
 
 

@@ -57,7 +57,8 @@ class Measure(Operator, Forecasts, Concludes):
     ) -> None:
         self._bench, self._data, self._sampling, self._runtime = bench, data, sampling, runtime
         self._is_made = not model.path and model.loader == ModelSettings().loader
-        self._model = replace(model, path=str(_made_model(bench))) if self._is_made else model
+        self._images = any(ALL[name].recipe.questions for name in bench.scenarios if name in ALL)
+        self._model = self._made(model) if self._is_made else model
         self._workloads: dict[tuple[Recipe, int, int], Workload] = {}
         if runtime.open_keys():
             raise ConfigError(
@@ -74,6 +75,8 @@ class Measure(Operator, Forecasts, Concludes):
             raise InputError(
                 f"bench.vocab={self._bench.vocab} does not exist; give a GGUF file, or null for the built-in one"
             )
+        if self._images and not self._model.mmproj:
+            raise ConfigError(f"{self._model.path} reads no images; name its encoder with model.mmproj=")
         self._schema = add_columns(schema, *COLUMNS)
         return self._schema
 
@@ -90,15 +93,26 @@ class Measure(Operator, Forecasts, Concludes):
         """Make the model if none is given and it is not there yet."""
         self._run = runtime
         (runtime.output_dir / REPORT).unlink(missing_ok=True)  # it would speak of an earlier run until this one ends
-        if not self._is_made or Path(self._model.path or "").exists():
+        if not self._is_made:
             return
-        bench = self._bench
-        runtime.log.info("making the model %s, once", self._model.path)
-        command = [sys.executable, "-m", "tools.models.make_model", "--out", str(self._model.path)]
-        command += ["--shape", bench.shape, "--type", bench.file_type]
-        command += ["--vocab", str(Path(bench.vocab).expanduser())] if bench.vocab else []
+        bench, path, encoder = self._bench, str(self._model.path), self._model.mmproj
+        vocab = ["--vocab", str(Path(bench.vocab).expanduser())] if bench.vocab else []
+        images = ["--images"] if self._images else []
+        self._make(
+            path, "make_model", "--shape", bench.shape, "--type", bench.file_type, *vocab, *images, "--out", path
+        )
+        if encoder:
+            self._make(encoder, "make_encoder", "--image_size", str(bench.image_size), path, encoder)
+
+    def _make(self, path: str, module: str, *arguments: str) -> None:
+        """Make a file with a module of tools.models if it is not there."""
+        if Path(path).exists():
+            return
+        self._run.log.info("making the model %s, once", path)
         try:
-            run_child(command, bench.timeout_s, self._cancelled)
+            run_child(
+                [sys.executable, "-m", f"tools.models.{module}", *arguments], self._bench.timeout_s, self._cancelled
+            )
         except ChildFailed as error:
             raise ConfigError(f"the model cannot be made: {error}") from error
 
@@ -126,6 +140,17 @@ class Measure(Operator, Forecasts, Concludes):
 
     def _cancelled(self) -> bool:
         return self._run.cancelled
+
+    def _made(self, model: ModelSettings) -> ModelSettings:
+        """Return the settings with the paths of made files; their names tell their contents."""
+        bench = self._bench
+        vocab = Path(bench.vocab).expanduser() if bench.vocab else None
+        vocab_id = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
+        path = Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{vocab_id}.gguf"
+        if not self._images:
+            return replace(model, path=str(path))
+        encoder = path.with_name(f"mmproj-{bench.shape}-{bench.image_size}.gguf")
+        return replace(model, path=str(path.with_stem(f"{path.stem}-images")), mmproj=str(encoder))
 
     def _case(self, case: dict[str, Any]) -> dict[str, Any]:
         """Return the values of COLUMNS for one case."""
@@ -166,10 +191,3 @@ class Measure(Operator, Forecasts, Concludes):
         if key not in self._workloads:
             self._workloads[key] = make(*key, self._data, self._model, self._bench, self._sampling.max_tokens)
         return self._workloads[key]
-
-
-def _made_model(bench: BenchSettings) -> Path:
-    """Return the path of the made model; its name tells its content."""
-    vocab = Path(bench.vocab).expanduser() if bench.vocab else None
-    vocab_id = content_id(vocab)[-8:] if vocab is not None and vocab.is_file() else "builtin"
-    return Path(bench.cache).expanduser() / f"{bench.shape}-{bench.file_type}-{vocab_id}.gguf"

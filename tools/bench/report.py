@@ -35,6 +35,7 @@ _OF_BLOCKS = (
     ("Python and sampling", "own_share", ".1%"),
 )
 """Columns of a scenario in which blocks are made."""
+_OF_IMAGES = (("wall s", "wall_s", ",.2f"), ("images encoded", "images_encoded", ",.0f"))
 _OF_WORKERS = (
     ("busy, steady", "efficiency", ".1%"),
     ("busy, whole", "whole_efficiency", ".1%"),
@@ -83,7 +84,9 @@ def _table(name: str, measured: Sequence[str], rows: Sequence[Row], of_scenario:
     few, slots = min(row["slots"] for row in of_scenario), rows[0]["slots"]
     batched = [f"by {_slots(few)}", f"calls allow by {_slots(few)}"] if blocks and slots > few else []
     workers = any(row["efficiency"] is not None for row in rows)
-    figures = (*_FIGURES, *(_OF_BLOCKS if blocks else ()), *(_OF_WORKERS if workers else ()))
+    images = any(row["images_encoded"] is not None for row in rows)
+    further = ((blocks, _OF_BLOCKS), (workers, _OF_WORKERS), (images, _OF_IMAGES))
+    figures = (*_FIGURES, *(column for is_there, columns in further if is_there for column in columns))
     by = "by the reused one" if against else f"by {measured[0]}"
     titles = ["contender", "t/s", by, *(title for title, _, _ in figures), *batched]
     yield f"| {' | '.join(titles)} |"

@@ -181,11 +181,25 @@ SCENARIOS: Mapping[str, Scenario] = {
             JobContender("job, 1 adapter", adapters=1),
             JobContender("job, no adapter"),
             *(JobContender(f"job, {n} adapters", adapters=n) for n in (4, 8)),
-            JobContender("job, 4 drained", ("model.kernels=llama.cpp",), adapters=4),
+            *(JobContender(f"job, {n} drained", ("model.kernels=llama.cpp",), adapters=n) for n in (1, 4)),
             *(Program(f"llama-server with {n}", "tools.bench.alternatives:server", adapters=n) for n in (1, 4, 8)),
         ),
         slots=(16,),
         rows=400,
+    ),
+    "images": Scenario(
+        "eight questions about each image, one after the other; llama-server has its prompt cache, and with rows in"
+        " random order, and with one slot, more of use in it",
+        (
+            JobContender("job", ("store.images_mb=0",)),
+            SERVER,
+            Program("llama-server, shuffled", "tools.bench.alternatives:shuffled_server"),
+            Program("llama-server, one slot", "tools.bench.alternatives:serial_server"),
+        ),
+        Recipe(16, 16, words=6, questions=8),
+        slots=(16,),
+        rows=400,
+        share_prefix=True,
     ),
     "scale": Scenario(
         "what the driver costs with many workers, whose model only sleeps: rows are those of each worker, peak memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.api.keys import above_0, at_least, check, check_values, in_data, not_in_data
+from pipeline.api.keys import above_0, at_least, check, check_values, in_data, not_in_data, when_given
 
 _ONE = at_least(1, "it is 1 or more")
 
@@ -27,6 +27,7 @@ class BenchSettings:
         answer_column: reference answers, whose token counts are the output lengths; null or missing: lengths are drawn.
         shape, file_type, vocab: the model that is made when model.path is null (`tools.models.make_model`); vocab is
             a GGUF file whose tokenizer it gets, null for the small built-in one.
+        image_size: pixels of a side of the images that the made model reads (`tools.models.make_encoder`).
         mask_token_id: the mask of block diffusion, for a model whose vocabulary names none; with random weights any
             token will do.
         draft_model: the small GGUF model that drafts for the scenario speculative; null: there is none.
@@ -49,6 +50,7 @@ class BenchSettings:
     shape: str = "qwen3-0.6b"
     file_type: str = "q8_0"
     vocab: str | None = None
+    image_size: int = when_given(512, "it is a multiple of 64", lambda v: v > 0 and v % 64 == 0)
     mask_token_id: int | None = in_data(None, *at_least(0, "a token id, 0 or more, or null for the model's"))
     draft_model: str | None = None
     cache: str = not_in_data(".cache/bench")

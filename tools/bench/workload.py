@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,26 @@ import pyarrow.compute as pc
 
 from operators.engine.backend.interface import Model
 from operators.engine.backend.loading import close_model, loader
+from operators.images.columns import IMAGE_MARK
 from operators.prompts.template import Template
 from operators.settings import DataSettings, ModelSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import SchemaError
 from pipeline.api.protocols import ListInbox
 from pipeline.api.records import Batch
+from tools.bench.images import image_cells, make_images
 from tools.bench.settings import BenchSettings
 
 CHATML = "<|im_start|>user\n{{ prompt }}<|im_end|>\n<|im_start|>assistant{{ '\\n' }}"  # Jinja drops a last line end
+CHATML_WITH_IMAGE = CHATML.replace("{{", "{{ image }}{{", 1)
 ROWS_SCHEMA = pa.schema(
-    {"prompt": pa.string(), "prompt_text": pa.string(), "prompt_ids": pa.list_(pa.int32()), "max_tokens": pa.int32()}
+    {
+        **{"prompt": pa.string(), "prompt_text": pa.string(), "prompt_ids": pa.list_(pa.int32())},
+        **{"max_tokens": pa.int32(), "image": pa.int32()},
+    }
 )
+CELL = -1
+"""Stands in `prompt_ids` for a cell of an image."""
 _STOP_EVERY = 50
 """Average number of tokens before a random model's row reaches its stop string."""
 
@@ -39,6 +49,7 @@ class Recipe:
         words: number of the prompt's words to keep; None keeps all.
         few_shot: put worked examples before each question.
         stops: choose a stop string from the vocabulary.
+        questions: about each image, which come one after the other; the same about all. None: rows without images.
     """
 
     low: int | None = None
@@ -47,6 +58,7 @@ class Recipe:
     words: int | None = None
     few_shot: bool = False
     stops: bool = False
+    questions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,8 @@ class Workload:
     """The rows of a scenario, and facts about the model that its contenders need.
 
     Args:
-        rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, and tokens of its completion.
+        rows: under ROWS_SCHEMA: a prompt as in a dataset, as a ChatML turn and as tokens, tokens of its completion, and
+            the number of its image, or null. The turn has IMAGE_MARK for an image, the tokens CELL for each cell.
         n_ctx_train: tokens that the model was trained for.
     """
 
@@ -62,6 +75,8 @@ class Workload:
     n_ctx_train: int
     stop: list[str]
     has_mask: bool = False
+    images: Sequence[bytes] = ()
+    """PNGs."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,6 +85,23 @@ class Workload:
     @property
     def new_tokens(self) -> int:
         return int(self._tokens()[1].sum())
+
+    @property
+    def template(self) -> str:
+        """The template of the rows, of their columns prompt and image."""
+        return CHATML_WITH_IMAGE if self.images else CHATML
+
+    def image_of(self) -> list[int]:
+        """Return the number of each row's image, where rows have images."""
+        numbers: list[int] = self.rows["image"].to_pylist()
+        return numbers
+
+    def write_images(self, folder: Path) -> list[str]:
+        """Write the images into a folder, and return the path of each row's."""
+        paths = [folder / f"{i}.png" for i in range(len(self.images))]
+        for path, image in zip(paths, self.images, strict=True):
+            path.write_bytes(image)
+        return [str(paths[i]) for i in self.image_of()]
 
     @property
     def longest(self) -> int:
@@ -94,19 +126,36 @@ def make(
 ) -> Workload:
     """Make the rows of a recipe: `rows` prompts, each `copies` times, whose completions have at most `cap` tokens."""
     pairs = _read(data, bench.answer_column)
-    texts = _texts(recipe, rows, pairs, bench.shots)
-    template = Template(CHATML, "the benchmark's template", strict=True)
-    rendered = [template.render({"prompt": text}) for text in texts]
+    asked = recipe.questions or rows
+    texts = [*islice(cycle(_texts(recipe, asked, pairs, bench.shots)), rows)]
+    template = Template(CHATML_WITH_IMAGE if recipe.questions else CHATML, "the benchmark's template", strict=True)
+    rendered = [template.render({"prompt": text, "image": IMAGE_MARK}) for text in texts]
     loaded = loader(model)(model)  # for its tokenizer
     try:
         lengths = _lengths(recipe, rows, [answer for _, answer in pairs], cap, loaded)
-        ids = [loaded.tokenize([text.encode()], special=True)[0] for text in rendered]
+        images, cells = _images(loaded, -(-rows // asked)) if recipe.questions else ([], 0)
+        ids = [_ids(loaded, text, cells) for text in rendered]
         stop = (bench.stop or [_stop_string(loaded)]) if recipe.stops else []
         n_ctx_train, has_mask = loaded.n_ctx_train, loaded.mask_id is not None
     finally:
         close_model(loaded)
-    table = pa.table(dict(zip(ROWS_SCHEMA.names, (texts, rendered, ids, lengths), strict=True)), ROWS_SCHEMA)
-    return Workload(table.take(np.repeat(np.arange(rows), copies)), n_ctx_train, list(stop), has_mask)
+    numbers = [i // asked if images else None for i in range(rows)]
+    table = pa.table(dict(zip(ROWS_SCHEMA.names, (texts, rendered, ids, lengths, numbers), strict=True)), ROWS_SCHEMA)
+    return Workload(table.take(np.repeat(np.arange(rows), copies)), n_ctx_train, list(stop), has_mask, images)
+
+
+def _ids(model: Model, text: str, cells: int) -> npt.NDArray[np.int32]:
+    """Return the tokens of a prompt, with `cells` times CELL for its image."""
+    before, *after = (model.tokenize([part.encode()], special=True)[0] for part in text.split(IMAGE_MARK))
+    image = np.full(cells, CELL, np.int32)
+    return np.concatenate([before, *(part for more in after for part in (image, more))])
+
+
+def _images(model: Model, count: int) -> tuple[list[bytes], int]:
+    """Return images, and the cells of one of them in a prompt."""
+    if model.vision is None:
+        raise ValueError("the model reads no images; name its encoder with model.mmproj=")
+    return make_images(model.vision, count), image_cells(model.vision)
 
 
 def _read(data: DataSettings, answer_column: str | None) -> list[tuple[str, str | None]]:

@@ -15,6 +15,7 @@ import ctypes
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
@@ -29,7 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from operators.llama import library
 from tools.models.shapes import CONVOLVED, SHAPES, Shape, TensorSpec, named_shape, tensor_specs
-from tools.models.vocabularies import Vocabulary, builtin_vocabulary, read_vocabulary
+from tools.models.vocabularies import AROUND_IMAGES, Vocabulary, builtin_vocabulary, read_vocabulary
 
 UNIFORM_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """File types that apply to every matrix."""
@@ -54,13 +55,15 @@ def write_model(
     shape: str | Shape = "tiny",
     file_type: str = "f32",
     vocab: Path | None = None,
+    images: bool = False,
     seed: int = 0,
     progress: bool = False,
 ) -> Summary:
     """Write a GGUF model with random weights to `path`, which appears only once it is complete.
 
     `shape` is a key of `SHAPES` or a `Shape`; `file_type` is one of `FILE_TYPES`, in any case. `vocab` is a GGUF file
-    whose tokenizer is copied, or None for the built-in vocabulary. Equal arguments give equal bytes (with the same
+    whose tokenizer is copied, or None for the built-in vocabulary; with `images` it gets the tokens that stand around
+    images, for an encoder of tools.models.make_encoder. Equal arguments give equal bytes (with the same
     versions of NumPy and llama.cpp). Only F32 and F16 are written here; for other types llama.cpp quantises an F16
     file, which needs room beside `path`. `progress` draws a progress bar on a terminal. Missing folders are made.
 
@@ -72,6 +75,8 @@ def write_model(
     file_type = file_type.lower()
     _check(path, shape, file_type, seed)
     vocabulary = builtin_vocabulary() if vocab is None else read_vocabulary(vocab)
+    if images:
+        vocabulary = vocabulary.with_tokens(AROUND_IMAGES, lines=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         unfinished = drawn = Path(folder) / "drawn.gguf"
@@ -116,15 +121,20 @@ def _write(path: Path, shape: Shape, stored: DTypeLike, vocab: Vocabulary, seed:
     try:
         kind = LlamaFileType.ALL_F32 if stored == np.float32 else LlamaFileType.MOSTLY_F16
         _add_metadata(writer, shape, kind, vocab, seed)
-        for spec in tensor_specs(shape, vocab.n_tokens):
-            dtype = stored if spec.is_matrix else np.float32
-            meta = LazyNumpyTensor.meta_with_dtype_and_shape(dtype, spec.dims)
-            writer.add_tensor(spec.name, LazyNumpyTensor(meta=meta, args=(spec, seed, dtype), func=_draw_weights))
+        add_random_tensors(writer, tensor_specs(shape, vocab.n_tokens), stored, seed)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file(progress=progress and sys.stderr.isatty())
     finally:
         writer.close()
+
+
+def add_random_tensors(writer: GGUFWriter, specs: Iterable[TensorSpec], stored: DTypeLike, seed: int) -> None:
+    """Add tensors that are drawn while they are written: matrices as `stored`, others as float32."""
+    for spec in specs:
+        dtype = stored if spec.is_matrix else np.float32
+        meta = LazyNumpyTensor.meta_with_dtype_and_shape(dtype, spec.dims)
+        writer.add_tensor(spec.name, LazyNumpyTensor(meta=meta, args=(spec, seed, dtype), func=_draw_weights))
 
 
 def _draw_weights(spec: TensorSpec, seed: int, stored: DTypeLike) -> NDArray[np.floating]:
@@ -193,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="tiny", help="a shape from the list below (default: tiny)")
     parser.add_argument("--type", default="f32", dest="file_type", help="a type from the list below (default: f32)")
     parser.add_argument("--vocab", type=Path, metavar="FILE.gguf", help="copy its tokenizer (default: built in)")
+    parser.add_argument("--images", action="store_true", help="add the tokens that stand around images")
     parser.add_argument("--out", type=Path, metavar="FILE.gguf", required=True, help="the file to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
     group = parser.add_argument_group("fields of the shape that are to be others")

@@ -20,6 +20,7 @@ NORM_SPREAD = 0.1  # relative; norms of exactly one would hide a norm that is ap
 BIAS_STD = 0.1
 _ROUTER = "ffn_gate_inp.weight"
 _CONVOLUTION = "shortconv.conv.weight"
+_POSITIONS = "position_embd.weight"
 CONVOLVED = 3
 """Tokens that a short convolution looks at."""
 
@@ -125,6 +126,7 @@ SHAPES = {
     "tiny-lfm2": Shape(arch="lfm2", n_layer=4, head_dim=16, attention_every=2),
     "tiny-256": Shape(n_embd=256, head_dim=64, n_ff=512),
     "llama-5m": Shape(arch="llama", n_layer=6, n_embd=256, n_head=8, n_head_kv=4, n_ff=768, rms_eps=1e-5),
+    "smolvlm-256m": Shape("llama", 30, 576, 9, 3, 64, 1536, n_ctx_train=8192, rope_theta=1e5, rms_eps=1e-5),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, n_ctx_train=40_960, rope_theta=1e6),
     # Of the kind of Qwen3-30B-A3B, and about LFM2-350M, with as much to read and to compute as a small machine can.
     # Their experts' rows are multiples of 256, so that there are K-quants of them.
@@ -155,8 +157,8 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """True for what gets the file's type; norms, biases, routers, short convolutions stay F32, as in llama.cpp."""
-        return len(self.dims) > 1 and not self.name.endswith((_ROUTER, _CONVOLUTION))
+        """True for what gets the file's type; norms, biases, routers, short convolutions, positions stay F32."""
+        return len(self.dims) > 1 and not self.name.endswith((_ROUTER, _CONVOLUTION, _POSITIONS))
 
 
 def tensor_specs(shape: Shape, n_vocab: int) -> Iterator[TensorSpec]:

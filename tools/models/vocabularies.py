@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, ReaderField, TokenType
 
 END_OF_TEXT, IM_START, IM_END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END, MASK)
+AROUND_IMAGES = ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>")
+"""What Idefics3 and SmolVLM have around an image of one tile."""
+_LINE_END = "Ċ"
 
 CHATML_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -41,6 +45,25 @@ class Vocabulary(NamedTuple):
 
     n_tokens: int
     values: tuple[MetaValue, ...]
+
+    def with_tokens(self, special: Sequence[str], *, lines: bool = False) -> Vocabulary:
+        """Return it with special tokens at its end, before them one for two ends of lines with `lines`, which llama.cpp
+        looks up for SmolVLM. Those that it has are left out; a vocabulary without merges (SentencePiece) has that of
+        lines."""
+        tokens = next(cast("list[str | bytes]", v.value) for v in self.values if v.key == Keys.Tokenizer.LIST)
+        known = {token.encode() if isinstance(token, str) else token for token in tokens}
+        added = [token for token in special if token.encode() not in known]
+        double = [_LINE_END * 2] if lines and (_LINE_END * 2).encode() not in known else []
+        more: dict[str, list[Any]] = {
+            Keys.Tokenizer.LIST: double + added,
+            Keys.Tokenizer.TOKEN_TYPE: [int(TokenType.NORMAL)] * len(double) + [int(TokenType.CONTROL)] * len(added),
+            Keys.Tokenizer.MERGES: [f"{_LINE_END} {_LINE_END}"] * len(double),
+            Keys.Tokenizer.SCORES: [0.0] * len(double + added),
+        }
+        values = (
+            v._replace(value=[*cast("list[Any]", v.value), *more[v.key]]) if v.key in more else v for v in self.values
+        )
+        return Vocabulary(self.n_tokens + len(double + added), tuple(values))
 
     def add_to(self, writer: GGUFWriter) -> None:
         for meta in self.values:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from operators.engine.backend.shape import DecoderShape
-from operators.settings.long_rows import KV_BLOCK, KV_PARTS, KV_TYPES, SMALL, is_quantised
+from operators.settings.long_rows import KV_BLOCK, KV_PARTS, KV_TYPES, SCALINGS, SMALL, YARN, is_quantised
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -28,6 +28,7 @@ class Attention:
         has_rope: positions are told by RoPE.
         own_table: the file has a table of factors for it.
         scaling: how the file scales it already, in words.
+        scalings: those of `runtime.rope` that llama.cpp computes as they are defined.
     """
 
     architecture: str = ""
@@ -41,6 +42,7 @@ class Attention:
     has_rope: bool = True
     own_table: bool = False
     scaling: str | None = None
+    scalings: tuple[str, ...] = SCALINGS
 
     @property
     def kv_values(self) -> int | None:
@@ -88,6 +90,12 @@ class Attention:
         refused = f"runtime.rope={{scaling: {settings.rope.scaling}}} cannot work with {name}: "
         if not self.has_rope:
             raise ConfigError(f"{refused}the architecture {self.architecture} has no RoPE; leave runtime.rope out")
+        if settings.rope.scaling not in self.scalings:
+            remedy = " or ".join(("leave runtime.rope out", *(f"use scaling: {each}" for each in self.scalings)))
+            raise ConfigError(
+                f"{refused}llama.cpp scales the attention scores of {self.architecture} besides, for which this file"
+                f" says nothing or {YARN} alone is defined; {remedy}"
+            )
         if self.own_table:
             raise ConfigError(
                 f"{refused}its file has a table of RoPE factors, which llama.cpp would multiply with the scaling; leave"

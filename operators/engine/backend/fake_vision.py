@@ -34,6 +34,7 @@ class FakeVision:
     width = WIDTH
     causal = True
     mrope = False
+    apart = ""
 
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint

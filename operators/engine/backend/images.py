@@ -78,6 +78,8 @@ class Vision(Protocol):
     """False if the cells of a block see each other, so that a call must have room for all of them."""
     mrope: bool
     """Whether cells have positions of their own (Encoded.offsets)."""
+    apart: str
+    """Text before and behind each image in a prompt, as in its training."""
 
     @property
     def resize(self) -> ImageSizes:

@@ -13,7 +13,7 @@ from operators.engine.backend.images import ImageCells, Vision
 from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.text_columns import TextColumns
 from operators.engine.images.cells import cell_ids
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, most_pixels
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import list_column, list_views
@@ -27,9 +27,6 @@ PLACED_IMAGES = pa.field(
 )
 """`prompt_images` behind Tokenize: with the digest of the pixels that the model gets, and where the blocks of each
 image begin in `prompt_ids` and how many cells they have."""
-
-MOST_PIXELS = 1 << 28
-"""Of an image that is decoded: Render holds those of rows to data.image_max_pixels."""
 
 
 class ImagePrompts:
@@ -53,12 +50,13 @@ class ImagePrompts:
         placed: list[list[dict[str, Any]] | None] = [None] * len(prompts)
         refused: dict[int, str] = {}
         of_rows = data.column(PROMPT_IMAGES.name).to_pylist()
+        limit = most_pixels(data.schema.field(PROMPT_IMAGES.name))
         if any(of_rows):
             texts, marked = data.column(name).to_pylist(), self._texts.marked(data, name)
             for i, images in enumerate(of_rows):
                 if images:
                     try:
-                        prompts[i], placed[i] = self._prompt(texts[i] or "", marked[i], images)
+                        prompts[i], placed[i] = self._prompt(texts[i] or "", marked[i], images, limit)
                     except BadImage as error:
                         prompts[i], refused[i] = np.empty(0, np.int32), str(error)
         ends = np.cumsum([0, *map(len, prompts)], dtype=np.int32)
@@ -66,10 +64,13 @@ class ImagePrompts:
         return list_column(ids, ends), pa.array(placed, PLACED_IMAGES.type), refused
 
     def _prompt(
-        self, text: str, marked: str, images: Sequence[Mapping[str, Any]]
+        self, text: str, marked: str, images: Sequence[Mapping[str, Any]], limit: int
     ) -> tuple[TokenIds, list[dict[str, Any]]]:
         """Return the ids of one prompt, and its images with their places. Raises BadImage."""
-        pieces = list(zip(text.split(IMAGE_MARK), marked.split(IMAGE_MARK), strict=True))
+        around = f"{self._vision.apart}{IMAGE_MARK}{self._vision.apart}"
+        pieces = list(
+            zip(*(each.replace(IMAGE_MARK, around).split(IMAGE_MARK) for each in (text, marked)), strict=True)
+        )
         if len(pieces) != len(images) + 1:
             raise BadImage(f"the prompt has places for {len(pieces) - 1} images, and the row has {len(images)}")
         parts = [self._texts.joined(*pieces[0])]
@@ -77,7 +78,7 @@ class ImagePrompts:
         placed: list[dict[str, Any]] = []
         for number, (image, piece) in enumerate(zip(images, pieces[1:], strict=True), 1):
             try:
-                pixels = self._vision.resize.apply(read_image(image, MOST_PIXELS))
+                pixels = self._vision.resize.apply(read_image(image, limit))
             except BadImage as error:
                 raise BadImage(
                     f"image {number} of {len(images)}: {error}" if len(images) > 1 else str(error)

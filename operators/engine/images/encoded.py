@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.images.columns import MOST_PIXELS, PLACED_IMAGES
+from operators.engine.images.columns import PLACED_IMAGES
 from operators.engine.images.files import MIB, EncodedFiles
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import PROMPT_IMAGES, most_pixels
 from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
@@ -90,22 +90,22 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images = data.column(PROMPT_IMAGES.name)
-        return [(each, self._of_row(images[i]) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(data.schema.field(PROMPT_IMAGES.name))
+        return [(each, self._of_row(images[i], limit) if images[i].is_valid else ()) for i, each in enumerate(ids)]
 
-    def _of_row(self, images: pa.ListScalar) -> tuple[ImageSpan, ...]:
+    def _of_row(self, images: pa.ListScalar, limit: int) -> tuple[ImageSpan, ...]:
         return tuple(
-            ImageSpan(start, cells, partial(self._block, image, block))
+            ImageSpan(start, cells, partial(self._block, image, block, limit))
             for image in images
             for block, (start, cells) in enumerate(zip(image["starts"].as_py(), image["cells"].as_py(), strict=True))
         )
 
-    def _block(self, image: pa.StructScalar, block: int) -> Encoded:
+    def _block(self, image: pa.StructScalar, block: int, limit: int) -> Encoded:
         """Return a block of an image, encoded. Raises ValueError if the image cannot be read or encoded any more."""
         digest = image["digest"].as_py()
         with self._lock:
             if (blocks := self._kept.pop(digest, None)) is None:
-                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest)
+                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest, limit)
             elif not block:
                 self.counts.images_at_hand += 1
             self._kept[digest] = blocks  # the newest
@@ -113,12 +113,12 @@ class EncodedImages:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
 
-    def _encode(self, image: dict[str, Any], digest: bytes) -> list[Encoded]:
+    def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
         if (blocks := None if self._files is None else self._files.read(digest)) is not None:
             self.counts.images_from_files += 1
             self._bytes += _size(blocks)
             return blocks
-        pixels = self._vision.resize.apply(read_image(image, MOST_PIXELS))
+        pixels = self._vision.resize.apply(read_image(image, limit))
         if digest_of(pixels) != digest:
             raise BadImage(CHANGED)
         blocks = self._vision.encode(pixels)

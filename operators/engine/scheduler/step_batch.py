@@ -154,7 +154,7 @@ class Chunking:
         """Return how many tokens of `text` may be taken from a slot with `other`; 0 if that does not pay. `known`:
         tokens known to be equal."""
         if self.kernel_tokens:
-            images = text.min() < 0 or other.min() < 0
+            images = bool((text < 0).any() or (other < 0).any())
             return self._shared_pieces(text, other, known) if images else self._shared_texts(text, other, known)
         count = int(min(common_length(text, other, known), len(text) - 1, self.most_shared))
         return piece_of(text, count)[0] if is_inside(text, count) else count

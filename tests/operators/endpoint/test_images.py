@@ -45,11 +45,20 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def captioned(server: FaultServer, directory: Path, data: dict[str, Any], **settings: Any) -> Any:
+STEPS = """
+steps:
+  caption: {prompt: "See {{ image }}: what is it?", images: [image], columns: [prompt_text]}
+  title: {prompt: "A title for: {{ caption }}"}
+"""
+
+
+def captioned(
+    server: FaultServer, directory: Path, data: dict[str, Any], job: str = "generate", **settings: Any
+) -> Any:
     known = {"model.url": server.url, "model.retries": 0, "max_error_rate": 1.0, "store.path": directory.parent / "s"}
     known |= {f"data.{key}": value for key, value in data.items()}
     known |= {key.replace("__", "."): value for key, value in settings.items()}
-    return run("generate", known, model="endpoint", directory=directory, progress="none", report=False)
+    return run(job, known, model="endpoint", directory=directory, progress="none", report=False)
 
 
 def reasons(result: Any) -> list[str]:
@@ -80,6 +89,23 @@ def test_a_folder_goes_to_a_server_as_data_urls_that_all_servers_read(tmp_path: 
     kept = (tmp_path / "a/data/part-00000.csv").read_text()
     assert "base64" not in kept
     assert "<image>What is it?" in kept
+
+
+def test_a_step_has_the_images_that_it_names_and_the_next_has_none(tmp_path: Path, photos: Path) -> None:
+    (tmp_path / "job.yaml").write_text(STEPS)
+    with FaultServer() as server:
+        data = {"path": str(photos / "0.png")}
+        result = captioned(server, tmp_path / "a", data, job=str(tmp_path / "job.yaml"))
+        contents = sent(server)
+    row = result.rows().collect().to_dicts()[0]
+    assert [type(content) for content in contents] == [list, str]
+    assert [part["type"] for part in contents[0]] == ["text", "image_url", "text"]
+    assert contents[1] == f"A title for: {row['caption']}"
+    assert set(row) == {"image", "path", "row", "caption", "caption_prompt_text", "title"}
+    assert json.loads(row["caption_prompt_text"]) == [{"role": "user", "content": "See <image>: what is it?"}]
+    log = (tmp_path / "a/run.log").read_text()
+    assert "no prompt" not in log
+    assert "base64" not in log
 
 
 def test_the_text_of_a_message_is_cut_where_its_images_stand(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline import PROJECT, load, run
 from pipeline.api.errors import NodeFailed
@@ -145,3 +146,22 @@ def test_the_budget_for_thinking_gives_the_texts_of_the_servers_own(tmp_path, bu
         theirs = parts({"model": "endpoint", "model.url": url, "model.extra_body": banned}, "theirs")
     assert ours == theirs
     assert len(set(theirs)) > len(theirs) / 2
+
+
+def test_images_say_what_they_say_to_the_local_model(tmp_path):
+    """Also those of a kind that the server cannot read. They have a size that neither side has to change."""
+    folder, images = PROJECT / "tests/families/images", tmp_path / "photos"
+    images.mkdir()
+    for i, kind in enumerate(("png", "webp", "tiff", "bmp")):
+        colours = np.random.default_rng(i).integers(0, 256, (48, 64, 3), np.uint8)
+        Image.fromarray(colours).save(images / f"{i}.{kind}", lossless=True)
+    data = {"data.path": str(images), "data.image_column": "image", "data.prompt_template": "What is it?"}
+    known = HERE | data | {"sampling": "greedy", "sampling.max_tokens": 12}
+    model, reader = folder / "qwen2vl.gguf", folder / "mmproj-qwen2vl.gguf"
+    with llama_server(tmp_path / "log", "--mmproj", str(reader), model=model) as url:
+        theirs = run("generate", known | {"model": "endpoint", "model.url": url}, directory=tmp_path / "theirs")
+    local = LOCAL | known | {"model.path": str(model), "model.mmproj": str(reader)}
+    ours = run("generate", local, directory=tmp_path / "ours")
+    their, our = (list(result.rows().collect().sort("row")["completion"]) for result in (theirs, ours))
+    assert len(set(our)) == 4
+    assert [text.rstrip("\ufffd") for text in their] == [text.rstrip("\ufffd") for text in our]  # cut characters

@@ -92,7 +92,8 @@ def test_nothing_is_found_that_something_else_computed(tmp_path, store, monkeypa
 
 
 OTHERS: dict[str, Any] = {
-    **{"slots": 3, "n_batch": 1024, "n_ubatch": 256, "lookahead_rows": 8, "snapshot_mb": 1, "threads": 1},
+    **{"slots": 3, "n_batch": 1024, "n_ubatch": 256, "lookahead_rows": 8, "snapshot_mb": 1, "image_mb": 1},
+    **{"threads": 1},
     **{"priority": "row", "memory_limit": "8GiB", "stall_timeout_s": 5.0, "row_timeout_s": 5.0},
     **{"optimise": OptimiseSettings(compaction=False), "max_sequence_tokens": 99, "kv_type": "f32"},
     **{"flash_attention": False, "deterministic": False, "kernels": "llama.cpp"},

@@ -86,6 +86,14 @@ def test_it_is_refused_with_the_reason_when_the_job_is_composed(name, tmp_path):
         inspect(replace(QWEN, mmproj=make(tmp_path)))
 
 
+def test_what_only_an_image_shows_is_refused_too(tmp_path):
+    """It loads, and ends the process when it encodes."""
+    layers = MetaValue("clip.vision.n_wa_pattern", 1, GGUFValueType.UINT32)
+    path = copied(IMAGES / "mmproj-qwen2.5vl.gguf", tmp_path / "mmproj.gguf", [layers])
+    with pytest.raises(InputError, match=r"ends llama.cpp \(SIG"):
+        inspect(ModelSettings(path=str(IMAGES / "qwen2.5vl.gguf"), mmproj=str(path)))
+
+
 def test_an_encoder_of_another_model_is_refused(tmp_path):
     facts, path = inspect(QWEN), Path(str(QWEN.path))
     assert facts.n_embd
@@ -146,12 +154,13 @@ def test_its_content_and_limits_count_where_they_are_given(tmp_path):
 
 
 def test_limits_bound_the_tokens_of_an_image():
-    model = load(replace(QWEN, image_tokens={"min": 16, "max": 24}))
+    """Also below those of llama.cpp, which libmtmd would resize to."""
+    model = load(replace(QWEN, image_tokens={"min": 2, "max": 6}))
     assert model.vision
     for size in ((16, 16), (400, 300)):
         _, cells, _ = model.vision.layout(*model.vision.resize.size(*size))
         assert isinstance(cells, ImageCells)
-        assert 16 <= cells.tokens <= 24
+        assert 2 <= cells.tokens <= 6
     model.close()
 
 

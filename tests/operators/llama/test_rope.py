@@ -115,6 +115,19 @@ def test_a_model_without_rope_is_refused_by_name(family):
         check_room(ModelSettings(path=str(FAMILIES / f"{family}.gguf")), EngineSettings(rope=RopeSettings("yarn", 4)))
 
 
+def test_a_scaling_that_llama_cpp_computes_otherwise_is_refused(tmp_path):
+    """What it computes as transformers does is in tests/families/test_long_rows.py."""
+    yarn, linear = (EngineSettings(rope=RopeSettings(each, 4)) for each in ("yarn", "linear"))
+    plain = model_file(tmp_path, "deepseek2", "deepseek2")
+    for settings in (yarn, linear):
+        with pytest.raises(ConfigError, match=r"attention scores of deepseek2 .*; leave runtime\.rope out$"):
+            check_room(plain, settings)
+    says = model_file(tmp_path, "deepseek2", "deepseek2", "says", yarn_log_multiplier=0.1)
+    check_room(says, yarn)
+    with pytest.raises(ConfigError, match=r"leave runtime\.rope out or use scaling: yarn"):
+        check_room(says, linear)
+
+
 def test_what_the_file_has_of_its_own_is_refused_or_said_to_be_replaced(tmp_path):
     rope, told = RopeSettings("yarn", 4), RopeSettings("yarn", 4, 64)
     settings = model_file(tmp_path, "llama", "llama", type="yarn", factor=2.0, original_context_length=64)

@@ -76,8 +76,10 @@ def test_what_is_encoded_is_what_the_layout_says(vision, size):
 
 def test_bits_are_those_of_the_image_whatever_was_encoded_before(vision):
     one, other = (vision.resize.apply(picture(128, 96, seed)) for seed in (1, 2))
-    first = bits(vision.encode(one))
+    made = vision.encode(one)
+    first = bits(made)
     assert bits(vision.encode(other)) != first
+    assert bits(made) == first, "it is no view of what libmtmd writes to"
     assert bits(vision.encode(one)) == first
 
 

@@ -21,6 +21,7 @@ from tests.operators.openai.cases import ACCEPTED, REFUSED, REQUIRED, TOOL, case
 from tests.operators.test_generate import FAKE
 
 SCHEMA = pa.schema([TEXT, LINE, ROW])
+TEXT_PART = {"type": "text", "text": "a"}
 TABLE = [(url, name) for url in PARAMETERS for name in PARAMETERS[url]]
 TEMPLATE = Path(__file__).with_name("tools.jinja")
 
@@ -219,3 +220,20 @@ def test_a_resumed_run_knows_the_custom_ids_of_the_chunks_before_and_of_no_other
 def test_models_are_looked_at_where_the_job_names_some():
     assert parse(line(REQUIRED[CHAT]), models=["m"])[0]
     assert fault(line(REQUIRED[CHAT]), models=["x"]) == "model_not_found: model is 'm'; this job answers for x"
+
+
+def test_images_are_for_models_that_read_them():
+    """As parts with `data:` URLs or URLs, which the row's messages have as they came."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = line({"model": "m", "messages": [{"role": "user", "content": [TEXT_PART, part]}]})
+    assert "unsupported_parameter: a part of the type image_url is not supported" in fault(asked)
+    op = ParseBatch(replace(FAKE, chat_template=str(TEMPLATE), mmproj="mmproj.gguf"))
+    op.plan(SCHEMA)
+    (batch,) = op.process(Batch(0, pa.RecordBatch.from_pylist([{"text": asked, "line": 1, "row": 0}], schema=SCHEMA)))
+    assert isinstance(batch, Batch)
+    (row,) = batch.data.to_pylist()
+    assert json.loads(row["messages"]) == [{"role": "user", "content": [TEXT_PART, part]}]
+    for url in ("a.png", "file:///etc/passwd", "data:text/html,x"):
+        other = {"type": "image_url", "image_url": {"url": url}}
+        reason = fault(line({"model": "m", "messages": [{"role": "user", "content": [other]}]}))
+        assert "not a URL that begins with data:image/, http:// or https://" in reason

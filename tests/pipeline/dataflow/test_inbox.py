@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.api.errors import Cancelled
+from pipeline.api.load import ROW_BYTES
 from pipeline.api.meter import StageMeter, StageState
 from pipeline.api.records import Batch, ChunkEnd, Item
 from pipeline.dataflow.inbox import Edge, NodeInbox
@@ -108,6 +109,24 @@ def test_an_empty_inbox_starves_its_reader_on_the_readers_clock():
     thread.join()
     assert isinstance(result[0], Batch)
     assert reader.clock.seconds()["starved_s"] == 7
+
+
+def test_rows_of_many_bytes_count_as_several():
+    """A row of 10 * ROW_BYTES is ten: a third does not fit into an edge of 25 rows until the first is taken."""
+    writer = Signalling(StageState.BLOCKED, FakeClock())
+    inbox = NodeInbox(StageMeter("reader"))
+    edge = inbox.connect(25)
+    large = [Batch(0, pa.record_batch([pa.array([bytes(10 * ROW_BYTES)])], ["image"])) for _ in range(3)]
+    for batch in large[:2]:
+        put(edge, batch, writer)
+    thread, _ = in_thread(lambda: put(edge, large[2], writer))
+    assert writer.waits.wait(10)
+    assert edge.rows == 2
+    assert inbox.poll() is not None
+    thread.join(10)
+    assert (edge.rows, edge.load) == (2, 20)
+    drain(inbox)
+    assert (edge.rows, edge.load) == (0, 0)
 
 
 def test_a_batch_larger_than_the_capacity_passes_an_empty_channel():
