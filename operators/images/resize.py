@@ -25,6 +25,8 @@ MOST_TILED = 4096
 """The longest edge that Idefics3's training makes."""
 TOKENS = "model.image_tokens"
 """The key of the limits that `tokens` are."""
+AS_LIBMTMD = "clip.vision.resized_by_libmtmd"
+"""What a header has, and is true, if training resized as libmtmd does."""
 _LEAST_CELLS, _MOST_CELLS = 8, 4096
 """llama.cpp's limits for the Qwen-VL families."""
 _PUBLISHED = {("qwen3vl_merger", 16): 65_536}
@@ -159,7 +161,7 @@ def resize_of(values: Mapping[str, Any], tokens: Mapping[str, int | None] | None
         found = _tiles(values)
     else:
         doubt = f"pictures of the family '{family}' are resized by llama.cpp, which may not be as in its training"
-        return Resize(ResizeRule.KEEP, doubt=doubt)
+        return Resize(ResizeRule.KEEP, doubt="" if values.get(AS_LIBMTMD) else doubt)
     if given:
         raise ConfigError(
             f"{TOKENS}={given}: the model's pictures ({family}) have the sizes that it was trained with; leave the key"

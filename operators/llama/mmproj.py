@@ -20,6 +20,7 @@ _WIDTHS: Mapping[str, tuple[bytes, int]] = {
     "idefics3": (b"mm.model.fc.weight", 1),
     "gemma3": (b"mm.input_projection.weight", 0),
     "mlp": (b"mm.2.weight", 1),
+    "adapter": (b"adapter.linear.dense_4h_to_h.weight", 1),
 }
 """The projectors that tests run: a tensor, and its dimension, that has the numbers of a cell (clip_n_mmproj_embd)."""
 TOKENS: Mapping[str, frozenset[bytes]] = {

@@ -13,8 +13,10 @@ BESIDE = (
     "jobs/**/*.yaml",
     "jobs/**/*.py",
     "jobs/data/*",
+    "jobs/data/pictures/*.png",
     "models/**/*.py",
     "models/tiny/*-q8_0.gguf",
+    "models/tiny/vision/*.gguf",
     "models/tiny/MODEL_CARD.md",
     "tests/families/encoders/*.gguf",  # model=tiny_classifier and model=tiny_reranker
     "requirements.lock",  # names the llama-cpp-python that `python -m pipeline build` builds

@@ -15,6 +15,7 @@ from models.tiny.chat import END, START
 from models.tiny.tasks.example import Split
 from models.tiny.vision.draw import Pixels, drawn
 from models.tiny.vision.scenes import COLOURS, DIGITS, KINDS, LONGEST, QUESTIONS, SHAPES, WORDS, Scene, families, scenes
+from models.tiny.vision.spelling import Speller
 
 CELL = -1
 """Stands for a cell of a picture among token ids."""
@@ -54,8 +55,8 @@ class PromptBatch:
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """`pixels` uint8 [rows, side, side, 3]; `places` and `letters` int64 [rows, patches]: which letter of the text is in
-    the middle of a patch, and what it is."""
+    """`pixels` uint8 [rows, side, side, 3]; `places` and `letters` int64 [rows, patches]: which letter of the text is
+    in the middle of a patch, and what it is."""
 
     pixels: Pixels
     places: NDArray[np.int64]
@@ -92,12 +93,12 @@ def prompt_of(tokenizer: Tokenizer, question: str, cells: int, behind: bool = Fa
     return [*tokenizer.encode(before).ids, *[CELL] * cells, *tokenizer.encode(after).ids]
 
 
-def prompts_of(tokenizer: Tokenizer, rows: Sequence[Asked], cells: int) -> PromptBatch:
+def prompts_of(tokenizer: Tokenizer, speller: Speller, rows: Sequence[Asked], cells: int) -> PromptBatch:
     """The rows' prompts and answers as one batch. An answer of n tokens weighs sqrt(n)."""
     coded = []
     for row in rows:
         prompt = prompt_of(tokenizer, row.question, cells, Random(row.seed).random() < BEHIND_SHARE)
-        coded.append((prompt, tokenizer.encode(row.answer + END).ids))
+        coded.append((prompt, [*speller.spell(row.answer), tokenizer.token_to_id(END)]))
     width = max(len(prompt) + len(answer) for prompt, answer in coded) - 1
     ids, targets = (np.zeros((len(rows), width), np.int64) for _ in range(2))
     weights = np.zeros((len(rows), width), np.float32)

@@ -21,16 +21,16 @@ RGB = {
     "orange": (245, 140, 20),
     "yellow": (245, 225, 45),
     "green": (35, 150, 55),
-    "blue": (35, 80, 220),
-    "purple": (140, 45, 170),
+    "brown": (125, 75, 30),
+    "pink": (250, 130, 195),
     "black": (20, 20, 20),
     "white": (245, 245, 245),
 }
-ON_DARK, ON_LIGHT = ("yellow", "white"), ("black", "blue", "purple")
+ON_DARK, ON_LIGHT = ("yellow", "white"), ("black", "brown")
 """Colours that are seen only before a dark or a light ground."""
 JITTER = 14
 """How far a channel of a colour may be from RGB."""
-LARGEST, SMALLEST = 30, 12
+LARGEST, SMALLEST = 20, 18
 """Sizes of the letters."""
 BARRED = 0.1
 """How many pictures are made as if they had not been square."""
@@ -67,7 +67,7 @@ def _letters(text: str, size: int) -> Letters:
 def _written(text: str, rng: Random) -> tuple[Pixels, Places]:
     """Where the ink is, uint8 [SIDE, SIDE]: the text in a size that fits, at any place; and its letters' places."""
     sizes = [size for size in range(SMALLEST, LARGEST + 1) if _letters(text, size).image.width <= SIDE - 4]
-    letters = _letters(text, rng.choice(sizes[len(sizes) // 2 :]))
+    letters = _letters(text, rng.choice(sizes))
     width, height = letters.image.size
     x, y = rng.randint(1, SIDE - 1 - width), rng.randint(1, SIDE - 1 - height)
     made = Image.new("L", (SIDE, SIDE))
@@ -91,7 +91,6 @@ def _corners(shape: str) -> list[tuple[float, float]]:
     a, b = 0.32, 0.95
     outlines = {
         "square": [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)],
-        "diamond": [(0.0, -1.0), (0.72, 0.0), (0.0, 1.0), (-0.72, 0.0)],
         "triangle": [(0.0, -0.9), (0.95, 0.75), (-0.95, 0.75)],
         "cross": [
             (-a, -b),
@@ -113,16 +112,19 @@ def _corners(shape: str) -> list[tuple[float, float]]:
 
 def _shaped(shape: str, rng: Random) -> Pixels:
     """Where the ink is, uint8 [SIDE, SIDE]: the shape in any size, at any place, a little turned."""
-    radius = rng.uniform(11, 30)
+    radius = rng.uniform(14, 29)
     x, y = (FINE * rng.uniform(radius + 1, SIDE - 1 - radius) for _ in range(2))
     radius *= FINE
     made = Image.new("L", (SIDE * FINE, SIDE * FINE))
     pen = ImageDraw.Draw(made)
-    if shape in ("circle", "ring"):
+    if shape in ("circle", "ring", "moon"):
         pen.ellipse((x - radius, y - radius, x + radius, y + radius), 255)
         if shape == "ring":
             hole = radius * rng.uniform(0.5, 0.68)
             pen.ellipse((x - hole, y - hole, x + hole, y + hole), 0)
+        if shape == "moon":
+            beside = radius * rng.uniform(0.45, 0.6)
+            pen.ellipse((x - radius + beside, y - radius, x + radius + beside, y + radius), 0)
     else:
         angle = rng.uniform(-0.2, 0.2)
         c, s = radius * cos(angle), radius * sin(angle)

@@ -1,7 +1,7 @@
 """Write a training checkpoint as an mmproj file: `python -m models.tiny.vision.export --from outputs/tiny_vision`.
 
-Matrices are float16, vectors float32. The pictures' side is what llama.cpp makes of any picture: it keeps the
-proportions and fills up with black.
+Matrices are float16, vectors float32. Pictures of another size llama.cpp resizes: it keeps the proportions and fills
+up with black, which some of the training's pictures show.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def add_shape(writer: gguf.GGUFWriter, shape: VisionShape) -> None:
     writer.add_vision_image_mean([shape.mean] * 3)
     writer.add_vision_image_std([shape.deviation] * 3)
     writer.add_vision_use_silu(True)
+    writer.add_bool("clip.vision.resized_by_libmtmd", True)
 
 
 def write_mmproj(

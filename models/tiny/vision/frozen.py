@@ -5,6 +5,7 @@ Gradients go through it to the embeddings alone, so weights are joined, and norm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.nn import functional
 
 from models.tiny.model import Block, TinyModel
 from models.tiny.start import start_of
-from models.tiny.vision.batches import CELL, PromptBatch
+from models.tiny.vision.batches import CELL, Asked, PromptBatch, prompts_of
+from models.tiny.vision.spelling import Speller
 
 HALF = torch.bfloat16
 
@@ -79,6 +81,7 @@ class FrozenText:
         model = TinyModel(start.shape)
         model.load_state_dict({name: torch.from_numpy(values) for name, values in start.tensors.items()})
         self.tokenizer: Tokenizer = start.tokenizer
+        self.speller = Speller(self.tokenizer)
         self.width = start.shape.width
         self.embeddings = model.embed.weight.data
         self._blocks = [FrozenBlock(block) for block in model.blocks if isinstance(block, Block)]
@@ -86,6 +89,10 @@ class FrozenText:
         half = start.shape.head_dim // 2
         self._cos = model.cos[:, None].to(HALF)
         self._sin = torch.cat([-model.sin[:, :half], model.sin[:, half:]], dim=1)[:, None].to(HALF)
+
+    def asked_about(self, rows: Sequence[Asked], cells: int) -> PromptBatch:
+        """The rows' prompts and answers."""
+        return prompts_of(self.tokenizer, self.speller, rows, cells)
 
     def answer_logits(self, cells: Tensor, batch: PromptBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [n, vocab], targets [n] and weights [n] of the answers' tokens, cells [rows, cells, width] standing

@@ -14,8 +14,8 @@ from random import Random
 from models.tiny.tasks.example import HELDOUT_PARTS, Split
 from models.tiny.tasks.words import ANIMALS, OBJECTS
 
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "black", "white")
-SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "heart")
+COLOURS = ("red", "orange", "yellow", "green", "brown", "pink", "black", "white")
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "moon", "heart")
 LONGEST = 5
 """Letters of the longest word: what is legible across the picture."""
 WORDS = tuple(word for word in ANIMALS + OBJECTS if len(word) <= LONGEST and word not in SHAPES)
@@ -29,14 +29,9 @@ QUESTIONS = {
     "number": (*READ, "Read the number.", "Which number is it?"),
     "shape": ("What shape is it?", "Which shape do you see?", "Name the shape."),
     "colour": ("What colour is it?", "Which colour do you see?", "Name the colour."),
-    "caption": ("Describe the picture.", "Write a caption.", "What do you see?"),
+    "caption": ("Describe the picture.", "Write a caption.", "Caption the picture."),
 }
 """By what is asked for."""
-CAPTIONS = {
-    "word": "The word {content} in {colour}.",
-    "number": "The number {content} in {colour}.",
-    "shape": "A {colour} {content}.",
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Scene:
     def answer(self, family: str) -> str:
         """The right answer to a question of `family`, a key of QUESTIONS."""
         if family == "caption":
-            return CAPTIONS[self.kind].format(content=self.content, colour=self.colour)
+            return f"{self.content} in {self.colour}"
         return self.colour if family == "colour" else self.content
 
 

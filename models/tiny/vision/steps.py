@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from torch import Tensor, nn
 
-from models.tiny.vision.batches import Asked, prompts_of
+from models.tiny.vision.batches import Asked
 from models.tiny.vision.frozen import FrozenText
 
 TEXT_MODEL = Path(__file__).parents[1] / "tiny-q8_0.gguf"
@@ -65,7 +65,7 @@ def evaluate(
     right: Counter[str] = Counter()
     for start in range(0, len(rows), 50):
         part = list(rows[start : start + 50])
-        batch = prompts_of(text.tokenizer, part, cells)
+        batch = text.asked_about(part, cells)
         logits, targets, _ = text.answer_logits(cells_of(part).float(), batch)
         owner = torch.from_numpy(batch.weights).nonzero()[:, 0]
         wrong = set(owner[logits.argmax(-1) != targets].tolist())

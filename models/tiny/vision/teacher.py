@@ -1,4 +1,4 @@
-"""Train the teacher: `python -m models.tiny.vision.teacher` (needs the `train` extra; a quarter of an hour of one core).
+"""Train the teacher: `python -m models.tiny.vision.teacher` (needs the `train` extra; ten minutes of one core).
 
 It is told what a scene shows and makes the cells for which the frozen text model gives the right answers. The encoder
 then learns to make the same cells of pictures, which costs a third of what learning through the text model does.
@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.tiny.train import save
-from models.tiny.vision.batches import TOLD, Asked, asked, prompts_of, told_of
+from models.tiny.vision.batches import TOLD, Asked, asked, told_of
 from models.tiny.vision.frozen import FrozenText
 from models.tiny.vision.scenes import COLOURS, DIGITS, KINDS, SHAPES, WORDS
 from models.tiny.vision.steps import TEXT_MODEL, Rate, evaluate, make_optimizers, update
@@ -59,7 +59,7 @@ class Teacher(nn.Module):
         digit = index - (len(TOLD) - DIGITS)
         for number, word in enumerate(words):
             for behind_space in (0, 1):
-                tokens = text.tokenizer.encode(" " * behind_space + word).ids[:room] if word else []
+                tokens = text.speller.spell(" " * behind_space + word)[:room] if word else ()
                 if digit >= 0:
                     tokens = tokens[-1:]  # a space is a token of its own before digits
                 first = max(0, digit) + (behind_space if digit >= 0 else 0)
@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 class Lesson:
     """What a run does. `noise`: standard deviation of what is added to the cells, as a part of their own."""
 
-    rate: Rate = Rate(steps=1200, peak=3e-3, warmup=30)
+    rate: Rate = field(default_factory=lambda: Rate(steps=1200, peak=3e-3, warmup=30))
     seed: int = 1
     rows: int = 32
     noise: float = 0.15
@@ -105,7 +105,7 @@ def teach(lesson: Lesson, cells: int, out: Path, text_model: Path = TEXT_MODEL) 
             rows = asked(lesson.seed * 1_000_003 + step, lesson.rows, "train")
             made = cells_of(rows)
             made = made + torch.randn_like(made) * (lesson.noise * made.detach().std())
-            loss = text.answer_loss(made, prompts_of(text.tokenizer, rows, cells))
+            loss = text.answer_loss(made, text.asked_about(rows, cells))
             loss.backward()
             update(teacher, optimizers, lesson.rate.at(step))
             entry = {"step": step + 1, "loss": round(loss.item(), 4), "cpu_s": round(time.process_time() - started, 3)}

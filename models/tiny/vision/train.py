@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.tiny.train import keep_log, save
-from models.tiny.vision.batches import LETTERS, TOLD, Asked, PictureBatch, asked, pictures_of, prompts_of, told_of
+from models.tiny.vision.batches import LETTERS, TOLD, Asked, PictureBatch, asked, pictures_of, told_of
 from models.tiny.vision.frozen import FrozenText
 from models.tiny.vision.network import Encoder, VisionShape
 from models.tiny.vision.scenes import LONGEST
@@ -40,7 +40,7 @@ log = logging.getLogger("tiny.vision.train")
 class Plan:
     """What a run does. The last `reading` steps learn through the text model, too."""
 
-    rate: Rate = Rate(steps=5000, peak=2e-3)
+    rate: Rate = field(default_factory=lambda: Rate(steps=5000, peak=2e-3))
     reading: int = 400
     seed: int = 2
     rows: int = 48
@@ -103,7 +103,7 @@ class Learner(nn.Module):
             wanted = teacher(told)
             made["taught"] = functional.mse_loss(cells, wanted) / wanted.var()
         if text is not None:
-            made["answer"] = text.answer_loss(cells, prompts_of(text.tokenizer, rows, self.encoder.shape.cells))
+            made["answer"] = text.answer_loss(cells, text.asked_about(rows, self.encoder.shape.cells))
         return made
 
 
@@ -164,11 +164,11 @@ def train(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m models.tiny.vision.train", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=Plan.rate.steps, help="optimiser steps (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=Plan().rate.steps, help="optimiser steps (default %(default)s)")
     parser.add_argument("--reading", type=int, default=Plan.reading, help="of them through the text model")
     parser.add_argument("--out", type=Path, default=Path("outputs/tiny_vision"), help="directory (default %(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
-    parser.add_argument("--rate", type=float, default=Plan.rate.peak, help="peak learning rate (default %(default)s)")
+    parser.add_argument("--rate", type=float, default=Plan().rate.peak, help="peak learning rate (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

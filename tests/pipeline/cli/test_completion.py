@@ -40,7 +40,9 @@ def script(capsys) -> str:
 def test_jobs_options_keys_and_commands_are_completed(script):
     before = "python -m pipeline "
     assert tab(script, before + "job=") == [job.name for job in list_jobs()]
-    assert tab(script, before + "job=quickstart model=ti") == ["tiny", "tiny_classifier", "tiny_reranker", "tiny_sdar"]
+    assert tab(script, before + "job=quickstart model=ti") == [
+        *("tiny", "tiny_classifier", "tiny_reranker", "tiny_sdar", "tiny_vision")
+    ]
     assert tab(script, before + "flow=generate_") == ["generate_checked"]
     assert tab(script, before + "runtime.slo") == ["runtime.slots="]
     assert tab(script, before + "decode.denoising") == ["decode.denoising_steps="]
