@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,8 @@ class JobImages:
         """
         if reads_images(model):
             return None
-        path = model.path and Path(model.path).expanduser()
-        beside = sorted(str(file) for file in path.parent.glob("*mmproj*.gguf")) if path else []
-        remedy = f"model.mmproj={beside[0]} lies beside it" if beside else "name its mmproj file with model.mmproj="
+        beside = _mmproj_beside(Path(model.path).expanduser()) if model.path else None
+        remedy = f"model.mmproj={beside} lies beside it" if beside else "name its mmproj file with model.mmproj="
         if self.names:
             raise ConfigError(
                 f"{self.key}={self.names[0]} gives images to a model that reads none: model.mmproj is not set; {remedy}"
@@ -181,6 +181,15 @@ class JobImages:
         images = RowImages(self._forms, {name: row[name] for name in self.names})
         row |= images.marks
         return images
+
+
+def _mmproj_beside(model: Path) -> Path | None:
+    """Return the mmproj file in the folder of a model's file, of several the one with the most similar name."""
+
+    def likeness(file: Path) -> float:
+        return SequenceMatcher(None, model.stem.lower(), file.stem.lower().replace("mmproj", "")).ratio()
+
+    return max(sorted(model.parent.glob("*mmproj*.gguf")), key=likeness, default=None)
 
 
 def reads_images(model: ModelSettings) -> bool:

@@ -199,9 +199,10 @@ def test_what_a_template_prints_for_images_is_text_in_the_text_of_a_row(tmp_path
 
 def test_a_model_that_reads_no_images(tmp_path: Path) -> None:
     """It is refused where columns have images, with the file beside it that would do; in messages it costs the row."""
-    (tmp_path / "mmproj-x-f16.gguf").touch()
+    for name in ("mmproj-a-f16.gguf", "mmproj-x-f16.gguf"):
+        (tmp_path / name).touch()
     blind = chat_model(TURNS)
-    blind.path = str(tmp_path / "x.gguf")
+    blind.path = str(tmp_path / "x-q8_0.gguf")
     with pytest.raises(ConfigError, match=r"images=page gives images .* model.mmproj=.*/mmproj-x-f16.gguf lies beside"):
         Render(blind, DataSettings(), images=["page"]).plan(SCHEMA)
     chats = [
