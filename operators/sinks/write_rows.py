@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePath
@@ -22,7 +21,7 @@ from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import OutputSettings
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
-from pipeline.api.records import SUPERSEDES
+from pipeline.api.records import SUPERSEDES, record_json, value_as_text
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_files import names_of, scan_folder, shown_rows
 
@@ -219,4 +218,4 @@ def _shown(value: object) -> str:
     """Format a value for a preview: a number rounded, a list or struct as JSON."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return record_json(value) if isinstance(value, list | dict) else value_as_text(value)
