@@ -121,8 +121,14 @@ class WriteRows(Sink, Concludes):
         """Write the chunk under a temporary name; the commit renames it."""
         # Combined before and after: the bytes under a null, and the boundaries of Parquet pages, depend on the chunks
         # of a table.
-        table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
-        ordered = sorted_by_identity(table).combine_chunks()
+        try:
+            table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
+            ordered = sorted_by_identity(table).combine_chunks()
+        except pa.ArrowInvalid as error:  # Arrow's places of bytes have 31 bits
+            raise ValueError(
+                "the rows of a chunk have more than 2 GiB in one column; make chunks smaller (chunk_rows=), or take out"
+                f" what results do not need, as images (operators.columns.Select): {error}"
+            ) from error
         if (twice := repeated_row(ordered)) is not None:
             raise ValueError(
                 f"two rows are row {twice}, with the same lineage; these identify a row everywhere: an operator before"
