@@ -14,6 +14,7 @@ from operators.formats.reader import Reader
 from operators.rows.polars_frames import known_to_polars
 from operators.rows.times import Times
 from pipeline.api.errors import SchemaError
+from pipeline.system.atomic_files import holds_bytes
 
 
 def _only_read(table: pa.Table, file: BinaryIO, compression: str, level: int | None, **keys: Any) -> None:
@@ -110,13 +111,8 @@ def check_text(field: pa.Field, files: str) -> None:
     inside of lists and structs, or of a type that polars does not know."""
     if not known_to_polars(field.type):
         raise unknown_type(field, files)
-    if _holds_bytes(field.type):
+    if holds_bytes(field.type):
         raise SchemaError(
             f"column '{field.name}' has type {field.type}, and {files} cannot hold bytes; write output=parquet or"
             " output=arrow, or take the column out"
         )
-
-
-def _holds_bytes(kind: pa.DataType) -> bool:
-    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return bool(own) or any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))

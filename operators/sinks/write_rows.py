@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePath
@@ -22,7 +21,7 @@ from operators.rows.times import rows_beyond
 from operators.rows.token_lists import PROMPT_IDS, PROMPT_LITERALS, PROMPT_TEXT
 from operators.settings import OutputSettings
 from pipeline.api import ROW, Batch, Concludes, ConfigError, Output, Runtime, SchemaError, Sink, require_column
-from pipeline.api.records import SUPERSEDES
+from pipeline.api.records import SUPERSEDES, record_json, value_as_text
 from pipeline.system.atomic_files import part_name, repeated_row, sorted_by_identity, write_table_shard
 from pipeline.system.result_files import names_of, scan_folder, shown_rows
 
@@ -122,8 +121,14 @@ class WriteRows(Sink, Concludes):
         """Write the chunk under a temporary name; the commit renames it."""
         # Combined before and after: the bytes under a null, and the boundaries of Parquet pages, depend on the chunks
         # of a table.
-        table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
-        ordered = sorted_by_identity(table).combine_chunks()
+        try:
+            table = pa.Table.from_batches(self._chunks.pop(chunk, []), self._schema).combine_chunks()
+            ordered = sorted_by_identity(table).combine_chunks()
+        except pa.ArrowInvalid as error:  # Arrow's places of bytes have 31 bits
+            raise ValueError(
+                "the rows of a chunk have more than 2 GiB in one column; make chunks smaller (chunk_rows=), or take out"
+                f" what results do not need, as images (operators.columns.Select): {error}"
+            ) from error
         if (twice := repeated_row(ordered)) is not None:
             raise ValueError(
                 f"two rows are row {twice}, with the same lineage; these identify a row everywhere: an operator before"
@@ -219,4 +224,4 @@ def _shown(value: object) -> str:
     """Format a value for a preview: a number rounded, a list or struct as JSON."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return record_json(value) if isinstance(value, list | dict) else value_as_text(value)

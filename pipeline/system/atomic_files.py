@@ -19,6 +19,7 @@ from pipeline.system.disk_errors import writing
 from pipeline.system.failpoints import Failpoint, reached
 
 TEMPORARY_SUFFIX = ".tmp"
+GROUP_BYTES = 32 << 20
 
 
 def part_name(chunk: int, suffix: str = "parquet", split: str = "") -> str:
@@ -49,10 +50,19 @@ def repeated_row(table: pa.Table) -> int | None:
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, compression: str = "zstd", level: int | None = None) -> None:
-    """Write `table` as a Parquet file: of no rows one without row groups, since `datasets` cannot read an empty one."""
+    """Write `table` as a Parquet file: of no rows one without row groups, since `datasets` cannot read an empty one; of
+    columns of bytes, as images, one with row groups of GROUP_BYTES, since readers have a whole one in memory."""
+    has_bytes = any(holds_bytes(field.type) for field in table.schema)
+    rows = max(1, table.num_rows * GROUP_BYTES // max(table.nbytes, GROUP_BYTES)) if has_bytes else None
     with pq.ParquetWriter(file, table.schema, compression=compression, compression_level=level) as writer:
         if table.num_rows:
-            writer.write_table(table)
+            writer.write_table(table, rows)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Return True for a type of bytes, also inside of lists and structs."""
+    own = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(own) or any(holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def write_parquet_shard(table: pa.Table, path: Path, chunk: int) -> Shard:

@@ -142,7 +142,8 @@ def test_a_run_that_dies_there_is_resumed_to_the_same_bytes(point, dies, resumes
 def test_so_is_one_whose_prompts_have_images(at, cache, forks, matrix, tmp_path):
     """Whether what was computed for images is read from the files that the dead run has left, or computed anew."""
     results = []
-    for runs in ([{}], [{VARIABLE: at}, {}]):
+    attempts: list[list[dict[str, str]]] = [[{}], [{VARIABLE: at}, {}]]
+    for runs in attempts:
         directory = tmp_path / str(len(runs))
         for number, environment in enumerate(runs):
             place = directory.with_name(f"{directory.name}-cache{number * (cache == 'another')}")

@@ -58,3 +58,24 @@ def test_images_are_their_paths_in_files_of_text(tmp_path: Path) -> None:
 def test_other_bytes_are_refused_as_ever(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="JSON lines cannot hold bytes; write output=parquet"):
         opened(tmp_path, OutputSettings("jsonl"), pa.schema([ROW, ("image", pa.binary())]))
+
+
+def test_parquet_has_few_large_images_in_a_row_group(tmp_path: Path) -> None:
+    schema = pa.schema([ROW, ("image", IMAGE)])
+    op = opened(tmp_path, OutputSettings(), schema)
+    for row in reversed(range(5)):
+        rows = [{"row": row, "image": {"bytes": bytes([row]) * (12 << 20), "path": None}}]
+        assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist(rows, schema))))
+    file = pq.ParquetFile(finished(op).temporary)
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [2, 2, 1]
+    assert [image["bytes"][0] for image in file.read()["image"].to_pylist()] == list(range(5))
+
+
+def test_more_bytes_than_a_column_of_a_chunk_holds_are_an_error_with_its_remedy(tmp_path: Path) -> None:
+    schema = pa.schema([ROW, ("image", IMAGE)])
+    op = opened(tmp_path, OutputSettings(), schema)
+    one = pa.RecordBatch.from_pylist([{"row": 0, "image": {"bytes": bytes(64 << 20), "path": None}}], schema)
+    for row in range(33):
+        assert not list(op.process(Batch(0, one.set_column(0, ROW, pa.array([row], ROW.type)))))
+    with pytest.raises(ValueError, match=r"more than 2 GiB in one column; make chunks smaller \(chunk_rows=\)"):
+        finished(op)

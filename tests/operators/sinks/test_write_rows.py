@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from operators.filter import Filter
 from operators.formats import registry
+from operators.images.columns import IMAGE
 from operators.openai.write_batch import WriteBatch
 from operators.settings import OutputSettings
 from operators.sinks.write_rows import WriteRows
@@ -209,17 +210,20 @@ def test_what_cannot_work_is_refused() -> None:
 
 def test_a_preview_rounds_numbers_and_shows_nested_values_as_json(tmp_path):
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
-    schema = pa.schema([ROW, ("perplexity", pa.float64()), ("messages", pa.list_(message)), ("text", pa.string())])
-    op = WriteRows(OutputSettings(preview=1, preview_columns=["perplexity", "messages", "text", "perplexity"]))
+    columns = {"perplexity": pa.float64(), "messages": pa.list_(message), "text": pa.string(), "image": IMAGE}
+    schema = pa.schema([ROW, *columns.items()])
+    op = WriteRows(OutputSettings(preview=1, preview_columns=[*columns, "perplexity"]))
     op.plan(schema)
     (tmp_path / "data").mkdir()
     messages = [{"role": "user", "content": "é"}]
-    values = {"row": 0, "perplexity": 1.0003905573437335, "messages": messages, "text": "a\nb"}
+    image = {"bytes": b"\x89PNG 1 2", "path": "a.png"}
+    values = {"row": 0, "perplexity": 1.0003905573437335, "messages": messages, "text": "a\nb", "image": image}
     pq.write_table(pa.Table.from_pylist([values], schema), tmp_path / "data/part-00000.parquet")
     assert list(op.report(tmp_path, "write")) == [
         "perplexity  1.00039",
         'messages    [{"role": "user", "content": "é"}]',
         "text        a b",
+        'image       {"bytes": "(8 bytes)", "path": "a.png"}',
         "",
     ]
 

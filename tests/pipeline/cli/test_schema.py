@@ -70,7 +70,7 @@ def test_a_misspelt_key_is_marked(name):
     ("key", "wrong", "right"),
     [
         ("chunk_rows", "many", 10),
-        ("report", "maybe", "${oc.env:REPORT}"),
+        ("append", "maybe", "${oc.env:APPEND}"),
         ("seed", 1.5, "${now:%j}"),
         ("sampling.temperature", "hot", 0.5),
         ("runtime.slots", [16], 16),
