@@ -193,4 +193,4 @@ def test_the_table_of_families_says_which_can_have_drafts():
         whole = "yes" if facts.drafts_change_bits is None else "not of `f32` `bf16`"
         found = said.pop(str(read_header(HERE / f"{family}.gguf").architecture))
         assert found == ("no" if facts.no_rollback else whole)
-    assert not said
+    assert set(said.values()) == {"not run"}  # of models that read images

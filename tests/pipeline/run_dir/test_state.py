@@ -251,7 +251,8 @@ def test_names_are_durable_before_the_state_speaks_of_them(tmp_path, monkeypatch
 
     def checked(real: Callable[..., None]) -> Callable[..., None]:
         def say(*arguments: object) -> None:
-            assert {path for path in pending if path.name not in LATER} == set()
+            # Streams of metrics, which a tick of the clock begins, are spoken of when they are merged.
+            assert {path for path in pending if path.name not in LATER and path.parent.name != "metrics"} == set()
             said.append(real.__name__)
             real(*arguments)
 
