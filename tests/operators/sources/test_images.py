@@ -78,6 +78,17 @@ def test_rows_of_other_formats_are_read_rather_than_the_images_beside_them(folde
     assert read(folder).values == [{"file_name": "a.JPG"}]
 
 
+@pytest.mark.parametrize("odd", ["link", "folder"])
+def test_what_is_named_like_an_image_and_is_none_matters_where_images_are_read(folder: Path, odd: str) -> None:
+    name = folder / "logo.png"
+    name.symlink_to("gone.png") if odd == "link" else name.mkdir()
+    (folder / "metadata.csv").write_text("file_name\na.JPG\n")
+    assert read(folder).values == [{"file_name": "a.JPG"}]
+    for data in ({"path": folder, "format": "images"}, {"path": f"{folder}/*.[jp][pn]g"}):
+        with pytest.raises(InputError, match=r"logo.png is named like a file of rows and is a (link|folder)"):
+            read(**data)  # type: ignore[arg-type]
+
+
 def test_a_change_of_one_image_is_another_input(folder: Path) -> None:
     def planned() -> object:
         source = ReadPrompts(DataSettings(path=str(folder)), 2)
