@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -75,7 +75,7 @@ class ImageForms:
         named = [] if root is None else [Path(root).expanduser()]
         self._folders = [Path(os.path.realpath(folder)) for folder in (*named, *folders)]
         self._tried = [self._folders[: len(named)], self._folders[len(named) :], [Path()]]
-        self._domains = frozenset(domains)
+        self._domains = frozenset(domain.lower() for domain in domains)
 
     def images(self, value: Any) -> list[Image]:
         """Return the images in a value of a row, in order; none for null and what is empty.
@@ -111,7 +111,7 @@ class ImageForms:
             self._refuse_domain(text)
             return {URL: text}
         if scheme == "file:":
-            text = unquote(urlsplit(text).path)
+            text = unquote(_parts(text).path)
         elif "://" in text[:64]:
             raise BadImage(
                 f"{text[:200]} is no place that images are read from, which are files, `data:` URLs, and http(s) of"
@@ -120,7 +120,7 @@ class ImageForms:
         return {"bytes": None, "path": self._path(text)}
 
     def _refuse_domain(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = _parts(url)
         host = (parts.hostname or "").lower()
         if not self._domains & {host, parts.netloc.lower()}:
             raise BadImage(
@@ -153,6 +153,13 @@ class ImageForms:
         if _BASE64.fullmatch(text):
             raise BadImage(f"{no_path} before it")
         raise BadImage(f"{text!r} is not there (looked below {below}); data.image_root= says where images are")
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise BadImage(f"{url[:200]} is no URL: {error}") from None
 
 
 def _there(path: Path) -> str | None:

@@ -73,6 +73,7 @@ def test_a_path_that_is_another_file_in_another_folder_of_the_input_costs_its_ro
             "https://x.org/a.png",
             r"an image is at https://x.org, from where none are fetched; data.image_domains=\[x.org\]",
         ),
+        ("https://[bad", "is no URL: Invalid IPv6 URL"),
         ("data:video/mp4;base64,AA==", "of the type video/mp4; videos are not read"),
         ("data:image/png;base64,A", "is no base64"),
         ("data:image/png;base64", "has no comma"),
@@ -91,7 +92,7 @@ def test_what_leads_elsewhere_costs_its_row(folder: Path, text: Any, says: str) 
 
 
 def test_bytes_structs_lists_and_what_is_empty(folder: Path) -> None:
-    forms = ImageForms(None, [folder], ["x.org", "x.org:8000"])
+    forms = ImageForms(None, [folder], ["X.org", "x.org:8000"])
     here = {"bytes": None, "path": str(folder / "a.png")}
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     alone: dict[Any, Any] = {PNG: {"bytes": PNG, "path": None}, url: {"bytes": PNG, "path": None}, "a.png": here}

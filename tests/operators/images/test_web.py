@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 import pytest
 
@@ -15,7 +19,8 @@ from pipeline.api.errors import SourceError
 
 
 class Answers(BaseHTTPRequestHandler):
-    """/ok is an image, /STATUS answers so, /to?URL leads there, /later fails once."""
+    """/ok is an image, /STATUS answers so, /to?URL leads there, /later fails once, /short breaks off, /drip never ends
+    its headers."""
 
     asked: list[str] = []  # noqa: RUF012 - of the one server of a test
 
@@ -24,7 +29,13 @@ class Answers(BaseHTTPRequestHandler):
         name, _, query = self.path[1:].partition("?")
         status = int(name) if name.isdigit() else 503 if name == "later" and self.asked.count(self.path) == 1 else 200
         self.send_response(302 if name == "to" else status)
-        self.send_header("Location", query)
+        self.send_header("Location", unquote(query))
+        if name == "short":
+            self.send_header("Content-Length", "100")
+        with suppress(OSError):
+            while name == "drip":
+                self.wfile.write(b"X")
+                time.sleep(0.02)
         self.end_headers()
         self.wfile.write(b"an image" + b"!" * 100 * (name == "long"))
 
@@ -54,6 +65,8 @@ def test_images_come_in_order_and_each_failure_costs_its_own(host: str, monkeypa
         "long": "has more than 0 MiB",
         "to?http://169.254.169.254/meta": "redirected to http://169.254.169.254, which is not in data.image_domains",
         "to?file:///etc/passwd": "redirected to file://",
+        "to?http://[bad": "is no URL that can be asked",
+        "short": "cannot be fetched: IncompleteRead(8 bytes read, 92 more expected)",
         "to?/to?/to?/to?/to?/to?/to?/ok": "redirected more than 5 times",
     }
     found = ImageFetcher([host]).fetch_all([f"http://{host}/{name}" for name in cases])
@@ -63,15 +76,36 @@ def test_images_come_in_order_and_each_failure_costs_its_own(host: str, monkeypa
         else:
             assert isinstance(each, BadImage)
             assert says in str(each)
-    assert Answers.asked.count("/503") == 3
+    assert Answers.asked.count("/503") == Answers.asked.count("/short") == 3
     assert Answers.asked.count("/404") == 1
 
 
 def test_a_name_that_leads_to_a_private_address_is_refused(host: str) -> None:
     port = host.partition(":")[2]
-    (found,) = ImageFetcher(["localhost"]).fetch_all([f"http://localhost:{port}/ok"])
+    (found,) = ImageFetcher(["LOCALHOST"]).fetch_all([f"http://localhost:{port}/ok"])
     assert "which is no public address; if it is yours, name the address" in str(found)
     assert not Answers.asked
+
+
+def test_a_server_that_never_ends_has_the_time_of_one_image(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_S", 0.2)
+    (found,) = ImageFetcher([host]).fetch_all([f"http://{host}/drip"])
+    assert "cannot be fetched: it takes more than 0.2 s" in str(found)
+    assert Answers.asked == ["/drip"]
+
+
+def test_a_host_that_is_gone_costs_its_rows_while_another_answers(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no image of the other has been asked for yet. One that has answered may come back."""
+    monkeypatch.setattr(web, "MOST_IN_A_ROW", 3)
+    gone = "127.0.0.1:1"
+    assert all(isinstance(each, BadImage) for each in ImageFetcher([host, gone]).fetch_all([f"http://{gone}/a"] * 7))
+    with pytest.raises(SourceError, match="3 images in a row could not be fetched"):
+        ImageFetcher([gone]).fetch_all([f"http://{gone}/a"] * 7)
+    fetcher = ImageFetcher([host, gone])
+    assert fetcher.fetch_all([f"http://{host}/ok"]) == [b"an image"]
+    monkeypatch.setattr(web, "_takes_connections", lambda place: False)
+    with pytest.raises(SourceError, match="3 images in a row could not be fetched"):
+        fetcher.fetch_all([f"http://{gone}/a"] * 7)
 
 
 def test_a_network_that_is_broken_ends_the_run(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +114,12 @@ def test_a_network_that_is_broken_ends_the_run(host: str, monkeypatch: pytest.Mo
     fetcher.fetch_all([f"http://{host}/{name}" for name in ("503", "503", "ok", "503", "503", "404")])
     with pytest.raises(SourceError, match="3 images in a row could not be fetched"):
         fetcher.fetch_all([f"http://{host}/503"] * 3)
+
+
+def test_a_machine_without_sockets_ends_the_run(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(web.socket, "create_connection", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        ImageFetcher([host]).fetch_all([f"http://{host}/ok"])
