@@ -19,7 +19,7 @@ from operators.endpoint.server import ModelOrServer
 from operators.engine.backend.loading import identity, inspect_model, load_model
 from operators.engine.backend.text_columns import TextColumns
 from operators.engine.images.columns import PLACED_IMAGES, ImagePrompts
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import PROMPT_IMAGES, has_prompt_images
 from operators.prompts.row_images import with_images_named
 from operators.rows.batches import set_apart
 from operators.rows.lineage import refuse_identity
@@ -70,7 +70,7 @@ class Tokenize(ModelOrServer, MakesPrompts):
     def plan(self, schema: pa.Schema) -> pa.Schema:
         inspect_model(self._settings)
         require_column(schema, PROMPT_TEXT.name, [PROMPT_TEXT.type])
-        self._has_images = PROMPT_IMAGES.name in schema.names
+        self._has_images = has_prompt_images(schema)
         if self._has_images:
             require_column(schema, PROMPT_IMAGES.name, [PROMPT_IMAGES.type])
             check(self._settings.mmproj is not None, "model.mmproj", None, "prompts have images, which it is to read")

@@ -21,7 +21,7 @@ from operators.generation.journal import StoredCompletion
 from operators.generation.requests import BatchRow, RowMaker
 from operators.generation.seeds import RowSeeds, no_seed
 from operators.generation.store_lookup import RowLookup
-from operators.images.columns import PROMPT_IMAGES
+from operators.images.columns import PROMPT_IMAGES, has_prompt_images
 from operators.images.read import BadImage
 from operators.prompts.arguments import TemplateArguments
 from operators.prompts.messages import NoPrompt
@@ -120,7 +120,7 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         if self._api == "completions" and PROMPT_IDS.name in data.schema.names:
             ids = data.column(PROMPT_IDS.name).to_pylist()
             prompts = [text if tokens is None else tokens for text, tokens in zip(prompts, ids, strict=True)]
-        images = [PROMPT_IMAGES.name] if PROMPT_IMAGES.name in data.schema.names else []
+        images = [PROMPT_IMAGES.name] if has_prompt_images(data.schema) else []
         values = {name: python_values(data.column(name)) for name in [*self._columns, *images]}
         return prompts, [{name: column[i] for name, column in values.items()} for i in range(data.num_rows)]
 

@@ -29,6 +29,16 @@ def limited(field: pa.Field, most_pixels: int, *, of_columns: bool) -> pa.Field:
     return field.with_metadata({_LIMIT: str(most_pixels), **({_OF_COLUMNS: "true"} if of_columns else {})})
 
 
+def is_of_prompts(field: pa.Field) -> bool:
+    """Return whether a field holds images of prompts, as `limited` marks it: a column of the input may be named so."""
+    return _LIMIT in (field.metadata or {})
+
+
+def has_prompt_images(schema: pa.Schema, name: str = PROMPT_IMAGES.name) -> bool:
+    """Return whether column `name` is there and holds images of prompts."""
+    return name in schema.names and is_of_prompts(schema.field(name))
+
+
 def most_pixels(field: pa.Field) -> int:
     """Return the limit of the pixels of images in a column."""
     return int((field.metadata or {}).get(_LIMIT, MOST_PIXELS))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from operators.images.columns import PROMPT_IMAGES, limited
+from operators.images.columns import PROMPT_IMAGES, has_prompt_images, limited
 from operators.images.forms import URL, Image
 from operators.images.read import BadImage
 from operators.images.web import ImageFetcher
@@ -126,7 +126,8 @@ class Rendering(Operator):
         self._columns = list(dict.fromkeys([*self._columns, *of_images]))
         if self._raw_column is not None:
             require_column(schema, self._raw_column, [pa.string()])
-        stale = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)  # of an earlier prompt, whose text was dropped
+        stale = [PROMPT_LITERALS.name]  # of an earlier prompt, whose text was dropped
+        stale += [PROMPT_IMAGES.name] if has_prompt_images(schema) else []
         schema = pa.schema([field for field in schema if field.name not in stale])
         added = [PROMPT_TEXT, PROMPT_LITERALS]
         if self._may_have_images:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES, are_of_columns
+from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES, are_of_columns, has_prompt_images
 from operators.images.forms import WANTED, Image, ImageForms, holds_images, input_folders
 from operators.images.read import BadImage, require
 from operators.prompts.messages import NoImages
@@ -251,13 +251,13 @@ def _images_beside(schema: pa.Schema, names: Iterable[str]) -> Iterator[tuple[st
     for name in names:
         for ending in (PROMPT_TEXT.name, PROMPT_IDS.name):
             beside = name.removesuffix(ending) + PROMPT_IMAGES.name
-            if name.endswith(ending) and beside in schema.names:
+            if name.endswith(ending) and has_prompt_images(schema, beside):
                 yield name, beside
 
 
 def with_images_named(text: str, row: pa.RecordBatch) -> str:
     """Return the text of the prompt of a single row with what its images are in the place of their marks, to show."""
-    images = row.column(PROMPT_IMAGES.name).to_pylist()[0] if PROMPT_IMAGES.name in row.schema.names else None
+    images = row.column(PROMPT_IMAGES.name).to_pylist()[0] if has_prompt_images(row.schema) else None
     for number, image in enumerate(images or (), 1):
         named = image["path"] or f"{len(image['bytes']):,} bytes"
         text = text.replace(IMAGE_MARK, f"<image {number}: {named}>", 1)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from operators.formats.registry import WRITTEN
 from operators.formats.result_csv import DEFUSED
 from operators.formats.unpack import CODECS
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, SHOWN_IMAGE, has_prompt_images, is_of_prompts
 from operators.images.forms import paths_of, type_of_paths
 from operators.rows.splits import NAMES, alike, is_split_name
 from operators.rows.times import rows_beyond
@@ -78,8 +78,8 @@ class WriteRows(Sink, Concludes):
             PROMPT_TEXT.name: self._output.prompt_text,
             "completion_ids": self._output.completion_ids,
         }
-        others = (PROMPT_LITERALS.name, PROMPT_IMAGES.name)
-        chosen = [f for f in schema if helpers.get(f.name, not f.name.endswith(others))]
+        others = [f.name for f in schema if f.name.endswith(PROMPT_LITERALS.name) or is_of_prompts(f)]
+        chosen = [f for f in schema if helpers.get(f.name, f.name not in others)]
         as_paths = {} if self._format.bytes else {f.name: kind for f in chosen if (kind := type_of_paths(f.type))}
         self._as_paths = list(as_paths)
         self._schema = pa.schema([pa.field(f.name, as_paths.get(f.name, f.type), f.nullable) for f in chosen])
@@ -87,7 +87,7 @@ class WriteRows(Sink, Concludes):
             f.name
             for f in self._schema
             if f.name.endswith(PROMPT_TEXT.name)
-            and f.name.removesuffix(PROMPT_TEXT.name) + PROMPT_IMAGES.name in schema.names
+            and has_prompt_images(schema, f.name.removesuffix(PROMPT_TEXT.name) + PROMPT_IMAGES.name)
         ]
         at = schema.get_field_index(SUPERSEDES.name)
         self._has_older = at >= 0 and schema.field(at).equals(SUPERSEDES, check_metadata=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import yaml
 
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, MOST_PIXELS, PROMPT_IMAGES, limited
 from operators.rows.token_lists import PROMPT_TEXT
 from operators.settings import DataSettings, OutputSettings
 from pipeline.api.protocols import Operator
@@ -67,7 +67,7 @@ class Pictures(Operator):
         self.files = [
             {"bytes": png(32, 32, 8, 2, (b"\0" + bytes([n]) * 96) * 32), "path": None} for n in range(0, 200, 10)
         ]
-        self.schema = add_columns(schema, PROMPT_TEXT, PROMPT_IMAGES)
+        self.schema = add_columns(schema, PROMPT_TEXT, limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=True))
         return self.schema
 
     def process(self, batch: Batch) -> Iterable[Output]:

@@ -165,9 +165,10 @@ def test_prompts_with_images_are_refused_by_what_reads_texts_alone(tmp_path):
     ids = pa.field("prompt_ids", pa.list_(pa.int32()))
     plain: dict[str, Any] = {"prompt_text": "Q", "prompt_ids": [1], "options": ["a"]}
     rows = [plain, {**plain, "prompt_images": [{}]}]
+    of_parts = limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=False)
     for column in ("prompt_text", "prompt_ids"):
         op = chooser(question_column=column)
-        out = flow(tmp_path / column, rows, op, pa.schema([*ASKED, ids, PROMPT_IMAGES]))
+        out = flow(tmp_path / column, rows, op, pa.schema([*ASKED, ids, of_parts]))
         assert [row["row"] for row in out.run()] == [0]
         assert [reason for _, _, reason in out.tally.by_reason] == ["the prompt has images, which Choose does not read"]
         with pytest.raises(SchemaError, match=r"Choose reads texts alone, .* write images: \[\] where they are made"):

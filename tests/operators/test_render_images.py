@@ -254,6 +254,13 @@ def test_an_image_of_an_earlier_prompt_is_not_that_of_the_next() -> None:
     assert "prompt_images" not in again.names
 
 
+def test_a_column_of_the_input_by_that_name_stays_or_is_refused() -> None:
+    own = pa.schema([*SCHEMA, ("prompt_images", pa.int64())])
+    assert Render(model(), DataSettings()).plan(own).field("prompt_images").type == pa.int64()
+    with pytest.raises(SchemaError, match="would write the column 'prompt_images', which the input has already"):
+        Render(model(), DataSettings(image_column="page")).plan(own)
+
+
 def test_images_that_no_prompt_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where the model would read them, and nobody has said that it is meant."""
     rows = [{"prompt": "hi", "page": A}]

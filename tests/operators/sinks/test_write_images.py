@@ -11,14 +11,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from operators.images.columns import IMAGE, IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE, IMAGE_MARK, MOST_PIXELS, PROMPT_IMAGES, limited
 from operators.settings import OutputSettings
 from pipeline.api.errors import SchemaError
 from pipeline.api.records import ROW, Batch
 from tests.operators.sinks.writing import finished, opened
 
 TEXT = pa.field("prompt_text", pa.string())
-SCHEMA = pa.schema([ROW, ("image", IMAGE), ("pages", pa.list_(IMAGE)), TEXT, PROMPT_IMAGES])
+OF_PROMPTS = limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=True)
+SCHEMA = pa.schema([ROW, ("image", IMAGE), ("pages", pa.list_(IMAGE)), TEXT, OF_PROMPTS])
 CAT, DOG = {"bytes": b"\xff", "path": "cat.jpg"}, {"bytes": None, "path": "dog.jpg"}
 ROWS: list[dict[str, Any]] = [
     {"row": 0, "image": CAT, "pages": [CAT, None, DOG], "prompt_text": f"{IMAGE_MARK}a", "prompt_images": [CAT]},
@@ -53,6 +54,18 @@ def test_images_are_their_paths_in_files_of_text(tmp_path: Path) -> None:
     )
     assert table["image"].to_pylist() == PATHS["image"]
     assert pq.read_table(written(tmp_path / "c", "xlsx"))["image"].to_pylist() == PATHS["image"]
+
+
+def test_columns_of_the_user_by_such_names_are_written(tmp_path: Path) -> None:
+    images = [("prompt_images", pa.int64()), ("my_prompt_images", pa.list_(IMAGE))]
+    own = pa.schema([ROW, *images, ("my_prompt_text", pa.string())])
+    schema = pa.schema([*own, OF_PROMPTS.with_name("a_prompt_images"), pa.field("a_prompt_text", pa.string())])
+    op = opened(tmp_path, OutputSettings(), schema)
+    row = {"row": 0, "prompt_images": 3, "my_prompt_images": [CAT], "my_prompt_text": IMAGE_MARK}
+    row |= {"a_prompt_images": [CAT], "a_prompt_text": IMAGE_MARK}
+    assert not list(op.process(Batch(0, pa.RecordBatch.from_pylist([row], schema))))
+    del row["a_prompt_images"]
+    assert pq.read_table(finished(op).temporary).to_pylist() == [row | {"a_prompt_text": "<image>"}]
 
 
 def test_other_bytes_are_refused_as_ever(tmp_path: Path) -> None:
