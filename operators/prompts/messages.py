@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from operators.images.columns import IMAGE_MARK
 from operators.images.read import BadImage
@@ -20,6 +21,8 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image_url", "input_image", "image")
 """The types of parts with images, of OpenAI's APIs and of Hugging Face."""
 _IMAGE_KEYS = ("image_url", "image")
+_KEYS = (*_IMAGE_KEYS, "url", "path", "base64")
+"""Keys of a part that may have its image."""
 _OF_PLACEHOLDER = ("type", "detail", "index")
 """Keys of a part that only says where an image of the row's columns belongs."""
 _NOTHING = (None, "", {}, [])
@@ -132,6 +135,13 @@ def holds_messages(kind: pa.DataType) -> bool:
     message = kind.value_type if pa.types.is_list(kind) else None
     fields = {f.name: f.type for f in message} if message is not None and pa.types.is_struct(message) else {}
     return fields.get("role") == pa.string() and "content" in fields
+
+
+def may_have_parts(column: pa.Array) -> bool:
+    """Return False if no message in `column` has a part with an image, at a cheap look; else True."""
+    if column.type == pa.string():
+        return bool(pc.any(pc.match_substring_regex(column, '"(input_)?image')).as_py())
+    return any(f"{key}: " in str(column.type) for key in _KEYS)
 
 
 def conversation(value: object, column: str, images: PartImages | None = None) -> list[dict[str, Any]]:
@@ -260,8 +270,7 @@ def _part(part: object, where: str, images: PartImages | None) -> dict[str, Any]
 
 def _image(part: Mapping[str, Any], images: PartImages) -> str:
     """Return the mark of the image of a part."""
-    keys = (*_IMAGE_KEYS, "url", "path")
-    value = next((part[key] for key in keys if part.get(key) is not None), None)
+    value = next((part[key] for key in _KEYS[:-1] if part.get(key) is not None), None)
     if isinstance(value, Mapping) and "url" in value:
         value = value["url"]
     if value is None and isinstance(text := part.get("base64"), str):
@@ -270,7 +279,5 @@ def _image(part: Mapping[str, Any], images: PartImages) -> str:
         return images.part(value)
     others = [key for key, value in part.items() if key not in _OF_PLACEHOLDER and value not in _NOTHING]
     if others:
-        raise BadImage(
-            f"an image part with '{others[0]}', which is not read; give the image as {', '.join(keys)} or base64"
-        )
+        raise BadImage(f"an image part with '{others[0]}', which is not read; give the image as {', '.join(_KEYS)}")
     return images.placeholder(part.get("index"))

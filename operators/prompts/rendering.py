@@ -25,7 +25,7 @@ from operators.prompts.conversations import (
     PromptColumn,
     with_images,
 )
-from operators.prompts.messages import NoPrompt
+from operators.prompts.messages import NoPrompt, may_have_parts
 from operators.prompts.row_images import JobImages, RowImages, may_have_images, reads_images, unused_images
 from operators.prompts.template import Template, reason_of
 from operators.rows.batches import set_apart
@@ -95,8 +95,8 @@ class Rendering(Operator):
         self._user_writes = writes == USER
         self._where = Where(where)
         self._images = JobImages(data, images)
-        parts = template is None and template_file is None and self._conversations.has_parts
-        self._may_have_images = may_have_images(model, data, images, parts=parts)
+        self._has_parts = template is None and template_file is None and self._conversations.has_parts
+        self._may_have_images = may_have_images(model, data, images, parts=self._has_parts)
         if self._images.names and raw_column is not None:
             raise ConfigError(f"{self._images.key} and raw_column cannot both be: a text as it is has no images")
 
@@ -132,6 +132,7 @@ class Rendering(Operator):
         added = [PROMPT_TEXT, PROMPT_LITERALS]
         if self._may_have_images:
             added.append(limited(PROMPT_IMAGES, self._data.image_max_pixels, of_columns=bool(of_images)))
+        self._with_parts = self._conversations.plan(schema) if self._has_parts else []
         self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
 
@@ -147,10 +148,15 @@ class Rendering(Operator):
         return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
 
     def process(self, batch: Batch) -> Iterable[Output]:
-        rows = IMAGE_ROWS if self._may_have_images else max(batch.num_rows, 1)
+        rows = IMAGE_ROWS if self._holds_images(batch.data) else max(batch.num_rows, 1)
         for start in range(0, batch.num_rows, rows):
             part = batch if rows >= batch.num_rows else batch.with_data(batch.data.slice(start, rows))
             yield from self._rendered_batch(part)
+
+    def _holds_images(self, data: pa.RecordBatch) -> bool:
+        """Return False if no row has an image, at a cheap look; else True."""
+        of_parts = any(may_have_parts(data.column(name)) for name in self._with_parts)
+        return self._may_have_images and (of_parts or bool(self._images.names))
 
     def _rendered_batch(self, batch: Batch) -> Iterable[Output]:
         batch, beside = self._where.chosen(batch, self._kept, self._schema)

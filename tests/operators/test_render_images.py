@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 from operators.images.columns import IMAGE, IMAGE_MARK, are_of_columns
+from operators.prompts.messages import may_have_parts
 from operators.prompts.special_tokens import SpecialToken, SpecialTokens
 from operators.render import Render
 from operators.settings import DataSettings, ModelSettings
 from pipeline.api.errors import ConfigError, SchemaError
+from pipeline.api.records import Batch
 from tests.operators.fakes import chat_model
 from tests.operators.flow import Flow, Rows, chain
 from tests.operators.test_render import TURNS, user
@@ -275,3 +277,17 @@ def test_images_that_no_prompt_has_are_told(tmp_path: Path, caplog: pytest.LogCa
         Flow(tmp_path / f"{told}{len(arguments)}{settings.mmproj}", chain(Rows(rows, SCHEMA), render=op)).run()
         said = [each.getMessage() for each in caplog.records if "data.image_column=page" in each.getMessage()]
         assert len(said) == told
+
+
+def test_only_batches_that_may_hold_images_are_rendered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Render(model(), DataSettings(messages_column="chat"))
+    op.plan(TEXT)
+    monkeypatch.setattr(op, "_rendered_batch", lambda part: [part])
+    for content, slices in (("an image", 1), ([{"type": "image", "image": url(A)}], 3)):
+        chat = json.dumps([{"role": "user", "content": content}])
+        batch = Batch(0, pa.RecordBatch.from_pylist([{"chat": chat}] * 80, TEXT))
+        assert len(list(op.process(batch))) == slices
+    parts = pa.struct([("type", pa.string()), ("text", pa.string())])
+    for part, may in ((parts, False), (pa.struct([*parts, ("image", pa.binary())]), True)):
+        kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.list_(part))]))
+        assert may_have_parts(pa.array([], kind)) == may
