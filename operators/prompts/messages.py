@@ -25,7 +25,7 @@ _KEYS = (*_IMAGE_KEYS, "url", "path", "base64")
 """Keys of a part that may have its image."""
 _OF_PLACEHOLDER = ("type", "detail", "index")
 """Keys of a part that only says where an image of the row's columns belongs."""
-_NOTHING = (None, "", {}, [])
+_NOTHING: tuple[Any, ...] = (None, "", {}, [])
 BETWEEN_PARTS = "\n"
 """The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts. Beside an
 image there is none."""

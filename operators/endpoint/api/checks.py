@@ -32,6 +32,10 @@ class OfRow(Unusable):
     """The answer to this row cannot be used; those to others can: the server has read the row, and works."""
 
 
+class NotSent(Unusable):
+    """What this row's request would need cannot be had here, so nothing is sent, and the server has said nothing."""
+
+
 class Failed(Unusable):
     """The server has failed on a request that it took; the same request may be answered.
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operators.endpoint.api.checks import OfRow
+from operators.endpoint.api.checks import NotSent
 from operators.images.columns import IMAGE_MARK
 from operators.images.read import BadImage, image_size, read_image
+from pipeline.api.machine_errors import of_machine
 
 IMAGE_TOKENS = 1000
 """An estimate of the tokens of an image, for limits of tokens per minute."""
@@ -44,31 +45,36 @@ class BodyImages:
         self.digest = _digest_of(map(_content, images))
 
     def body(self, marked: bytes) -> bytes:
-        """Return the body that is sent, given the one with marks. Raises OfRow for a file that has changed."""
+        """Return the body that is sent, given the one with marks. Raises NotSent for a file that has
+        changed, or that cannot be decoded."""
         body = json.loads(marked)
         try:
             contents = [_content(image) for image in self._images]
             if _digest_of(contents) != self.digest:
                 raise BadImage("the file of an image has changed since the row was read")
-            urls = iter([data_url(content, self._most_pixels) for content in contents])
+            read = [{**image, "bytes": content} for image, content in zip(self._images, contents, strict=True)]
+            urls = iter([data_url(image, self._most_pixels) for image in read])
         except BadImage as error:
-            raise OfRow(str(error)) from None
+            raise NotSent(str(error)) from None
         for message in body["messages"]:
             if isinstance(text := message.get("content"), str) and IMAGE_MARK in text:
                 message["content"] = list(_parts(text, urls))
         return _ENCODED(body).encode()
 
 
-def data_url(content: bytes, most_pixels: int) -> str:
-    """Return the `data:` URL of an image. What not all servers read is encoded anew: WebP, BMP and TIFF as PNG, and a
-    JPEG that is turned by its metadata, which servers do not look at, upright as JPEG. Raises BadImage."""
+def data_url(image: Mapping[str, Any], most_pixels: int) -> str:
+    """Return the `data:` URL of an image whose bytes are there. What not all servers read is encoded anew: WebP, BMP
+    and TIFF as PNG, and a JPEG that is turned by its metadata, which servers do not look at, upright as JPEG. Raises
+    BadImage for one that cannot be decoded."""
+    content: bytes = image["bytes"]
+    pixels = read_image(image, most_pixels)
     kind = next((kind for head, kind in _KINDS.items() if content.startswith(head)), None)
     is_turned = kind == "image/jpeg" and _is_turned(content)
     if kind is None or is_turned:
         from PIL import Image
 
         file = io.BytesIO()
-        picture = Image.fromarray(read_image({"bytes": content}, most_pixels))
+        picture = Image.fromarray(pixels)
         if is_turned:
             picture.save(file, "JPEG", quality=JPEG_QUALITY)
         else:
@@ -101,6 +107,8 @@ def _content(image: Mapping[str, Any]) -> bytes:
     try:
         return Path(image["path"]).read_bytes()
     except OSError as error:
+        if of_machine(error):
+            raise
         raise BadImage(f"{image['path']} cannot be read: {error.strerror}") from None
 
 

@@ -37,6 +37,7 @@ class Attempts:
 
         Raises:
             Again: it may be sent again.
+            NotSent: it cannot be made.
             Unusable: each URL refuses it, or its answer cannot be used.
         """
         body = request.body

@@ -18,7 +18,7 @@ from logging import Logger
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from operators.endpoint.api.checks import OfRow, Unusable
+from operators.endpoint.api.checks import NotSent, OfRow, Unusable
 from operators.endpoint.connection.attempts import Attempts
 from operators.endpoint.connection.concurrency import RateLimit
 from operators.endpoint.connection.http import Http, require_client
@@ -244,13 +244,13 @@ class Endpoint:
         hidden = [*request.secrets(), *self._settings.secrets()]
         error: str | None = None
         given_up: GivenUp | None = None
-        is_believed = request.optional or request.is_group
+        is_believed = request.optional or request.is_group  # as are what is of the row, and what was never sent
         try:
             await self._tried(request, hidden)
         except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
+            is_believed = is_believed or isinstance(refused, OfRow | NotSent)
             if isinstance(refused, OfRow):
-                is_believed = True
                 self._believe(self._refusals.answered())
         except Again as failed:
             tries = f"{failed.reason}, in {request.tries} {'try' if request.tries == 1 else 'tries'}"

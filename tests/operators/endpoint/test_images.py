@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 from operators.endpoint.api.images import BodyImages, data_url
 from operators.images.read import BadImage, read_image
 from pipeline import run
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, NodeFailed
 from tests.operators.endpoint.fault_server import Fault, FaultServer
 
 MOST = 10_000
@@ -124,13 +125,15 @@ def test_the_text_of_a_message_is_cut_where_its_images_stand(tmp_path: Path) -> 
 
 def test_an_image_that_cannot_be_read_costs_its_row_before_anything_is_sent(tmp_path: Path, photos: Path) -> None:
     (photos / "1.jpeg").write_bytes(b"<html>")
+    (photos / "0.png").write_bytes(picture("PNG")[:-30])
     (photos / "2.gif").unlink()
     (photos / "2.gif").symlink_to("/etc/passwd")
     data = {"path": str(photos), "image_column": "image", "prompt_template": "x", "image_max_pixels": 200}
     with FaultServer() as server:
         result = captioned(server, tmp_path / "a", data)
-        assert server.requests == 4
-    page, link = sorted(reasons(result))
+        assert server.requests == 3
+    cut, page, link = sorted(reasons(result), key=lambda reason: reason.partition("photos/")[2])
+    assert "0.png' is damaged or cut off" in cut
     assert "an HTML page" in page
     assert "leads to /etc/passwd" in link
     with FaultServer() as server:
@@ -150,6 +153,15 @@ def test_a_server_that_reads_no_images_costs_the_row_and_is_quoted_without_them(
     assert all(len(reason) < 1000 and "no images" in reason for reason in reasons(result))
 
 
+def test_a_row_that_is_not_sent_says_nothing_of_the_server(tmp_path: Path, photos: Path) -> None:
+    (photos / "5.bmp").write_bytes(picture("BMP")[:-9])
+    data = {"path": str(photos), "image_column": "image", "prompt_template": "x"}
+    with FaultServer(lambda number, body: Fault(400, {"error": {"message": "no"}})) as server:
+        with pytest.raises(NodeFailed, match="5 requests in a row got no answer"):
+            captioned(server, tmp_path / "a", data, model__concurrency=1)
+        assert server.requests == 5
+
+
 def test_completions_take_no_images(tmp_path: Path, photos: Path) -> None:
     data = {"path": str(photos), "image_column": "image", "prompt_template": "x"}
     with FaultServer() as server, pytest.raises(ConfigError, match=r"data.image_column cannot be with model.api=compl"):
@@ -158,19 +170,26 @@ def test_completions_take_no_images(tmp_path: Path, photos: Path) -> None:
 
 def test_an_image_that_is_turned_by_its_metadata_is_sent_upright() -> None:
     turned = picture("JPEG", turn=6)
-    url = data_url(turned, MOST)
+    upright = picture("JPEG")
+    url = data_url({"bytes": turned}, MOST)
     assert url.startswith("data:image/jpeg;")
     assert read_image({"bytes": turned}, MOST).shape == (16, 8, 3)
     assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (8, 16)
-    assert base64.b64decode(data_url(upright := picture("JPEG"), MOST).partition(",")[2]) == upright
+    assert base64.b64decode(data_url({"bytes": upright}, MOST).partition(",")[2]) == upright
 
 
-def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path) -> None:
+def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     path = tmp_path / "a.png"
     path.write_bytes(picture("PNG"))
     images = BodyImages([{"bytes": None, "path": str(path)}], MOST)
     path.write_bytes(picture("PNG", (1, 2, 3)))
     with pytest.raises(Exception, match="has changed since the row was read"):
         images.body(json.dumps({"messages": [{"role": "user", "content": "\ufdd1"}]}).encode())
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        images.body(b"{}")
     with pytest.raises(BadImage):
         BodyImages([{"bytes": b"x", "path": None}], MOST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -36,8 +37,8 @@ class Answers(BaseHTTPRequestHandler):
             while name == "drip":
                 self.wfile.write(b"X")
                 time.sleep(0.02)
-        self.end_headers()
-        self.wfile.write(b"an image" + b"!" * 100 * (name == "long"))
+            self.end_headers()
+            self.wfile.write(b"an image" + b"!" * 100 * (name == "long"))
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -120,6 +121,6 @@ def test_a_machine_without_sockets_ends_the_run(host: str, monkeypatch: pytest.M
     def fails(*arguments: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(web.socket, "create_connection", fails)
+    monkeypatch.setattr(socket, "create_connection", fails)
     with pytest.raises(OSError, match="Too many open files"):
         ImageFetcher([host]).fetch_all([f"http://{host}/ok"])
