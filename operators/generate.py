@@ -34,7 +34,6 @@ from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_chosen,
-    check_images,
     check_room,
     chosen_settings,
     completion_keys,
@@ -44,7 +43,6 @@ from operators.generation.wiring import (
     long_rows,
     model_memory,
     of_engine,
-    of_images,
     shared_engine,
     shared_store,
     store_path,
@@ -118,7 +116,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         super().__post_init__()
         self._model_settings = of_engine(self.model, self.runtime)
         self._setup = decode_setup(self.decode)
-        self._engine_settings = of_images(self.model, self._setup.settled(self.runtime))
+        self._engine_settings = self._setup.settled(self.runtime)
         priority = self.runtime.priority
         self._priority = None if priority is None else RowExpression("runtime.priority", priority)
 
@@ -126,11 +124,12 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         return list(self.model.adapters or ())
 
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
+        self._engine_settings = self._setup.of_images(self._engine_settings, self.model)
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         if have_images(schema):
-            check_images(self._model_settings, self._engine_settings, self._setup)
+            self._setup.check_images(self._engine_settings, self._model_settings)
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         structured_form(self.sampling.structured)
@@ -274,7 +273,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             reasoning,
             self._tools,
             self._adapters,
-            EncodedImages.shared(runtime, model, self._engine_settings, self.store),
+            EncodedImages.shared(runtime, model, self._engine_settings, self.store) if self.model.mmproj else None,
             self._engine_settings.n_ubatch,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)
