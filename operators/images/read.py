@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,8 +39,13 @@ BYTES_PER_PIXEL, METADATA = 8, 16 << 20
 _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 274, 322, 323
 _BITS, _COMPRESSION, _PHOTOMETRIC = 258, 259, 262
 """Tags of EXIF and TIFF."""
-_WHITE_IS_ZERO, _FAX = 0, (2, 3, 4)
+_WHITE_IS_ZERO, _FAX_OR_OLD_JPEG = 0, (2, 3, 4, 6)
 """Values of _PHOTOMETRIC and _COMPRESSION."""
+MOST_SCANS = 100
+"""Scans of a JPEG that is read; programs write some ten. Each is decoded over all pixels, whatever its length."""
+_SCAN, _END = b"\xda", b"\xd9"
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
+"""A marker of a JPEG that ends the pixels of a scan."""
 _LARGE_TILE = 1 << 22
 _HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 _SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
@@ -207,10 +213,10 @@ def _size(picture: Image) -> tuple[int, int]:
 def _pixels(picture: Image) -> NDArray[np.uint8]:
     tags = getattr(picture, "tag_v2", None)
     # Pillow takes 0 for white then, other programs for black; of a fax all do what Pillow does.
-    if tags is not None and _PHOTOMETRIC not in tags and tags.get(_COMPRESSION) not in _FAX:
-        raise BadImage(
-            "does not say whether 0 is black or white (TIFF without PhotometricInterpretation); save it anew"
-        )
+    if tags is not None and _PHOTOMETRIC not in tags and tags.get(_COMPRESSION) not in _FAX_OR_OLD_JPEG:
+        raise BadImage("is a TIFF without PhotometricInterpretation: 0 may be black or white; save it anew")
+    if picture.format in ("JPEG", "MPO"):
+        _check_scans(picture)
     _scale_transparency(picture)
     turn = _turn(picture)
     picture.load()
@@ -226,6 +232,29 @@ def _pixels(picture: Image) -> NDArray[np.uint8]:
         white.paste(upright, mask=upright.getchannel("A"))
         upright = white
     return np.asarray(upright.convert("RGB"))
+
+
+def _check_scans(picture: Image) -> None:
+    """Raise BadImage for a JPEG of more than MOST_SCANS scans."""
+    file: Any = picture.fp  # type: ignore[attr-defined]
+    file.seek(0)
+    last, at_most = b"", 0
+    while block := file.read(1 << 20):
+        at_most += (last + block).count(b"\xff" + _SCAN)
+        last = block[-1:]
+    if at_most > MOST_SCANS:  # some may be of a preview, or of what comes after the picture
+        file.seek(0)
+        if _scans(file.read()) > MOST_SCANS:
+            raise BadImage(f"is a JPEG of more than {MOST_SCANS} scans, which takes minutes to read; save it anew")
+
+
+def _scans(content: bytes) -> int:
+    """Count the scans of a JPEG, up to the first above MOST_SCANS."""
+    count, place = 0, 0
+    while count <= MOST_SCANS and (found := _MARKER.search(content, place)) and found[1] != _END:
+        count += found[1] == _SCAN
+        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
+    return count
 
 
 def _scale_transparency(picture: Image) -> None:
