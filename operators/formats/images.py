@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from operators.formats.reader import Reader, RowBlock
 from operators.images.columns import IMAGE
 from operators.rows.content import WHOLE_UP_TO_BYTES
 from pipeline.api.errors import InputError
+from pipeline.api.records import Reject
 
 BLOCK_ROWS = 1024
 SCHEMA = pa.schema([("image", IMAGE), ("path", pa.string())])
@@ -78,8 +79,8 @@ class InputImages(InputFile):
 
 
 class ImagesReader(Reader):
-    """Makes a row of each image: `image`, a struct {bytes, path} without bytes, and `path`, the path below the folder
-    that was named."""
+    """Makes a row of each image: `image`, a struct {bytes, path} without bytes, with the absolute path, and `path`,
+    that below the folder that was named. A name that is not UTF-8 is a bad row."""
 
     def schema(self, sample_rows: int) -> pa.Schema:
         return SCHEMA
@@ -91,14 +92,28 @@ class ImagesReader(Reader):
         files = self._files.files
         for at in range(0, len(files), BLOCK_ROWS):
             part = files[at : at + BLOCK_ROWS]
-            rows = [{"image": {"bytes": None, "path": f.path}, "path": self._files.below(f)} for f in part]
+            bad = tuple(Reject(first + at + i, why) for i, file in enumerate(part) if (why := _not_named(file)))
+            rows = [
+                {"image": {"bytes": None, "path": str(Path(file.path).absolute())}, "path": self._files.below(file)}
+                for file in part
+                if _not_named(file) is None
+            ]
             data = pa.RecordBatch.from_pylist(rows, SCHEMA).select(schema.names)
-            yield RowBlock(first + at, len(part), data)
+            yield RowBlock(first + at, len(part), data, bad)
 
     @property
     def _files(self) -> InputImages:
         assert isinstance(self.file, InputImages)
         return self.file
+
+
+def _not_named(file: InputFile) -> str | None:
+    """Return why no row can name a file; None if one can."""
+    try:
+        str(Path(file.path).absolute()).encode()
+    except UnicodeEncodeError:
+        return f"the name of {file} is not UTF-8; rename it"
+    return None
 
 
 IMAGES = Format(

@@ -71,8 +71,8 @@ class Storage:
     """
 
     def shown(self, path: str) -> str:
-        """Return the path for messages: the URL if it is one, without credentials."""
-        return path
+        """Return the path for messages: the URL if it is one, without credentials. What is not UTF-8 is escaped."""
+        return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     def kind(self, path: str) -> str | None:
         """Return FILE, DIRECTORY, or in words what else `path` is; None if there is nothing."""

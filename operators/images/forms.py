@@ -6,7 +6,6 @@ import base64
 import binascii
 import os
 import re
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from operators.rows.json_values import noun
 from pipeline.api.machine_errors import of_machine
 
 WANTED = "a path, bytes, struct<bytes, path>, a `data:` URL as text, or a list of these"
+BASE64 = "write data:image/jpeg;base64, and their base64"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _LONGEST_PATH = 4096
@@ -38,7 +38,8 @@ def holds_images(kind: pa.DataType) -> bool:
         return not pa.types.is_list(kind.value_type) and holds_images(kind.value_type)
     if pa.types.is_struct(kind):
         own = {field.name: field.type for field in kind}
-        return bool(own.get("bytes") == pa.binary() or own.get("path") == pa.string())
+        content, path = own.get("bytes", pa.null()), own.get("path", pa.null())
+        return content in (pa.binary(), pa.null()) and (content == pa.binary() or path == pa.string())
     return kind in (pa.string(), pa.binary(), pa.null())
 
 
@@ -67,12 +68,13 @@ class ImageForms:
         domains: hosts from which images may be fetched (`data.image_domains`).
 
     A path leads below `root` or one of `folders`, or its row is a reject: also where it is absolute, or has `..` or
-    links in it.
+    links in it. So is one that is another file in another folder of the input.
     """
 
     def __init__(self, root: str | None, folders: Sequence[Path], domains: Collection[str] = ()) -> None:
         named = [] if root is None else [Path(root).expanduser()]
         self._folders = [Path(os.path.realpath(folder)) for folder in (*named, *folders)]
+        self._tried = [self._folders[: len(named)], self._folders[len(named) :], [Path()]]
         self._domains = frozenset(domains)
 
     def images(self, value: Any) -> list[Image]:
@@ -88,7 +90,9 @@ class ImageForms:
     def _one(self, value: Any) -> list[Image]:
         if isinstance(value, Mapping):
             content = value.get("bytes")
-            if isinstance(content, bytes) and content:
+            if content is not None and not isinstance(content, bytes):
+                raise BadImage(f"the `bytes` of an image are {noun(content)}; {BASE64} in the place of the struct")
+            if content:
                 return [{"bytes": content, "path": value.get("path")}]
             value = value.get("path")
         if value is None or value in ("", b""):
@@ -129,30 +133,45 @@ class ImageForms:
         no_path = f"a text of {len(text):,} characters is no path; where it is base64, write data:image/jpeg;base64,"
         if len(text) > _LONGEST_PATH or "\0" in text:
             raise BadImage(f"{no_path} before it")
-        found = None
-        for folder in (*self._folders, Path.cwd()):
-            real = os.path.realpath(folder / text)
-            try:
-                mode = Path(real).stat().st_mode
-            except (OSError, ValueError) as error:
-                if of_machine(error):
-                    raise
-                continue
-            found = found or real
-            if not any(Path(real).is_relative_to(each) for each in self._folders):
-                continue
-            if not stat.S_ISREG(mode):
-                raise BadImage(f"{text!r} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, and no image")
-            return real
+        outside = None
+        for folders in self._tried:
+            found = list(dict.fromkeys(real for folder in folders if (real := _there(folder / text)) is not None))
+            inside = [real for real in found if any(Path(real).is_relative_to(each) for each in self._folders)]
+            if len(inside) > 1:
+                raise BadImage(
+                    f"{text!r} is {inside[0]} and {inside[1]}; write absolute paths, or paths below data.image_root"
+                )
+            if inside:
+                return _regular(inside[0], text)
+            outside = outside or next(iter(found), None)
         below = " or ".join(map(str, self._folders)) or "no folder, since the rows come from none"
-        if found is not None:
+        if outside is not None:
             raise BadImage(
-                f"{text!r} leads to {found}, and images are read below {below}; data.image_root={Path(found).parent}"
-                " allows it"
+                f"{text!r} leads to {outside}, and images are read below {below}; data.image_root="
+                f"{Path(outside).parent} allows it"
             )
         if _BASE64.fullmatch(text):
             raise BadImage(f"{no_path} before it")
         raise BadImage(f"{text!r} is not there (looked below {below}); data.image_root= says where images are")
+
+
+def _there(path: Path) -> str | None:
+    """Return the absolute path, without links, of what is at `path`; None if nothing is."""
+    real = os.path.realpath(path)
+    try:
+        Path(real).stat()
+    except (OSError, ValueError) as error:
+        if of_machine(error):
+            raise
+        return None
+    return real
+
+
+def _regular(real: str, text: str) -> str:
+    """Return `real`. Raises BadImage if it is no regular file."""
+    if not Path(real).is_file():
+        raise BadImage(f"{text!r} is {'a folder' if Path(real).is_dir() else 'no regular file'}, and no image")
+    return real
 
 
 def input_folders(paths: str | Sequence[str] | None) -> list[Path]:

@@ -19,6 +19,10 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of text parts in OpenAI's APIs."""
 IMAGE_PARTS = ("image_url", "input_image", "image")
 """The types of parts with images, of OpenAI's APIs and of Hugging Face."""
+_IMAGE_KEYS = ("image_url", "image")
+_OF_PLACEHOLDER = ("type", "detail", "index")
+"""Keys of a part that only says where an image of the row's columns belongs."""
+_NOTHING = (None, "", {}, [])
 BETWEEN_PARTS = "\n"
 """The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts. Beside an
 image there is none."""
@@ -56,8 +60,9 @@ class PartImages(Protocol):
     def part(self, value: Any) -> str:
         """Take the image that a part holds."""
 
-    def placeholder(self) -> str:
-        """Take the next image of the row's columns, for a part that holds none."""
+    def placeholder(self, index: Any) -> str:
+        """Take the next image of the row's columns, for a part that holds none. `index`: which one that is, as the part
+        says, or None."""
 
 
 class NoImages:
@@ -72,7 +77,7 @@ class NoImages:
     def part(self, value: Any) -> str:
         raise BadImage(self._why)
 
-    def placeholder(self) -> str:
+    def placeholder(self, index: Any) -> str:
         raise BadImage(self._why)
 
 
@@ -87,7 +92,7 @@ class KeptImages:
             raise BadImage("an image as bytes has no place in JSON; give it as a path or a `data:` URL")
         return IMAGE_MARK
 
-    def placeholder(self) -> str:
+    def placeholder(self, index: Any) -> str:
         return IMAGE_MARK
 
 
@@ -239,7 +244,12 @@ def _text(content: object, where: str, images: PartImages | None) -> str:
 def _part(part: object, where: str, images: PartImages | None) -> dict[str, Any]:
     fields = part if isinstance(part, Mapping) else {"text": part}
     text, kind = fields.get("text"), fields.get("type")
+    has_image = any(fields.get(key) not in _NOTHING for key in _IMAGE_KEYS)
+    if has_image if kind not in IMAGE_PARTS else text not in _NOTHING:
+        what = "both a text and an image" if text not in _NOTHING else "an image and another type"
+        raise NoPrompt(f"{where} has a part with {what}; give the image a part of its own, of type 'image_url'")
     if isinstance(text, str) and (kind is None or kind in TEXT_PARTS):
+        fields = {key: value for key, value in fields.items() if key not in _IMAGE_KEYS}
         return {**fields, "type": "text", "text": text if images is None else images.text(text)}
     if kind in IMAGE_PARTS and images is not None:
         return {"type": "text", "text": _image(fields, images)}
@@ -250,10 +260,17 @@ def _part(part: object, where: str, images: PartImages | None) -> dict[str, Any]
 
 def _image(part: Mapping[str, Any], images: PartImages) -> str:
     """Return the mark of the image of a part."""
-    keys = ("image_url", "image", "url", "path")
+    keys = (*_IMAGE_KEYS, "url", "path")
     value = next((part[key] for key in keys if part.get(key) is not None), None)
     if isinstance(value, Mapping) and "url" in value:
         value = value["url"]
     if value is None and isinstance(text := part.get("base64"), str):
         value = f"data:;base64,{text}"
-    return images.placeholder() if value is None else images.part(value)
+    if value is not None:
+        return images.part(value)
+    others = [key for key, value in part.items() if key not in _OF_PLACEHOLDER and value not in _NOTHING]
+    if others:
+        raise BadImage(
+            f"an image part with '{others[0]}', which is not read; give the image as {', '.join(keys)} or base64"
+        )
+    return images.placeholder(part.get("index"))

@@ -75,11 +75,17 @@ class RowImages:
             raise BadImage(f"{len(images) or 'no'} images where one belongs")
         return self._numbered(images[0])
 
-    def placeholder(self) -> str:
-        """Return the mark of the next image of the columns, for a part that only says where one belongs."""
+    def placeholder(self, index: Any) -> str:
+        """Return the mark of the next image of the columns, for a part that only says where one belongs. Raises
+        BadImage if there is none, or it is not the one that `index` says."""
         if self._next == self._of_columns:
             has = f"the columns of images have {self._of_columns}" if self.marks else "data.image_column is not set"
             raise BadImage(f"an image part without an image, number {self._next + 1}, and {has}")
+        if index is not None and index != self._next:
+            raise BadImage(
+                f"image part {self._next + 1} of the row has the index {index}, and parts take the images of columns in"
+                f" their order, from 0; give it the index {self._next} or none, or the image itself"
+            )
         self._next += 1
         return f"{IMAGE_MARK}{chr(_FIRST_NUMBER + self._next - 1)}"
 

@@ -167,10 +167,11 @@ def _sorted_out(
         trusted: all files have the format `wanted`.
 
     Raises:
-        InputError: something is named like an input file and is none.
+        InputError: something is named like an input file and is none, and it would be read.
     """
     files: list[InputFile] = []
     others: list[str] = []
+    odd: list[tuple[str, InputError]] = []
     suffixes = {InputFile(path, storage).suffix for path, kind in paths.items() if trusted and kind == FILE} - {""}
     parents = {str(parent) for path, kind in paths.items() if kind == FILE for parent in PurePosixPath(path).parents}
     for path in _in_order(paths):
@@ -184,12 +185,17 @@ def _sorted_out(
             continue  # files in it are found, too
         elif form is not None:
             noun = "a folder" if kind == DIRECTORY else kind or "there no more"
-            raise InputError(f"{file} is named like a file of rows and is {noun}; {REMEDIES}")
+            error = InputError(f"{file} is named like a file of rows and is {noun}; {REMEDIES}")
+            if wanted == form or not FORMATS[form].alone:
+                raise error
+            odd.append((file.name + "/" * (kind == DIRECTORY), error))
         elif kind == DIRECTORY:
             others.append(f"{file.name}/")
         elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in ENDINGS):
             others.append(file.name)
-    return files, others
+    if odd and all(FORMATS[file.format].alone for file in files):
+        raise odd[0][1]
+    return files, [*others, *(name for name, _ in odd)]
 
 
 def _format(file: InputFile, wanted: str) -> str | None:

@@ -141,6 +141,8 @@ def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path)
         [{"role": "user", "content": [here, text("a")]}],
         [{"role": "user", "content": [here, here, here]}],
         [{"role": "user", "content": [here, {"type": "image", "image": url(C)}, here]}],
+        [{"role": "user", "content": [here | {"index": 0}, here | {"index": 1, "detail": "low", "text": None}]}],
+        [{"role": "user", "content": [here | {"index": 1}, here | {"index": 0}]}],
     ]
     schema = pa.schema([*TEXT, *SCHEMA])
     rows = [{"chat": json.dumps(chat), "more": [url(A), url(B)]} for chat in chats]
@@ -150,10 +152,13 @@ def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path)
         (f"[user]{I}a{I}[assistant]ok[user]more[assistant]", [A, B]),
         (f"[user]{I * 2}a[assistant]ok[user]b[assistant]", [A, B]),
         (f"[user]{I * 3}[assistant]", [A, C, B]),
+        (f"[user]{I * 2}[assistant]", [A, B]),
     ]
     assert [reason.replace("N", "#") for reason in reasons] == [
         "the messages have # image parts, and the columns of images have #; give each its part, or none",
         "message # of column '…': an image part without an image, number #, and the columns of images have #",
+        "message # of column '…': image part # of the row has the index #, and parts take the images of columns in"
+        " their order, from #; give it the index # or none, or the image itself",
     ]
 
 
@@ -166,6 +171,15 @@ def test_parts_that_only_say_where_take_the_images_of_the_column(tmp_path: Path)
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "and only texts and images can be read"),
         ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], "'…' is not there (looked below no fol"),
         ([{"role": "user", "content": [{"type": "image"}]}], "data.image_column is not set"),
+        ([{"role": "user", "content": [{"text": "a", "image": url(A)}]}], "has a part with both a text and an image"),
+        ([{"role": "user", "content": [text("a") | {"image_url": {"url": url(A)}}]}], "with both a text and an image"),
+        ([{"role": "user", "content": [{"type": "image", "image": url(A), "text": "a"}]}], "with both a text and an i"),
+        ([{"role": "user", "content": [text("") | {"image": url(A)}]}], "has a part with an image and another type"),
+        ([{"role": "user", "content": [{"type": "image", "source": {"data": "AA=="}}]}], "an image part with '…', whi"),
+        (
+            [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}],
+            "an image part with '…', which is n",
+        ),
         ([{"role": "lost", "content": [{"type": "image", "image": url(A)}]}], "the template prints N of them"),
     ],
 )

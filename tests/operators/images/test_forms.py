@@ -41,6 +41,19 @@ def test_paths_lead_below_the_folder_of_the_input_or_the_root(folder: Path) -> N
     assert ImageForms("out", [Path("in")]).images("to_c.png")[0]["path"] == str(folder.parent / "out/c.png")
 
 
+def test_a_path_that_is_another_file_in_another_folder_of_the_input_costs_its_row(folder: Path) -> None:
+    """As 1.jpg of train/metadata.csv and of val/metadata.csv. One file by two ways is one."""
+    (folder / "deep/a.png").write_bytes(b"another")
+    with pytest.raises(
+        BadImage, match=r"'a.png' is .*/in/a.png and .*/in/deep/a.png; write absolute paths, or paths b"
+    ):
+        ImageForms(None, [folder, folder / "deep"]).images("a.png")
+    assert ImageForms("in/deep", [folder, folder / "deep"]).images("a.png")[0]["path"] == str(folder / "deep/a.png")
+    (folder / "deep/a.png").unlink()
+    (folder / "deep/a.png").symlink_to("../a.png")
+    assert ImageForms(None, [folder, folder / "deep"]).images("a.png")[0]["path"] == str(folder / "a.png")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -65,6 +78,11 @@ def test_paths_lead_below_the_folder_of_the_input_or_the_root(folder: Path) -> N
         ("data:image/png;base64", "has no comma"),
         ([3], "a number is no image"),
         ([["a.png"]], "a list is no image"),
+        (
+            {"bytes": [137, 80], "path": "a.png"},
+            "the `bytes` of an image are a list; write data:image/jpeg;base64, and",
+        ),
+        ({"bytes": "iVBO", "path": "a.png"}, "the `bytes` of an image are a text"),
     ],
 )
 def test_what_leads_elsewhere_costs_its_row(folder: Path, text: Any, says: str) -> None:
@@ -92,5 +110,6 @@ def test_types_of_columns_that_can_hold_images() -> None:
         assert holds_images(kind)
         assert holds_images(pa.list_(kind))
         assert not holds_images(pa.list_(pa.list_(kind)))
-    for kind in (pa.int64(), pa.struct([("x", pa.string())]), pa.map_(pa.string(), pa.binary())):
+    odd = (pa.struct([("bytes", kind), ("path", pa.string())]) for kind in (pa.string(), pa.list_(pa.int64())))
+    for kind in (pa.int64(), pa.struct([("x", pa.string())]), pa.map_(pa.string(), pa.binary()), *odd):
         assert not holds_images(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -42,12 +43,22 @@ def test_each_image_is_a_row_with_its_path(folder: Path, monkeypatch: pytest.Mon
     assert paths(f"{folder}/**/*.*") == [*NAMES]
     assert paths([str(folder / "b.png"), str(folder / "deep/*.webp")]) == ["b.png", "c.webp"]
     monkeypatch.chdir(folder)
-    assert [row["image"]["path"] for row in read("deep").values] == ["deep/c.webp"]
+    assert [row["image"]["path"] for row in read("deep").values] == [str(folder / "deep/c.webp")]
     with pytest.raises(ConfigError, match=r"means .*b.png twice"):
         read([str(folder), str(folder / "b.png")])
     fsspec.filesystem("memory").pipe("/images/a.png", b"x")
     with pytest.raises(InputError, match="images are read from folders of this machine"):
         read("memory://images/a.png")
+
+
+def test_a_name_that_is_not_utf_8_costs_its_row(folder: Path) -> None:
+    (folder / os.fsdecode(b"a\xff.png")).write_bytes(b"")
+    found = read(folder, 2)
+    assert [row["path"] for row in found.values] == ["a.JPG", "b.png"]
+    assert found.rejects[1].reason == rf"the name of {folder}/a\xff.png is not UTF-8; rename it"
+    source = ReadPrompts(DataSettings(path=f"{folder}/a?.png"), 2)
+    source.plan()
+    json.dumps(source.fingerprint(), ensure_ascii=False).encode()  # as the state keeps it
 
 
 def test_folders_key_value_are_columns(folder: Path) -> None:
@@ -65,6 +76,17 @@ def test_rows_of_other_formats_are_read_rather_than_the_images_beside_them(folde
     (folder / "metadata.csv").rename(folder / "metadata.json")
     (folder / "metadata.json").write_text('[{"file_name": "a.JPG"}]')
     assert read(folder).values == [{"file_name": "a.JPG"}]
+
+
+@pytest.mark.parametrize("odd", ["link", "folder"])
+def test_what_is_named_like_an_image_and_is_none_matters_where_images_are_read(folder: Path, odd: str) -> None:
+    name = folder / "logo.png"
+    name.symlink_to("gone.png") if odd == "link" else name.mkdir()
+    (folder / "metadata.csv").write_text("file_name\na.JPG\n")
+    assert read(folder).values == [{"file_name": "a.JPG"}]
+    for data in ({"path": folder, "format": "images"}, {"path": f"{folder}/*.[jp][pn]g"}):
+        with pytest.raises(InputError, match=r"logo.png is named like a file of rows and is a (link|folder)"):
+            read(**data)  # type: ignore[arg-type]
 
 
 def test_a_change_of_one_image_is_another_input(folder: Path) -> None:
