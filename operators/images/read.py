@@ -259,7 +259,8 @@ def _scans(content: bytes) -> int:
 
 def _scale_transparency(picture: Image) -> None:
     """Bring the one color of a PNG that is transparent (tRNS) to 8 bits, as the pixels are, which Pillow does not."""
-    clear, form = picture.info.get("transparency"), picture.tile[0][3] if picture.tile else None
+    clear, tiles = picture.info.get("transparency"), getattr(picture, "tile", ())
+    form = tiles[0][3] if tiles else None
     if picture.format != "PNG" or clear is None:
         return
     if form in ("L;2", "L;4"):
