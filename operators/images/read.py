@@ -44,8 +44,9 @@ _WHITE_IS_ZERO, _FAX_OR_OLD_JPEG = 0, (2, 3, 4, 6)
 MOST_SCANS = 100
 """Scans of a JPEG that is read; programs write some ten. Each is decoded over all pixels, whatever its length."""
 _SCAN, _END = b"\xda", b"\xd9"
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
-"""A marker of a JPEG that ends the pixels of a scan."""
+_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+"""A marker of a JPEG. All but _END stand before a segment, which says its length; those that are not here do not, and
+libjpeg passes over them."""
 _LARGE_TILE = 1 << 22
 _HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 _SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
