@@ -44,8 +44,9 @@ _WHITE_IS_ZERO, _FAX_OR_OLD_JPEG = 0, (2, 3, 4, 6)
 MOST_SCANS = 100
 """Scans of a JPEG that is read; programs write some ten. Each is decoded over all pixels, whatever its length."""
 _SCAN, _END = b"\xda", b"\xd9"
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
-"""A marker of a JPEG that ends the pixels of a scan."""
+_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+"""A marker of a JPEG. All but _END stand before a segment, which says its length; those that are not here do not, and
+libjpeg passes over them."""
 _LARGE_TILE = 1 << 22
 _HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 _SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
@@ -259,7 +260,8 @@ def _scans(content: bytes) -> int:
 
 def _scale_transparency(picture: Image) -> None:
     """Bring the one color of a PNG that is transparent (tRNS) to 8 bits, as the pixels are, which Pillow does not."""
-    clear, form = picture.info.get("transparency"), picture.tile[0][3] if picture.tile else None
+    clear, tiles = picture.info.get("transparency"), getattr(picture, "tile", ())
+    form = tiles[0][3] if tiles else None
     if picture.format != "PNG" or clear is None:
         return
     if form in ("L;2", "L;4"):
