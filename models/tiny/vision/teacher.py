@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 class Lesson:
     """What a run does. `noise`: standard deviation of what is added to the cells, as a part of their own."""
 
-    rate: Rate = field(default_factory=lambda: Rate(steps=1200, peak=3e-3, warmup=30))
+    rate: Rate = field(default_factory=lambda: Rate(steps=800, peak=3e-3, warmup=30))
     seed: int = 1
     rows: int = 32
     noise: float = 0.15
