@@ -4,7 +4,7 @@
     python -m models.tiny.vision.train --out outputs/tiny_vision               # then, about an hour of one core
     python -m models.tiny.vision.train --out outputs/tiny_vision --resume      # go on after an interruption
 
-The encoder learns to make the teacher's cells of pictures, then in the last steps through the frozen text model. Helpers
+The encoder learns to make the teacher's cells of pictures, and in the last steps through the frozen text model. Helpers
 that are thrown away read the letters off its patches, and what the picture shows off its cells. The learning rate
 depends on the step alone, as in models/tiny/train.py. `--out` receives checkpoint.pt and log.jsonl.
 """
