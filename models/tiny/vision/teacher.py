@@ -122,7 +122,8 @@ def load_teacher(path: Path, text: FrozenText, cells: int) -> Teacher:
     """The teacher that a run has written, to be asked only."""
     teacher = Teacher(text, cells)
     teacher.load_state_dict(torch.load(path, weights_only=True)["teacher"])
-    return teacher.requires_grad_(False)
+    teacher.requires_grad_(False)
+    return teacher
 
 
 def main() -> None:
