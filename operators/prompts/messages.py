@@ -22,7 +22,7 @@ IMAGE_PARTS = ("image_url", "input_image", "image")
 _IMAGE_KEYS = ("image_url", "image")
 _OF_PLACEHOLDER = ("type", "detail", "index")
 """Keys of a part that only says where an image of the row's columns belongs."""
-_NOTHING = (None, "", {}, [])
+_NOTHING: tuple[Any, ...] = (None, "", {}, [])
 BETWEEN_PARTS = "\n"
 """The separator between text parts, as in llama-server and vLLM, for chat templates that take only texts. Beside an
 image there is none."""

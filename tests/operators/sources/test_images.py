@@ -88,7 +88,7 @@ def test_what_is_named_like_an_image_and_is_none_matters_where_images_are_read(f
     assert read(folder).values == [{"file_name": "a.JPG"}]
     for data in ({"path": folder, "format": "images"}, {"path": f"{folder}/*.[jp][pn]g"}):
         with pytest.raises(InputError, match=r"logo.png is named like a file of rows and is a (link|folder)"):
-            read(**data)  # type: ignore[arg-type]
+            read(**data)
 
 
 def test_a_change_of_one_image_is_another_input(folder: Path) -> None:
