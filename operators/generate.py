@@ -34,7 +34,6 @@ from operators.generation.tool_calls import ToolReader
 from operators.generation.tools import CHOICE, Tools
 from operators.generation.wiring import (
     check_chosen,
-    check_images,
     check_room,
     chosen_settings,
     completion_keys,
@@ -44,13 +43,13 @@ from operators.generation.wiring import (
     long_rows,
     model_memory,
     of_engine,
-    of_images,
     shared_engine,
     shared_store,
     store_path,
 )
 from operators.rows.sql import RowExpression
 from operators.rows.token_lists import PROMPT_IDS
+from operators.settings import StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import Tuning
@@ -118,7 +117,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         super().__post_init__()
         self._model_settings = of_engine(self.model, self.runtime)
         self._setup = decode_setup(self.decode)
-        self._engine_settings = of_images(self.model, self._setup.settled(self.runtime))
+        self._engine_settings = self._setup.settled(self.runtime)
         priority = self.runtime.priority
         self._priority = None if priority is None else RowExpression("runtime.priority", priority)
 
@@ -126,11 +125,12 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         return list(self.model.adapters or ())
 
     def _planned(self, schema: pa.Schema) -> list[pa.Field]:
+        self._engine_settings = self._setup.of_images(self._engine_settings, self.model)
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         if have_images(schema):
-            check_images(self._model_settings, self._engine_settings, self._setup)
+            self._setup.check_images(self._engine_settings, self._model_settings)
         if self._priority is not None:
             self._priority.plan(schema, lambda kind: kind.is_numeric(), "a number")
         structured_form(self.sampling.structured)
@@ -161,7 +161,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
         check_chosen(runtime, self._engine_settings)
-        self._load(runtime)
+        self._load(runtime, self.store)
         shared_store(runtime, self.store)  # an unusable store ends the run before anything is computed
         seeds_given = SEED in self.sampling.per_row
         self._repeated = RepeatedDraws(of_ids=self.id_column is not None and not seeds_given)
@@ -190,7 +190,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
 
     def _forecast(self, runtime: Runtime, batches: Seq[Batch], task: Task) -> Forecast:
         began = time.perf_counter()
-        self._load(runtime)
+        self._load(runtime, replace(self.store, images_mb=0))  # a dry run writes nothing
         rows = int(task.rows.likely * (self._samples.each or 1))
         few = rows if rows <= FEW_ROWS else None
         before = self._tuning(prompt_lengths(batch.data for batch in batches), task.results, few).before()
@@ -259,7 +259,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         settings, longest = self._engine_settings, self.sampling.max_tokens
         return Tuning(settings, self._model, lengths, longest, folder, few, self._setup.draft)
 
-    def _load(self, runtime: Runtime) -> None:
+    def _load(self, runtime: Runtime, store: StoreSettings) -> None:
         """Load the model, and make the converters from rows to sequences and back."""
         self._model = model = load_model(runtime, self._model_settings)
         reasoning = None if self._tags is None else Reasoning(model, self._tags)
@@ -274,7 +274,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
             reasoning,
             self._tools,
             self._adapters,
-            EncodedImages.shared(runtime, model, self._engine_settings, self.store),
+            EncodedImages.shared(runtime, model, self._engine_settings, store) if self.model.mmproj else None,
             self._engine_settings.n_ubatch,
         )
         reader = None if self._tools is None else ToolReader(self._tools, model, reasoning)

@@ -124,8 +124,12 @@ class Pages(Operator):
     def _source(self, value: Any) -> tuple[bytes | str, str | None]:
         """Return the content of the PDF that a value holds, or its path; and its path, which may be only a name. Raises
         BadImage."""
-        if isinstance(value, str) and value[:8].lower().startswith(("http://", "https://")):
-            raise BadImage("is at a URL, and PDFs are not fetched; fetch it into a folder, and give its path")
+        text = value.get("path") if isinstance(value, dict) and not value.get("bytes") else value
+        if isinstance(text, str) and "://" in text[:64] and text[:5].lower() not in ("file:", "data:"):
+            raise BadImage(
+                "is at a URL, and PDFs are not fetched: Pages reads files of this machine, and bytes; fetch it into a"
+                " folder, and give its path"
+            )
         found = self._forms.images(value)
         if not found:
             raise BadImage("is missing: the column is null or empty")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from operators.endpoint.render import EndpointTokenize
 from operators.endpoint.server import ModelOrServer
@@ -88,10 +89,11 @@ class Tokenize(ModelOrServer, MakesPrompts):
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
         self._images: ImagePrompts | None = None
-        if self._has_images and self._model.vision is not None:
-            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
 
     def process(self, batch: Batch) -> Iterable[Output]:
+        # Not when it is opened: then the engine's number of threads is not known yet, which the encoder takes.
+        if self._has_images and self._images is None and self._model.vision is not None:
+            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
         rejects, batch = set_apart(batch, refused)
         yield from rejects
@@ -104,6 +106,9 @@ class Tokenize(ModelOrServer, MakesPrompts):
         if self._ids_column is not None and data.column(self._ids_column).null_count < data.num_rows:
             pairs = zip(list_views(column), data.column(self._ids_column).to_pylist(), strict=True)
             column = pa.array([ids if row_ids is None else row_ids for ids, row_ids in pairs], PROMPT_IDS.type)
+            if self._images is not None:  # ids that are given have no images
+                given, at = data.column(self._ids_column).is_valid(), data.schema.get_field_index(PROMPT_IMAGES.name)
+                data = data.set_column(at, self._placed, pc.if_else(given, None, data.column(at)))
         told = self._texts.told(data, [PROMPT_TEXT.name])
         batch = batch.with_data(pa.record_batch([*data.columns, column], schema=self._schema), told=told)
         if self._images is not None:

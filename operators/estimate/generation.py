@@ -3,9 +3,9 @@
 A completion that the time cut short becomes at least as long as it is, and at most max_tokens long: so far apart are
 the ends of the range. What is likely is that completions end at a constant rate.
 
-Time for prompts: their tokens without shared prefixes, times the measured seconds per prompt token. Time for
-completions: their tokens at the measured tokens per second of full slots. Time for the tail, in which slots are empty
-while the longest rows finish: between none and as many full steps.
+Time for prompts: their tokens without shared prefixes, times the measured seconds per prompt token, and cells of images
+times the seconds in which one was encoded. Time for completions: their tokens at the measured tokens per second of full
+slots. Time for the tail, in which slots are empty while the longest rows finish: between none and as many full steps.
 """
 
 from __future__ import annotations
@@ -61,12 +61,14 @@ def generated(
 
     computed = computed_share(engine, settings, rows)
     tokens_in = mean_of([len(row.prompt) for row in rows], whole=whole).times(computed).times(count)
+    cells_in = mean_of([sum(image.cells for image in row.images) for row in rows], whole=whole)
     tokens_out = mean.times(count)
     # The first token of a row comes with its prompt, unless rows are made block by block.
     decoded = tokens_out.times(share(max(mean.likely - (0 if shape.block else 1), 0.0), mean.likely))
     lengths = np.resize(each, int(min(round(count.likely), _MOST_DRAWN)))
     idle = last_ends(lengths.tolist(), full) * full - float(lengths.sum())
-    taking = tokens_in.times(trial.prompt_token_s) + Range.exact(_BESIDE_S * (decoded.likely / full + count.likely))
+    taking = cells_in.times(computed * trial.cell_s).times(count) + tokens_in.times(trial.prompt_token_s)
+    taking += Range.exact(_BESIDE_S * (decoded.likely / full + count.likely))
     taking += (decoded + _TAIL.times(idle)).times(token_s or 0.0)
     known = token_s is not None or not decoded.likely
     forecast = Forecast(

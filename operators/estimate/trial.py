@@ -40,7 +40,8 @@ class Trial:
         rows: those that got a token and did not fail.
         early: those whose lengths count: all if all ended, else those that were begun in the first half of the time,
             since nearly all others are cut short.
-        prompts: calls that read prompts; their tokens are those of the prompts.
+        prompts: calls that read prompts; their tokens are those of the prompts, their seconds without `encode_s`.
+        encode_s, cells: seconds in which images were encoded, and the cells of the calls for which they were.
         steps: calls in which rows decoded and no prompt was read; their tokens are those that were drawn.
     """
 
@@ -49,6 +50,8 @@ class Trial:
     early: list[Sequence] = field(default_factory=list)
     prompts: list[CallTime] = field(default_factory=list)
     steps: list[CallTime] = field(default_factory=list)
+    encode_s: float = 0.0
+    cells: float = 0.0
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
         """Submit some of `rows`, and make calls until they are done or time is up."""
@@ -84,12 +87,21 @@ class Trial:
         seconds, after = engine.now() - began, engine.totals()
         prompt = after["prefill_tokens"] - totals["prefill_tokens"]
         rows = int(after["slot_steps_used"] - totals["slot_steps_used"])
+        if encode_s := after["encode_s"] - totals["encode_s"]:
+            self.encode_s += encode_s
+            self.cells += prompt
+            seconds -= encode_s
         if prompt:
             # In a mixed batch, decoding rows take their share of the call.
             decoded = rows * max(loop.decoder.shape.block, 1)
             self.prompts.append(CallTime(rows, prompt, seconds * prompt / (prompt + decoded)))
         elif rows:
             self.steps.append(CallTime(rows, meter.tokens_out - tokens, seconds))
+
+    @property
+    def cell_s(self) -> float:
+        """Seconds per cell of an image, in which it is encoded."""
+        return self.encode_s / self.cells if self.cells else 0.0
 
     @property
     def prompt_token_s(self) -> float:

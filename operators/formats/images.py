@@ -18,6 +18,8 @@ from pipeline.api.errors import InputError
 from pipeline.api.records import Reject
 
 BLOCK_ROWS = 1024
+SIZE_LENGTH, MARK_LENGTH = 16, 32
+"""Characters of a file's size, and of its whole mark, in the stamp of a folder."""
 SCHEMA = pa.schema([("image", IMAGE), ("path", pa.string())])
 
 
@@ -59,9 +61,16 @@ class InputImages(InputFile):
         return f"{super().__str__()}{more}"
 
     def stamp(self) -> Stamp:
+        """Return the sum of the sizes, and the marks of all files, one after the other."""
         stamps = [file.stamp() for file in self.files]
-        tags = "".join(f"{stamp.size_bytes} {stamp.tag}\n" for stamp in stamps)
-        return Stamp(sum(stamp.size_bytes for stamp in stamps), hashlib.sha256(tags.encode()).hexdigest())
+        return Stamp(sum(stamp.size_bytes for stamp in stamps), "".join(map(_mark, stamps)))
+
+    def changed(self, before: Stamp, first: int = 0, last: int | None = None) -> tuple[InputFile, int, int] | None:
+        for at, file in enumerate(self.files[first:last], first):
+            now, mark = file.stamp(), before.tag[at * MARK_LENGTH : (at + 1) * MARK_LENGTH]
+            if _mark(now) != mark:
+                return file, int(mark[:SIZE_LENGTH], 16), now.size_bytes
+        return None
 
     def content_id(self, stamp: Stamp) -> str:
         """Return a name of all files; of many bytes by the files' sizes and times of change."""
@@ -76,6 +85,11 @@ class InputImages(InputFile):
     def below(self, file: InputFile) -> str:
         """Return the path of a file without the folders that were named."""
         return str(PurePosixPath(*PurePosixPath(file.path).parts[self.above :]))
+
+
+def _mark(stamp: Stamp) -> str:
+    """Return the size of a file and a digest of its tag, in MARK_LENGTH characters."""
+    return f"{stamp.size_bytes:0{SIZE_LENGTH}x}{hashlib.blake2b(stamp.tag.encode(), digest_size=8).hexdigest()}"
 
 
 class ImagesReader(Reader):

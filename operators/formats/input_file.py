@@ -207,6 +207,19 @@ class InputFile:
     def stamp(self) -> Stamp:
         return self.storage.stamp(self.path)
 
+    def changed(self, before: Stamp, first: int = 0, last: int | None = None) -> tuple[InputFile, int, int] | None:
+        """Compare with the stamp of before.
+
+        Args:
+            before: what `stamp` gave.
+            first, last: the rows that count, [first, last), where each is a file of its own; others count whole.
+
+        Returns:
+            The file that has changed, its bytes then and now; None if none has.
+        """
+        now = self.stamp()
+        return None if now == before else (self, before.size_bytes, now.size_bytes)
+
     def content_id(self, stamp: Stamp) -> str:
         return self.storage.content_id(self.path, stamp)
 

@@ -23,6 +23,7 @@ from operators.settings.checks import check_one_of
 from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import LookAhead
 from pipeline.api import Batch, ChunkEnd, Concludes, Forecast, Forecasts, Inbox, Item, Operator, Runtime, Task
+from pipeline.api.load import load_of
 
 
 class RowBackend(Protocol[R]):
@@ -121,6 +122,8 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
         self._runtime = runtime
         self._lookup: RowLookup[R] | None = None
         self._ahead = LookAhead()
+        self._row_load = 1.0
+        """As how many rows one of the last batch counts (pipeline.api.load): with images it may have many bytes."""
         self._duplicates = Duplicates[R](enabled=self._engine_settings.optimise.identical_rows)
         runtime.number("identical", IDENTICAL, lambda: self._duplicates.served)
 
@@ -157,7 +160,8 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
 
     def _wants_rows(self) -> bool:
         # Rows queued here take memory; rows left in the inbox cause backpressure.
-        return self._backend.waiting + self._duplicates.waiting < self._engine_settings.lookahead_rows
+        waiting = self._backend.waiting + self._duplicates.waiting
+        return waiting * self._row_load < self._engine_settings.lookahead_rows
 
     def _submit(self, batch: Batch) -> Iterator[Item]:
         """Submit the rows of `batch`; emit those that `where` passes by, that were refused, or that the store has."""
@@ -165,6 +169,7 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
         yield from beside
         if not batch.num_rows:
             return
+        self._row_load = max(load_of(batch) / batch.num_rows, 1.0)
         rows, rejects = self._requests.of(batch)
         rejected = sum(some.num_rows for some in rejects)
         self._runtime.meter.count(batch.chunk, expanded=len(rows) + rejected - batch.num_rows)

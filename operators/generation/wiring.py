@@ -23,7 +23,7 @@ from operators.generation.store import CompletionStore
 from operators.generation.store_lookup import CompletionKeys
 from operators.settings import DecodeSettings, ModelSettings, StoreSettings
 from operators.settings.checks import usable_cores
-from operators.settings.long_rows import FULL, SMALL
+from operators.settings.long_rows import FULL
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
 from operators.tuning.choices import Tuning
@@ -51,25 +51,6 @@ def check_room(model: ModelSettings, settings: EngineSettings, *, continues: boo
         facts.attention.check(str(model.path or model.file), settings)
     if facts.n_ctx_train is not None:
         max_sequence_tokens(settings, facts.n_ctx_train)
-
-
-def check_images(model: ModelSettings, engine: EngineSettings, setup: DecodeSetup) -> None:
-    """Raise ConfigError if `model` cannot take images with these settings."""
-    facts = inspect_model(model)
-    refused = {
-        f"decode={setup.name}": not setup.takes_images,
-        "runtime.kv=unified": engine.kv == "unified",
-        "runtime.window_cache=small": engine.window_cache == SMALL,
-        "model.adapters": bool(model.adapters),
-        "a model with recurrent layers": facts.sizes is not None and facts.sizes.recurrent,
-    }
-    if (reason := next((name for name, refuses in refused.items() if refuses), None)) is not None:
-        raise ConfigError(f"prompts have images, which {reason} does not take yet; leave one of them out")
-
-
-def of_images(model: ModelSettings, settings: EngineSettings) -> EngineSettings:
-    """Return `settings` for `model`: the cells of an image that see each other are computed at once."""
-    return settings if model.mmproj is None else replace(settings, n_ubatch=max(settings.n_ubatch, settings.n_batch))
 
 
 def long_rows(model: ModelSettings, settings: EngineSettings) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,16 @@ LIMIT = "data.image_max_pixels"
 BYTES_PER_PIXEL, METADATA = 8, 16 << 20
 """A file may be larger than its pixels at 16 bits and four channels by so many bytes."""
 _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 274, 322, 323
+_BITS, _COMPRESSION, _PHOTOMETRIC = 258, 259, 262
 """Tags of EXIF and TIFF."""
+_WHITE_IS_ZERO, _FAX_OR_OLD_JPEG = 0, (2, 3, 4, 6)
+"""Values of _PHOTOMETRIC and _COMPRESSION."""
+MOST_SCANS = 100
+"""Scans of a JPEG that is read; programs write some ten. Each is decoded over all pixels, whatever its length."""
+_SCAN, _END = b"\xda", b"\xd9"
+_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+"""A marker of a JPEG. All but _END stand before a segment, which says its length; those that are not here do not, and
+libjpeg passes over them."""
 _LARGE_TILE = 1 << 22
 _HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 _SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
@@ -51,8 +61,8 @@ class BadImage(ValueError):
 def read_image(image: Mapping[str, Any], most_pixels: int) -> NDArray[np.uint8]:
     """Decode a picture. Several threads may do so at a time.
 
-    It is turned as its EXIF orientation says. What is transparent is put on white, 16 bits are scaled to 8 (the higher
-    8 are kept), gray, palettes and CMYK become RGB.
+    It is turned as its EXIF orientation says. What is transparent is put on white, 12 and 16 bits are scaled to 8 (the
+    higher 8 are kept), gray, palettes and CMYK become RGB.
 
     Args:
         image: `bytes`, the file's content, or, where that is None, `path`, a local file.
@@ -202,18 +212,70 @@ def _size(picture: Image) -> tuple[int, int]:
 
 
 def _pixels(picture: Image) -> NDArray[np.uint8]:
+    tags = getattr(picture, "tag_v2", None)
+    # Pillow takes 0 for white then, other programs for black; of a fax all do what Pillow does.
+    if tags is not None and _PHOTOMETRIC not in tags and tags.get(_COMPRESSION) not in _FAX_OR_OLD_JPEG:
+        raise BadImage("is a TIFF without PhotometricInterpretation: 0 may be black or white; save it anew")
+    if picture.format in ("JPEG", "MPO"):
+        _check_scans(picture)
+    _scale_transparency(picture)
     turn = _turn(picture)
     picture.load()
     upright: Image = picture if turn is None else picture.transpose(turn)
     if upright.mode in ("I", "F"):
-        kind = "whole numbers of 32 bits" if upright.mode == "I" else "floating-point numbers"
+        kind = "whole numbers of 32 bits or with a sign" if upright.mode == "I" else "floating-point numbers"
         raise BadImage(f"has {kind} as pixels, whose range is not known; save it with 8 or 16 bits a channel")
     if upright.mode.startswith("I;16"):
-        gray = (np.asarray(upright) >> 8).astype(np.uint8)
-        return np.repeat(gray[:, :, None], 3, axis=2)
+        return _of_gray_16(np.asarray(upright), tags or {}, picture.info.get("transparency"))
     if upright.has_transparency_data:
         upright = upright.convert("RGBA")
         white = pillow().new("RGB", upright.size, "white")
         white.paste(upright, mask=upright.getchannel("A"))
         upright = white
     return np.asarray(upright.convert("RGB"))
+
+
+def _check_scans(picture: Image) -> None:
+    """Raise BadImage for a JPEG of more than MOST_SCANS scans."""
+    file: Any = picture.fp  # type: ignore[attr-defined]
+    file.seek(0)
+    last, at_most = b"", 0
+    while block := file.read(1 << 20):
+        at_most += (last + block).count(b"\xff" + _SCAN)
+        last = block[-1:]
+    if at_most > MOST_SCANS:  # some may be of a preview, or of what comes after the picture
+        file.seek(0)
+        if _scans(file.read()) > MOST_SCANS:
+            raise BadImage(f"is a JPEG of more than {MOST_SCANS} scans, which takes minutes to read; save it anew")
+
+
+def _scans(content: bytes) -> int:
+    """Count the scans of a JPEG, up to the first above MOST_SCANS."""
+    count, place = 0, 0
+    while count <= MOST_SCANS and (found := _MARKER.search(content, place)) and found[1] != _END:
+        count += found[1] == _SCAN
+        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
+    return count
+
+
+def _scale_transparency(picture: Image) -> None:
+    """Bring the one color of a PNG that is transparent (tRNS) to 8 bits, as the pixels are, which Pillow does not."""
+    clear, tiles = picture.info.get("transparency"), getattr(picture, "tile", ())
+    form = tiles[0][3] if tiles else None
+    if picture.format != "PNG" or clear is None:
+        return
+    if form in ("L;2", "L;4"):
+        picture.info["transparency"] = clear * (85 if form == "L;2" else 17)
+    if form == "RGB;16B":  # of the pixels Pillow keeps 8 bits, by which they are not told from similar ones
+        raise BadImage("has 16 bits a channel and a color that is transparent (tRNS); save it with an alpha channel")
+
+
+def _of_gray_16(values: NDArray[Any], tags: Mapping[int, Any], clear: int | None) -> NDArray[np.uint8]:
+    """Make RGB of gray of 12 or 16 bits. `tags`: of a TIFF; `clear`: the value that is transparent."""
+    bits = tags.get(_BITS, 16)
+    gray = (values >> ((bits if isinstance(bits, int) else bits[0]) - 8)).astype(np.uint8)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        gray = ~gray
+    if clear is not None:
+        gray[values == clear] = 255
+    return np.repeat(gray[:, :, None], 3, axis=2)

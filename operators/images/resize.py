@@ -134,9 +134,9 @@ def _raised(width: int, height: int, tile: int) -> tuple[int, int]:
     aspect = width / height
     if width >= height:
         width = math.ceil(width / tile) * tile
-        return width, math.ceil(int(width / aspect) / tile) * tile
+        return width, math.ceil(max(1, int(width / aspect)) / tile) * tile
     height = math.ceil(height / tile) * tile
-    return math.ceil(int(height * aspect) / tile) * tile, height
+    return math.ceil(max(1, int(height * aspect)) / tile) * tile, height
 
 
 def resize_of(values: Mapping[str, Any], tokens: Mapping[str, int | None] | None = None) -> Resize:

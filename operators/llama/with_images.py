@@ -21,6 +21,9 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check
 from pipeline.api.errors import ConfigError, InputError
 
+USUAL_MOST = 1280
+"""Tokens of an image at most where a model would take any number, and nobody says (model.image_tokens): a photo of a
+phone would be 4,096, more than a row has room for."""
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +47,7 @@ def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> Mode
     if settings.probe:
         probe_images(mmproj.path, model)
     size = mmproj.path.stat().st_size
-    resize = resize_of(mmproj.values, settings.image_tokens)
+    resize = resize_of(mmproj.values, _limits(settings, mmproj))
     return replace(facts, images=ImageFacts(_fingerprint(settings, mmproj), size, resize))
 
 
@@ -53,7 +56,10 @@ def vision_of(settings: ModelSettings, path: Path, model: ctypes.c_void_p, threa
     `with_images` does."""
     if (mmproj := _declared(settings, path)) is None:
         return None
-    resize = resize_of(mmproj.values, settings.image_tokens)
+    limits = _limits(settings, mmproj)
+    if limits and not settings.image_tokens:
+        log.info("%s: images get %d tokens at most (model.image_tokens)", mmproj.path.name, USUAL_MOST)
+    resize = resize_of(mmproj.values, limits)
     if resize.doubt or not mmproj.is_tested:
         log.warning("%s: %s", mmproj.path.name, resize.doubt or "no test knows this kind of vision encoder")
     return LlamaVision(
@@ -62,7 +68,7 @@ def vision_of(settings: ModelSettings, path: Path, model: ctypes.c_void_p, threa
         fingerprint=_fingerprint(settings, mmproj),
         resize=resize,
         threads=threads,
-        tokens=settings.image_tokens,
+        tokens=limits,
         gpu=settings.gpu_layers > 0,
     )
 
@@ -100,8 +106,13 @@ def _place(settings: ModelSettings) -> Path:
     return hub_file(given["repo"], given["file"], given["revision"], settings.options, "model.mmproj")
 
 
+def _limits(settings: ModelSettings, mmproj: Mmproj) -> Mapping[str, int] | None:
+    """Return the fewest and most tokens of an image: as settings say, else USUAL_MOST for encoders with limits."""
+    return settings.image_tokens or ({"max": USUAL_MOST} if mmproj.has_limits else None)
+
+
 def _fingerprint(settings: ModelSettings, mmproj: Mmproj) -> str:
-    limits = settings.image_tokens or {}
+    limits = _limits(settings, mmproj) or {}
     return content_of(mmproj.path) + "".join(f" {name}={limits[name]}" for name in sorted(limits))
 
 

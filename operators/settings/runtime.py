@@ -55,8 +55,9 @@ class EngineSettings:
 
     Args:
         slots: rows that decode at the same time.
-        max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024 or what the model was trained
-            for, if that is less. Memory for the KV cache grows with slots x max_sequence_tokens.
+        max_sequence_tokens: prompt and completion tokens of one row at most; null: 1024, of a model with an encoder of
+            images 4096, or what it was trained for, if that is less. Memory for the KV cache grows with slots x
+            max_sequence_tokens.
         threads: CPU threads, at most two a core; null: all cores this process may use.
         kv: per_sequence (each row its own KV stream; text independent of neighbours) or unified (one pool of cells).
         kv_type: how the KV cache is stored: f16, f32 (twice the memory; exact without flash attention, with it as f16),

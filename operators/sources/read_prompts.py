@@ -71,6 +71,7 @@ class ReadPrompts(Source):
         self._warn = self._warnings.append
         self._first_chunk = 0
         self._rows_read = 0
+        self._file_start = 0
         self._bytes_before = 0
         self._bytes_sent = 0.0
 
@@ -119,12 +120,12 @@ class ReadPrompts(Source):
                 # A block may be the whole file, so the bytes read say nothing about the rows emitted.
                 self._bytes_sent = before + (after - before) * (last - position) / block.rows
                 if last % self._chunk_rows == 0:
-                    self._refuse_changed(reader.file)
+                    self._refuse_changed(reader.file, last - self._chunk_rows, last)
                     yield ChunkEnd(last // self._chunk_rows - 1, self._chunk_rows)
             position, self._bytes_sent = stop, after
             if position == self._data.limit:
-                if position % self._chunk_rows:
-                    self._refuse_changed(reader.file)
+                if rest := position % self._chunk_rows:
+                    self._refuse_changed(reader.file, position - rest, position)
                 break
         self._bytes_sent = max(self._bytes_sent, self._bytes_before)
         chunk, rest = divmod(position, self._chunk_rows)
@@ -184,13 +185,16 @@ class ReadPrompts(Source):
         """The stamp of each file when the run was planned."""
         return {reader.file: reader.file.stamp() for reader in self._readers}
 
-    def _refuse_changed(self, file: InputFile) -> None:
-        now, before = file.stamp(), self._stamps[file]
-        if now != before:
+    def _refuse_changed(self, file: InputFile, first: int = 0, last: int | None = None) -> None:
+        """Refuse a file that is not what it was when the run was planned. Of images, those of the source's rows
+        [first, last) alone are looked at; all, if there is no `last`."""
+        begin = max(0, first - self._file_start)
+        end = None if last is None else last - self._file_start
+        if changed := file.changed(self._stamps[file], begin, end):
+            which, before, now = changed
             raise InputError(
-                f"{file} was written to while the run was reading it ({before.size_bytes:,} bytes then,"
-                f" {now.size_bytes:,} now); put it back as it was and run the same command again, or begin anew with"
-                " overwrite=true"
+                f"{which} was written to while the run was reading it ({before:,} bytes then, {now:,} now); put it back"
+                " as it was and run the same command again, or begin anew with overwrite=true"
             )
 
     @cached_property
@@ -249,6 +253,7 @@ class ReadPrompts(Source):
         """Yield all blocks of all files; blocks before row `start` may lack data."""
         rows, in_files = 0, self._columns.in_files
         for reader in self._readers:
+            self._file_start = rows
             try:
                 for block in reader.blocks(self._columns.in_file.get(reader, in_files), rows, start):
                     rows += block.rows
@@ -256,7 +261,7 @@ class ReadPrompts(Source):
             except UNREADABLE as error:
                 how = f"on from row {rows} of the input"
                 raise explained(reader.file, error, how, "write the file again") from error
-            self._refuse_changed(reader.file)
+            self._refuse_changed(reader.file, rows - rows % self._chunk_rows, rows)
             self._bytes_before += self._stamps[reader.file].size_bytes
 
     def _items(self, file: InputFile, block: RowBlock, first: int, last: int) -> Iterator[Item]:

@@ -18,6 +18,7 @@ from operators.engine.backend.interface import Model
 from operators.settings.checks import usable_cores
 from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import Calibration, Choice
+from pipeline.api.load import load_of
 from pipeline.api.protocols import Inbox
 from pipeline.api.records import Batch, Item
 from pipeline.system.file_cache import cache_folder
@@ -126,14 +127,16 @@ class LookAhead:
         return [item for item in self._items if isinstance(item, Batch)]
 
     def gather(self, inbox: Inbox, enough: int) -> int | None:
-        """Take items until there are more than `enough` rows or no more come; return their number if these are all that
-        come, else None. Waits for the first rows without limit, and a little for more."""
-        rows, until = 0, None
-        while rows <= enough:
+        """Take items until there are more than `enough` rows, of which one with many bytes counts as several, or no
+        more come; return their number if these are all that come, else None. Waits for the first rows without limit,
+        and a little for more."""
+        rows, load, until = 0, 0, None
+        while load <= enough:
             item = inbox.poll()
             if item is not None:
                 self._items.append(item)
                 rows += item.num_rows if isinstance(item, Batch) else 0
+                load += load_of(item)
                 until = time.monotonic() + _PATIENCE_S if rows and until is None else until
             elif inbox.exhausted:
                 return rows

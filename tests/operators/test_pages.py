@@ -190,6 +190,17 @@ def test_paths_lead_below_the_root(tmp_path):
         assert why in reasons
 
 
+def test_no_pdf_is_fetched_whatever_form_its_url_has(tmp_path):
+    urls = ("https://example.com/a.pdf", "s3://bucket/a.pdf")
+    for kind, values in ((pa.string(), urls), (IMAGE, [{"bytes": None, "path": url} for url in urls])):
+        rows = Rows([{"pdf": value} for value in values], pa.schema([("pdf", kind)]))
+        flow = Flow(tmp_path, chain(rows, pages=Pages("pdf", DataSettings(image_domains=["example.com"]))))
+        assert flow.run() == []
+        [(_, _, reason)] = flow.tally.by_reason
+        assert "Pages reads files of this machine" in reason
+        assert "image_domains" not in reason
+
+
 def test_a_struct_gives_its_place_to_the_picture(tmp_path):
     schema = pa.schema([("image", IMAGE)])
     op = Pages("image", DataSettings(), longest_side=20)

@@ -42,7 +42,7 @@ class FrozenNorm(torch.autograd.Function):
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
-    made: Tensor = FrozenNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+    made: Tensor = FrozenNorm.apply(x, weight)
     return made
 
 

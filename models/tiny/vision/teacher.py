@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 class Lesson:
     """What a run does. `noise`: standard deviation of what is added to the cells, as a part of their own."""
 
-    rate: Rate = field(default_factory=lambda: Rate(steps=1200, peak=3e-3, warmup=30))
+    rate: Rate = field(default_factory=lambda: Rate(steps=800, peak=3e-3, warmup=30))
     seed: int = 1
     rows: int = 32
     noise: float = 0.15
@@ -122,7 +122,8 @@ def load_teacher(path: Path, text: FrozenText, cells: int) -> Teacher:
     """The teacher that a run has written, to be asked only."""
     teacher = Teacher(text, cells)
     teacher.load_state_dict(torch.load(path, weights_only=True)["teacher"])
-    return teacher.requires_grad_(False)
+    teacher.requires_grad_(False)
+    return teacher
 
 
 def main() -> None:

@@ -38,10 +38,10 @@ log = logging.getLogger("tiny.vision.train")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does. The last `reading` steps learn through the text model, too."""
+    """What a run does. The last `reading` steps learn through the text model, and no longer from the teacher."""
 
-    rate: Rate = field(default_factory=lambda: Rate(steps=5000, peak=2e-3))
-    reading: int = 400
+    rate: Rate = field(default_factory=lambda: Rate(steps=6000, peak=4e-3))
+    reading: int = 1500
     seed: int = 2
     rows: int = 48
     evaluate_every: int = 500
@@ -101,7 +101,7 @@ class Learner(nn.Module):
             made = self.helpers.loss(cells, patches, told, batch)
         if teacher is not None:
             wanted = teacher(told)
-            made["taught"] = functional.mse_loss(cells, wanted) / wanted.var()
+            made["taught"] = functional.mse_loss(cells, wanted) / (wanted - wanted.mean(0)).square().mean()
         if text is not None:
             made["answer"] = text.answer_loss(cells, text.asked_about(rows, self.encoder.shape.cells))
         return made
@@ -143,7 +143,8 @@ def train(
     with log_path.open("a") as lines:
         for step, rows in islice(drawn(plan, first), plan.rate.steps - first):
             started = time.process_time()
-            losses = learner.losses(rows, taught_by, text if step >= plan.rate.steps - plan.reading else None)
+            reading = step >= plan.rate.steps - plan.reading
+            losses = learner.losses(rows, None if reading else taught_by, text if reading else None)
             torch.stack(list(losses.values())).sum().backward()
             update(learner, optimizers, plan.rate.at(step))
             entry: dict[str, Any] = {"step": step + 1} | {name: round(x.item(), 4) for name, x in losses.items()}

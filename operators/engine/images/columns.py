@@ -57,7 +57,7 @@ class ImagePrompts:
                 if images:
                     try:
                         prompts[i], placed[i] = self._prompt(texts[i] or "", marked[i], images, limit)
-                    except BadImage as error:
+                    except ValueError as error:  # BadImage, or a size that the encoder does not take
                         prompts[i], refused[i] = np.empty(0, np.int32), str(error)
         ends = np.cumsum([0, *map(len, prompts)], dtype=np.int32)
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int32)

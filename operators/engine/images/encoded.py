@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.images import Encoded, ImageSpan, Vision
@@ -21,8 +23,11 @@ from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Runtime
+from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.numbers import counted
 
+_GRAY = 64
+"""Pixels of a side of the image by which an encoder is judged."""
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -54,14 +59,15 @@ class EncodedImages:
     not ask at all.
 
     Args:
-        vision: encodes.
+        model: its vision encoder is asked for with the first image: by then the model has a context, whose number of
+            threads the encoder takes.
         most_bytes: of all that is kept in memory, but for the newest image.
-        files: keeps it longer; None: nothing does.
+        most_in_files: of all that is kept longer, in files.
     """
 
-    def __init__(self, vision: Vision, most_bytes: int, files: EncodedFiles | None = None) -> None:
-        self._vision = vision
-        self._files = files
+    def __init__(self, model: Model, most_bytes: int, most_in_files: int = 0) -> None:
+        self._model = model
+        self._most_in_files = most_in_files
         self._most_bytes = most_bytes
         self._kept: dict[bytes, list[Encoded]] = {}
         self._bytes = 0
@@ -69,21 +75,29 @@ class EncodedImages:
         self.counts = ImageCounts()
 
     @classmethod
-    def shared(
-        cls, runtime: Runtime, model: Model, settings: EngineSettings, store: StoreSettings
-    ) -> EncodedImages | None:
-        """Return those of `model`, for all nodes that share it; None if it takes no images."""
-        if (vision := model.vision) is None:
-            return None
+    def shared(cls, runtime: Runtime, model: Model, settings: EngineSettings, store: StoreSettings) -> EncodedImages:
+        """Return those of `model`, for all nodes that share it."""
 
         def make() -> EncodedImages:
-            kept = store.images_mb * MIB if store.enabled else 0
-            files = EncodedFiles(f"{vision.fingerprint} {model.kernels} {model.device}", kept) if kept else None
-            images = cls(vision, settings.image_mb * MIB, files)
+            images = cls(model, settings.image_mb * MIB, store.images_mb * MIB if store.enabled else 0)
             runtime.numbers(images.counts, "engines", of_run=True)
             return images
 
         return runtime.resource(("images", id(model)), make)
+
+    @functools.cached_property
+    def _vision(self) -> Vision:
+        if (vision := self._model.vision) is None:
+            raise ConfigError("prompts have images, and the model reads none: model.mmproj is not set")
+        return vision
+
+    @functools.cached_property
+    def _files(self) -> EncodedFiles | None:
+        if not self._most_in_files:
+            return None
+        return EncodedFiles(
+            f"{self._vision.fingerprint} {self._model.kernels} {self._model.device}", self._most_in_files
+        )
 
     def prompts(self, data: pa.RecordBatch) -> list[Prompt]:
         """Return the prompts of rows."""
@@ -121,13 +135,28 @@ class EncodedImages:
         pixels = self._vision.resize.apply(read_image(image, limit))
         if digest_of(pixels) != digest:
             raise BadImage(CHANGED)
-        blocks = self._vision.encode(pixels)
+        try:
+            blocks = self._vision.encode(pixels)
+        except ValueError as error:
+            self._check_encoder(error)
+            raise
         if self._files is not None:
             self._files.write(digest, blocks)
         self.counts.images_encoded += 1
         self.counts.image_cells += sum(len(block.embeddings) for block in blocks)
         self._bytes += _size(blocks)
         return blocks
+
+    def _check_encoder(self, error: ValueError) -> None:
+        """Raise PipelineError, which ends the run, if the encoder fails for a gray image, too: then no row is to blame
+        for `error`."""
+        size = self._vision.resize.size(_GRAY, _GRAY)
+        try:
+            self._vision.encode(np.full((size[1], size[0], 3), 128, np.uint8))
+        except ValueError:
+            raise PipelineError(
+                f"the vision encoder fails for any image: {error}. Run the same command again to resume"
+            ) from error
 
 
 def _size(blocks: Sequence[Encoded]) -> int:

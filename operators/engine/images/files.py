@@ -6,7 +6,9 @@ import hashlib
 import io
 import logging
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ MIB = 1 << 20
 _DIGEST_BYTES = 16
 _KEPT = 0.9
 """Share of the bound that is left when the oldest files are removed."""
+_LARGEST = 0.02
+"""Share of the bound that a file may have: few larger ones would drive out all others."""
+_FOLDER, _OURS = "encoded_images", re.compile(r"[0-9a-f]{30}(\.\d+)?\.(npz|tmp)")
+"""Names: nothing else is counted or removed."""
 log = logging.getLogger("pipeline.images")
 
 
@@ -34,20 +40,22 @@ class EncodedFiles:
     """
 
     def __init__(self, identity: str, most_bytes: int) -> None:
-        self._folder = cache_folder() / "images"
+        self._folder = cache_folder() / _FOLDER
         self._identity = identity.encode()
         self._most_bytes = most_bytes
         self._bytes = sum(size for _, size, _ in self._files())
-        self._works = True
+        self._written = 0
+        self._has_told = False
 
     def read(self, digest: bytes) -> list[Encoded] | None:
         """Return what was computed for the image with this digest; None if there is no such file, or it is damaged."""
         path = self._path(digest)
         try:
             data = path.read_bytes()
-            path.touch()
         except OSError:
             return None
+        with suppress(OSError):  # a folder of others, that can be read
+            path.touch()
         content, checked = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() != checked:
             return None
@@ -58,14 +66,15 @@ class EncodedFiles:
             ]
 
     def write(self, digest: bytes, blocks: Sequence[Encoded]) -> None:
-        """Keep what was computed for the image with this digest."""
+        """Keep what was computed for the image with this digest, unless it is large. A run writes no more than the
+        bound: beyond, it would only drive out what it has written."""
         arrays: dict[str, Any] = {f"embeddings{i}": block.embeddings for i, block in enumerate(blocks)}
         arrays |= {f"offsets{i}": block.offsets for i, block in enumerate(blocks) if block.offsets is not None}
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, positions=np.array([block.positions for block in blocks]), **arrays)
         content = file.getvalue()
         data = content + hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-        if not self._works or len(data) > self._most_bytes:
+        if len(data) > _LARGEST * self._most_bytes or self._written + len(data) > self._most_bytes:
             return
         path = self._path(digest)
         try:
@@ -74,11 +83,13 @@ class EncodedFiles:
             temporary.write_bytes(data)
             temporary.replace(path)
             self._bytes += len(data)
+            self._written += len(data)
             if self._bytes > self._most_bytes:
                 self._make_room()
         except OSError as error:
-            self._works = False
-            log.warning("what is computed for images is not kept in %s: %s", self._folder, error)
+            if not self._has_told:
+                log.warning("what is computed for images is not kept in %s: %s", self._folder, error)
+            self._has_told = True
 
     def _path(self, digest: bytes) -> Path:
         name = hashlib.blake2b(self._identity + digest, digest_size=_DIGEST_BYTES).hexdigest()
@@ -87,7 +98,9 @@ class EncodedFiles:
     def _files(self) -> list[tuple[int, int, Path]]:
         """Return when each file was used last, its bytes, and its path; also of files that a killed process left."""
         found = []
-        for path in self._folder.glob("*/*"):
+        for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
+            if not _OURS.fullmatch(path.name):
+                continue
             try:
                 status = path.stat()
             except OSError:  # another process has removed it

@@ -35,6 +35,7 @@ class StepLoop:
         self.log = log
         self.decoder = strategy.decoder
         self.scheduler = Scheduler(self.decoder, settings, strategy.chunking)
+        self._stopping = stopping
         self._recovery = Recovery(self.scheduler, strategy, stopping)
 
     def step(self) -> None:
@@ -47,7 +48,7 @@ class StepLoop:
                 return
         if batch.has_images:
             with self.log.timed("encode"):
-                batch.encode_images()
+                batch.encode_images(self._stopping)
         if self.strategy.drafts:
             with self.log.timed("draft"):
                 self.strategy.draft(batch)

@@ -10,6 +10,7 @@ nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderS
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -73,11 +74,13 @@ class StepBatch:
         """True if the call is of cells of images."""
         return bool(self.chunks) and self.chunks[0].row.next_image is not None
 
-    def encode_images(self) -> None:
+    def encode_images(self, stopping: Callable[[], bool]) -> None:
         """Encode the images whose cells are computed in this call. A row whose image cannot be read gets an error, and
-        leaves the batch."""
+        leaves the batch, as do those that are left when the run is being stopped."""
         chunks, self.chunks = self.chunks, []
         for chunk in chunks:
+            if stopping():
+                break
             if (image := chunk.row.next_image) is not None:
                 try:
                     chunk = replace(chunk, encoded=image.encode())

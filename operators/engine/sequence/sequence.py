@@ -206,7 +206,9 @@ class Sequence:
         """
         left = self.to_compute
         few = 1 if self.slot.num_cached < len(self.prompt) else JUMP_TOKENS - 1
-        self.state = State.PREFILL if left > few else State.DECODE if left else State.SAMPLE
+        self.state = (
+            State.PREFILL if left > few or self.next_image is not None else State.DECODE if left else State.SAMPLE
+        )
 
     def cells(self, tokens: int) -> int:
         """Return the most tokens that it has in the KV cache with this many completion tokens."""

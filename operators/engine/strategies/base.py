@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from operators.engine.backend.interface import Decoder, Logits, Model
+from operators.engine.backend.loading import inspect_model
 from operators.engine.backend.shape import max_sequence_tokens
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.sequence import Sequence
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
+from pipeline.api.errors import ConfigError
 
+IMAGE_ROW_TOKENS = 4096
+"""Tokens of a row of a model that reads images, unless runtime.max_sequence_tokens says otherwise."""
 DraftContext = tuple[Decoder, Model]
 """A context of a draft model, empty, and that model."""
 
@@ -46,6 +52,28 @@ class DecodeSetup:
 
     def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
+
+    def check_images(self, engine: EngineSettings, model: ModelSettings) -> None:
+        """Raise ConfigError if prompts with images cannot be computed with these settings."""
+        sizes = inspect_model(model).sizes
+        refused = {
+            f"decode={self.name}": not self.takes_images,
+            "runtime.kv=unified": engine.kv == "unified",
+            "runtime.window_cache=small": engine.window_cache == SMALL,
+            "model.adapters": bool(model.adapters),
+            "a model with recurrent layers": sizes is not None and sizes.recurrent,
+        }
+        if (reason := next((name for name, refuses in refused.items() if refuses), None)) is not None:
+            raise ConfigError(f"prompts have images, which {reason} does not take yet; leave one of them out")
+
+    def of_images(self, settings: EngineSettings, model: ModelSettings) -> EngineSettings:
+        """Return `settings` for a `model` that may read images: cells that see each other are computed at once, and an
+        image has more tokens than most texts."""
+        if model.mmproj is None:
+            return settings
+        usual = min(IMAGE_ROW_TOKENS, inspect_model(model).n_ctx_train or IMAGE_ROW_TOKENS)
+        longest = usual if settings.max_sequence_tokens is None else settings.max_sequence_tokens
+        return replace(settings, max_sequence_tokens=longest, n_ubatch=max(settings.n_ubatch, settings.n_batch))
 
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """Return `settings` without the open keys for which only one value works."""

@@ -105,6 +105,35 @@ def test_pixels_of_an_unknown_range_are_refused():
     assert "32 bits" in refused(encoded(Image.new("I", (4, 4), 70000), "TIFF"))
 
 
+def gray_tiff(bits: int, data: bytes, photometric: int | None) -> bytes:
+    """Write a TIFF of gray, of 2 x 1 pixels."""
+    tags = {256: (3, 2), 257: (3, 1), 258: (3, bits), 259: (3, 1), 273: (4, 8), 277: (3, 1), 278: (3, 1)}
+    tags[279] = (4, len(data))
+    return tagged_tiff(tags if photometric is None else {**tags, 262: (3, photometric)}, data)
+
+
+def test_gray_of_a_tiff_is_as_its_tags_say():
+    twelve, sixteen = b"\xff\xf0\x10\0", struct.pack("<HH", 0xFFFF, 0x0100)
+    assert read(gray_tiff(12, twelve, 1))[0].tolist() == [[255] * 3, [1] * 3]
+    assert read(gray_tiff(16, sixteen, 1))[0].tolist() == [[255] * 3, [1] * 3]
+    assert read(gray_tiff(16, sixteen, 0))[0].tolist() == [[0] * 3, [254] * 3]
+    assert read(gray_tiff(8, b"\xff\x01", 0))[0].tolist() == [[0] * 3, [254] * 3]
+    for bits, data in ((16, sixteen), (8, b"\xff\x01")):
+        assert "0 may be black or white" in refused(gray_tiff(bits, data, None))
+
+
+def test_the_transparent_color_of_a_png_is_white_whatever_its_bits():
+    def with_clear(depth: int, color: int, row: bytes, clear: bytes) -> bytes:
+        chunk = struct.pack(">I", len(clear)) + b"tRNS" + clear + struct.pack(">I", zlib.crc32(b"tRNS" + clear))
+        return png(2, 1, depth, color, b"\0" + row, chunk)
+
+    for depth, row in ((2, b"\x60"), (4, b"\x12"), (8, b"\1\2"), (16, b"\0\1\0\2")):
+        other = {2: 170, 4: 34, 8: 2, 16: 0}[depth]
+        assert read(with_clear(depth, 0, row, b"\0\1"))[0].tolist() == [[255] * 3, [other] * 3], depth
+    assert read(with_clear(8, 2, b"\1\1\1\2\2\2", b"\0\1" * 3))[0].tolist() == [[255] * 3, [2] * 3]
+    assert "save it with an alpha channel" in refused(with_clear(16, 2, b"\0\1" * 6, b"\0\1" * 3))
+
+
 def test_ink_becomes_light():
     got = read(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))[4, 4].tolist()
     assert got[0] > 240, "cyan 0, magenta and yellow full: red"
@@ -251,6 +280,15 @@ def test_damaged_files_are_pixels_or_a_bad_image(kind):
             continue
         assert got.dtype == np.uint8
         assert image_size(hostile, MOST) == (got.shape[1], got.shape[0])
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
+    """Scans alone count: not what a comment has, nor what comes after the picture."""
+    data = encoded(PICTURE, "JPEG", progressive=True, comment=b"\xff\xda" * 101)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    assert read(data[:-2] + 80 * scan + data[-2:] + b"\xff\xda" * 101).shape == (30, 40, 3)
+    for hidden in (b"", b"\xff\x02\xff\xff", b"\xff\xd0\xff\xff"):  # in libjpeg's eyes no segment with a length
+        assert "is a JPEG of more than 100 scans" in refused(data[:-2] + hidden + 100 * scan[:20] + data[-2:])
 
 
 def test_threads_read_at_the_same_time():

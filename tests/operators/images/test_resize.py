@@ -79,6 +79,33 @@ def test_mtmd_leaves_the_size_as_it_is(family):
     assert taken > 200
 
 
+SHAPES = [(1, n) for n in (*range(1, 400), *range(400, 20_000, 97))]
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        *(resize_of(REFERENCE[family]["header"]) for family in REFERENCE),
+        resize_of(QWEN, {"min": 1, "max": 1}),
+        *(Resize(ResizeRule.TILES, tile, longest=tile * count) for tile in (364, 392, 512) for count in (1, 4, 8)),
+        Resize(ResizeRule.KEEP),
+    ],
+    ids=str,
+)
+def test_a_size_is_whole_units_and_no_side_is_nothing(resize):
+    taken = 0
+    for width, height in [*SHAPES, *((n, one) for one, n in SHAPES)]:
+        try:
+            made = resize.size(width, height)
+        except BadImage:
+            continue
+        taken += 1
+        assert all(side >= 1 and side % resize.unit == 0 for side in made), (width, height)
+        assert resize.size(*made) == made, (width, height)
+    assert taken
+    assert resize.apply(pixels(1, 1)).size
+
+
 def test_limits_are_the_narrower_ones_unless_given():
     assert resize_of(QWEN) == Resize(ResizeRule.CELLS, 28, 8 * 784, 4096 * 784)
     assert resize_of(QWEN3) == Resize(ResizeRule.CELLS, 32, 64 * 1024, 4096 * 1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import fsspec
@@ -11,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from operators.formats.input_file import Stamp, Storage
 from operators.formats.registry import ENDINGS
 from operators.images.read import FORMATS
 from operators.settings import DataSettings
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import ListInbox
-from pipeline.api.records import Batch
+from pipeline.api.records import Batch, ChunkEnd
 from tests.operators.sources.reading import read
 
 NAMES = ("a.JPG", "b.png", "deep/c.webp", "k=1/d.tiff", "k=2/e.gif")
@@ -100,6 +102,47 @@ def test_a_change_of_one_image_is_another_input(folder: Path) -> None:
     assert planned() == before
     (folder / "a.JPG").write_bytes(b"A.jpg")
     assert planned() != before
+
+
+def test_each_image_is_looked_at_once_at_the_end_of_its_chunk_and_named_if_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"k={i % 2}/{i // 2:02}.png" for i in range(26)]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"x")
+    seen: list[str] = []
+    stamp = Storage.stamp
+
+    def counted(storage: Storage, path: str) -> Stamp:
+        seen.append(path)
+        return stamp(storage, path)
+
+    monkeypatch.setattr(Storage, "stamp", counted)
+
+    def chunks(change: Path | None = None, limit: int | None = None) -> list[int]:
+        """Run in chunks of 5 and return those that ended; a file changes once the first has."""
+        source = ReadPrompts(DataSettings(path=f"{tmp_path}/k=*/*", partitions=True, limit=limit), 5)
+        source.plan()
+        seen.clear()
+        ended = []
+        why = pytest.raises(InputError, match=rf"^{change} was written to while .* \(1 bytes then, 6 now\)")
+        with why if change is not None else nullcontext():
+            for item in source.run(ListInbox()):
+                ended += [item.chunk] if isinstance(item, ChunkEnd) else []
+                if change is not None and ended == [0]:
+                    change.write_bytes(b"longer")
+        if change is not None:
+            change.write_bytes(b"x")
+        return ended
+
+    order = sorted(map(str, files))
+    assert chunks() == [*range(6)]
+    assert seen == order, "k=0 and k=1 are folders of 13: a chunk has rows of both"
+    assert chunks(limit=17) == [*range(4)]
+    assert seen == order[:17]
+    for at, ended in ((5, [0]), (12, [0, 1]), (13, [0, 1]), (14, [0, 1]), (25, [*range(5)])):
+        assert chunks(Path(order[at])) == ended, at
 
 
 def test_every_ending_of_an_image_is_that_of_a_format_that_is_decoded() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake_vision import FakeVision
-from operators.engine.backend.images import Encoded
+from operators.engine.backend.images import Encoded, Pixels
 from operators.engine.backend.text_columns import TextColumns
 from operators.engine.images.cells import cell_ids
 from operators.engine.images.columns import ImagePrompts
@@ -23,8 +23,11 @@ from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
 from operators.images.read import BadImage
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS
+from operators.settings import ModelSettings
 from operators.settings.model import TEXT
-from pipeline.api.errors import ExitCode
+from operators.tokens import Tokenize
+from pipeline.api.errors import ExitCode, PipelineError
+from pipeline.api.records import Batch
 from pipeline.cli.main import main
 from tests.operators.images.files import encoded, pixels
 
@@ -74,14 +77,14 @@ def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
     """In the order of use: with room for two, the third that is asked for drops the one not used for longest."""
     vision = FakeVision("eyes")
     data = tokenized([I] * 6, [[image(n)] for n in (1, 2, 1, 3, 1, 2)], vision)
-    images = EncodedImages(vision, 2 * 4 * 2 * 4)
+    images = EncodedImages(FakeModel(vision=vision), 2 * 4 * 2 * 4)
     found = embeddings(images, data)
     assert [vision.encoded, images.counts.images_encoded, images.counts.images_at_hand] == [4, 4, 2]
     assert found[0] == found[2] == found[4] != found[1] == found[5] != found[3]
-    assert embeddings(EncodedImages(FakeVision("eyes"), 0), data) == found
+    assert embeddings(EncodedImages(FakeModel(vision=FakeVision("eyes")), 0), data) == found
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
     for new in (3, 0):  # the second has the files of the first
-        images = EncodedImages(vision := FakeVision("eyes"), 0, EncodedFiles("eyes", 1 << 20))
+        images = EncodedImages(FakeModel(vision=(vision := FakeVision("eyes"))), 0, 1 << 20)
         assert embeddings(images, data) == found
         assert (vision.encoded, images.counts.images_from_files) == (new, 6 - new)
 
@@ -92,7 +95,7 @@ def test_an_image_whose_file_has_changed_costs_its_row(tmp_path):
     data = tokenized([I], [[{"bytes": None, "path": str(path)}]], vision)
     path.write_bytes(image(2)["bytes"])
     with pytest.raises(BadImage, match=CHANGED[:30]):
-        embeddings(EncodedImages(vision, 1 << 20), data)
+        embeddings(EncodedImages(FakeModel(vision=vision), 1 << 20), data)
 
 
 def blocks(number: int) -> list[Encoded]:
@@ -101,33 +104,91 @@ def blocks(number: int) -> list[Encoded]:
 
 
 def test_files_of_images_are_whole_or_none_and_bounded(monkeypatch, tmp_path):
+    """A run writes no more than the bound, and no file of which few would fit; the newest of several runs stay."""
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
-    files = EncodedFiles("eyes", 10_000)
-    for number in range(40):
-        files.write(bytes([number]), blocks(number))
-    there = [number for number in range(40) if EncodedFiles("eyes", 10_000).read(bytes([number])) is not None]
-    stored = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
-    assert there == list(range(40))[-len(there) :]  # the newest
-    assert len(there) == len(stored) > 2
-    assert sum(path.stat().st_size for path in stored) <= 10_000
-    first, second = files.read(bytes([39])) or []
-    expected = blocks(39)
+    folder, bound = tmp_path / "encoded_images", 80_000
+    for begin in (0, 80, 160):
+        files = EncodedFiles("eyes", bound)
+        for number in range(begin, begin + 80):
+            files.write(bytes([number]), blocks(number))
+        assert sum(path.stat().st_size for path in folder.rglob("*.npz")) <= bound
+        (folder / "aa").mkdir(exist_ok=True)
+        (folder / "aa" / "photo.png").write_bytes(bytes(bound))  # somebody else's
+    files = EncodedFiles("eyes", bound)
+    there = [number for number in range(256) if files.read(bytes([number])) is not None]
+    stored = list(folder.rglob("*.npz"))
+    assert 20 < len(there) == len(stored) < 80
+    assert min(there) >= 160
+    assert (folder / "aa" / "photo.png").exists()
+    first, second = files.read(bytes([there[0]])) or []
+    expected = blocks(there[0])
     assert np.array_equal(first.embeddings, expected[0].embeddings)
     assert first.offsets is not None
     assert (first.offsets == expected[0].offsets).all()
     assert (second.offsets is None, first.positions, str(second.embeddings.dtype)) == (True, 2, "float32")
-    assert EncodedFiles("other eyes", 10_000).read(bytes([39])) is None
+    assert EncodedFiles("other eyes", bound).read(bytes([there[0]])) is None
+    files.write(b"large", [Encoded(np.zeros((1000, 8), np.float32), None, 1000)])
+    assert files.read(b"large") is None
     for path in stored:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    assert all(files.read(bytes([number])) is None for number in range(40))
+    assert all(files.read(bytes([number])) is None for number in there)
+
+
+class Failing(FakeVision):
+    """Fails for all images, or for those that are not gray."""
+
+    def __init__(self, fails_for_all: bool) -> None:
+        super().__init__("eyes")
+        self._fails_for_all = fails_for_all
+
+    def encode(self, pixels: Pixels) -> list[Encoded]:
+        if self._fails_for_all or pixels.std() > 0:
+            raise ValueError("it cannot be encoded")
+        return super().encode(pixels)
+
+
+def test_an_encoder_that_fails_for_any_image_ends_the_run_and_costs_no_row():
+    for vision, error in ((Failing(True), PipelineError), (Failing(False), ValueError)):
+        data = tokenized([I], [[image(1)]], vision)
+        with pytest.raises(error, match="it cannot be encoded"):
+            embeddings(EncodedImages(FakeModel(vision=vision), 1 << 20), data)
+
+
+class Picky(FakeVision):
+    def layout(self, width: int, height: int) -> tuple[Any, ...]:
+        raise ValueError("a size that it does not take")
+
+
+def test_a_size_that_the_encoder_does_not_take_costs_its_row():
+    data = pa.record_batch(
+        [pa.array([I, "text"]), pa.array([[image(1)], None], PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name]
+    )
+    prompts = ImagePrompts(TextColumns(FakeModel(), TEXT), Picky("eyes"), 0)
+    assert prompts.tokenize(data, "prompt_text")[2] == {0: "a size that it does not take"}
+
+
+def test_ids_that_a_row_brings_have_no_images(tmp_path):
+    """The cells of a text that they take the place of would else be computed in them."""
+    ids = pa.array([[65, 66, 67], None], pa.list_(pa.int32()))
+    rows = pa.record_batch(
+        [pa.array([0, 1]), pa.array([I, I]), pa.array([[image(1)]] * 2, PROMPT_IMAGES.type), ids],
+        ["row", "prompt_text", PROMPT_IMAGES.name, "ids"],
+    )
+    op = Tokenize(ModelSettings(loader="operators.engine.backend.fake:load", mmproj="eyes"), ids_column="ids")
+    op.plan(rows.schema)
+    op._model = FakeModel(vision=FakeVision("eyes"))
+    op._texts, op._images = TextColumns(op._model, TEXT), None
+    (made,) = [item for item in op.process(Batch(0, rows)) if isinstance(item, Batch)]
+    assert made.data.column(PROMPT_IDS.name)[0].as_py() == [65, 66, 67]
+    assert made.data.column(PROMPT_IMAGES.name).is_valid().to_pylist() == [False, True]
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(monkeypatch, tmp_path, caplog):
-    (tmp_path / "images").write_text("a file")
+    (tmp_path / "encoded_images").write_text("a file")
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
-    files = EncodedFiles("eyes", 10_000)
+    files = EncodedFiles("eyes", 100_000)
     for number in range(2):
         files.write(bytes([number]), blocks(number))
         assert files.read(bytes([number])) is None

@@ -59,7 +59,8 @@ def rows(count: int, seed: int = 1) -> list[Sequence]:
             parts.append(int(random.integers(5)))
             if random.random() < 0.5:
                 parts.append(np.arange(random.choice([1, 2, 70])).astype(np.int32))
-        parts.append(random.integers(0, 256, random.choice([1, 5, 80])).astype(np.int32))
+        if len(parts) == 1 or random.random() < 0.8:
+            parts.append(random.integers(0, 256, random.choice([1, 5, 80])).astype(np.int32))
         ids, images = prompt(parts)
         made.append(Sequence(i, ids, WARM, seed=i, max_tokens=12, images=images))
     return made
@@ -130,3 +131,21 @@ def test_what_is_shared_ends_between_pieces_or_where_texts_may_be_cut(kernel_tok
                 assert len(lengths) == 1
                 assert count - start >= least
                 assert end - count >= least
+
+
+def test_no_image_is_encoded_any_more_when_a_run_is_being_stopped():
+    bench, encoded = Bench(shape(8, max_sequence_tokens=512)), []
+
+    def encode_one() -> Encoded:
+        encoded.append(1)
+        return encode(0, 0)
+
+    made = [Sequence(i, *prompt([np.array([i], np.int32), 0])[:1], WARM, seed=i, max_tokens=3) for i in range(8)]
+    for row in made:
+        row.images = (ImageSpan(2, 4, encode_one),)
+    bench.worker._stopping = lambda: bool(encoded)
+    client = bench.client()
+    client.submit(made)
+    while not encoded:
+        bench.worker.step()
+    assert len(encoded) == 1
