@@ -19,7 +19,7 @@ from operators.engine.images.cells import cell_ids
 from operators.engine.images.columns import ImagePrompts
 from operators.engine.images.encoded import CHANGED, EncodedImages
 from operators.engine.images.files import EncodedFiles
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.columns import IMAGE_MARK, MOST_PIXELS, PROMPT_IMAGES, limited
 from operators.images.read import BadImage
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS
@@ -176,6 +176,8 @@ def test_ids_that_a_row_brings_have_no_images(tmp_path):
         [pa.array([0, 1]), pa.array([I, I]), pa.array([[image(1)]] * 2, PROMPT_IMAGES.type), ids],
         ["row", "prompt_text", PROMPT_IMAGES.name, "ids"],
     )
+    of_prompts = limited(PROMPT_IMAGES, MOST_PIXELS, of_columns=True)
+    rows = rows.set_column(2, of_prompts, rows.column(2))
     op = Tokenize(ModelSettings(loader="operators.engine.backend.fake:load", mmproj="eyes"), ids_column="ids")
     op.plan(rows.schema)
     op._model = FakeModel(vision=FakeVision("eyes"))
