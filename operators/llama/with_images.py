@@ -79,6 +79,8 @@ def _declared(settings: ModelSettings, model: Path) -> Mmproj | None:
         check(settings.image_tokens is None, "model.image_tokens", settings.image_tokens, "there is no model.mmproj")
         return None
     mmproj = read_mmproj(_place(settings))
+    has = settings.image_tokens is None or mmproj.has_limits
+    check(has, "model.image_tokens", settings.image_tokens, "its images have the sizes that it was trained with")
     status = model.stat()
     if missing := TOKENS.get(mmproj.projector, frozenset()) - _tokens(model, status.st_size, status.st_mtime_ns):
         raise InputError(
