@@ -67,15 +67,15 @@ def rows(count: int, seed: int = 1) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("slots", [1, 3, 16])
+@pytest.mark.parametrize("slots", [3, 16])
 def test_a_row_with_images_gets_what_it_gets_alone(slots, deterministic):
     """The fake computes from what was encoded: tokens that went with another image would be others."""
     sizes = {"max_sequence_tokens": 512, "n_batch": 512, "n_ubatch": 128, "deterministic": deterministic}
-    alone = {row.handle: Bench(shape(1, **sizes)).run([row])[row.handle] for row in rows(60)}
+    alone = {row.handle: Bench(shape(1, **sizes)).run([row])[row.handle] for row in rows(32)}
     bench = Bench(shape(slots, **sizes))
-    assert bench.run(rows(60)) == alone
-    assert len({tuple(tokens) for tokens in alone.values()}) > 40
-    assert bench.engine.totals()["shared_tokens"] > 1000
+    assert bench.run(rows(32)) == alone
+    assert len({tuple(tokens) for tokens in alone.values()}) > 20
+    assert bench.engine.totals()["shared_tokens"] > 400
 
 
 def test_a_call_that_fails_costs_no_row_with_an_image():
