@@ -1,4 +1,4 @@
-"""How a row's prompt names its pictures: a mark in the text for each, and a column that has them in order."""
+"""The mark of an image in the text of a prompt, and the column that has the images in the order of the marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file is that is no picture, by its first bytes, for the reason of its reject."""
+"""Names what a file is that is no picture, by its first bytes, for the reason of its reject."""
 
 from __future__ import annotations
 

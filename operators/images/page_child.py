@@ -1,4 +1,4 @@
-"""What the process of `page_process` does: it opens PDFs and renders their pages, by pdfium.
+"""The process of `page_process`: opens PDFs and renders their pages, by pdfium.
 
 It reads pickles from stdin, each one question, and answers on stdout with a line of JSON, behind which come the bytes
 of a picture. It imports neither numpy nor Arrow, which a process that is often begun anew has no need of.

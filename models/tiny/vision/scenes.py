@@ -1,4 +1,4 @@
-"""What the pictures show and what is asked about them; needs only the standard library.
+"""Scenes for pictures, and the questions about them; needs only the standard library.
 
 A scene is a word, a number or a shape in one colour. One scene in twenty, by a hash of what it shows and its colour, is
 held out: its words, colours and shapes are seen in training, but never together; its number never.

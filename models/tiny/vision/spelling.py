@@ -1,4 +1,4 @@
-"""How the small text model writes a word: of the tokens that it has learnt to write, the likeliest that make it."""
+"""Spells words for the small text model: of the tokens that it has learnt to write, the likeliest that make them."""
 
 from __future__ import annotations
 

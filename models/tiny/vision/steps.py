@@ -1,4 +1,4 @@
-"""What the trainings of the teacher and of the encoder share: rates, optimisers, and how answers are counted."""
+"""Steps that the trainings of the teacher and of the encoder share: rates, optimisers, counts of answers."""
 
 from __future__ import annotations
 

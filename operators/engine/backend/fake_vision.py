@@ -33,7 +33,6 @@ class FakeVision:
 
     width = WIDTH
     causal = True
-    mrope = False
     apart = ""
 
     def __init__(self, fingerprint: str) -> None:

@@ -76,8 +76,6 @@ class Vision(Protocol):
     """Numbers of a cell: those that the model takes in, which may be more than its embeddings have."""
     causal: bool
     """False if the cells of a block see each other, so that a call must have room for all of them."""
-    mrope: bool
-    """Whether cells have positions of their own (Encoded.offsets)."""
     apart: str
     """Text before and behind each image in a prompt, as in its training."""
 

@@ -31,6 +31,7 @@ log = logging.getLogger("pipeline.images")
 
 class EncodedFiles:
     """A folder with a file for each image, of `most_bytes` together; those that were not used for longest go first.
+    There are thousands, so that it is not counted anew for each, as pipeline.system.file_cache does for few large ones.
 
     Processes may share it: a file is complete when it has its name, and one that is damaged is made anew. Where the
     folder cannot be written there are just no files; that is logged once.

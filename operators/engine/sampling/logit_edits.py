@@ -72,9 +72,10 @@ def find(rising: Ids, wanted: Ids) -> tuple[Ids, Flags]:
 def history(row: SampledRow, last: int | None) -> TokenIds:
     """Return the last tokens of prompt and completion, oldest first; None: all. Cells of images are no tokens."""
     drawn = np.array(row.tokens if last is None else row.tokens[-last:], np.int32)
-    prompt = row.prompt[row.prompt >= 0]
-    room = len(prompt) if last is None else min(len(prompt), last - len(drawn))
-    return np.concatenate([prompt[len(prompt) - room :], drawn])
+    prompt, room = row.prompt, len(row.prompt) if last is None else last - len(drawn)
+    if (prompt[max(len(prompt) - room, 0) :] < 0).any():
+        prompt = prompt[prompt >= 0]
+    return np.concatenate([prompt[max(len(prompt) - room, 0) :], drawn])
 
 
 def changes_of(row: SampledRow) -> list[Change]:

@@ -145,7 +145,7 @@ class Chunking:
         image is a chunk whatever the room, and alone in its call then."""
         cached = row.slot.num_cached
         if row.images and cached < len(row.prompt):
-            start, end = row.piece(cached)
+            start, end = piece_of(row.prompt, cached)
             left = end - cached
             return left if row.prompt[cached] < 0 else next_piece(left, room, self.least(end - start))
         left = row.placement.stop - cached if cached < row.placement.stop else row.to_compute

@@ -168,18 +168,6 @@ class Sequence:
         cached = self.slot.num_cached
         return next((image for image in self.images if image.start == cached), None)
 
-    def piece(self, place: int) -> tuple[int, int]:
-        """Return where the piece of the prompt begins that goes on at `place`, and where it ends: a block of an image,
-        or the tokens between two."""
-        start, end = 0, len(self.prompt)
-        for image in self.images:
-            if image.start > place:
-                return start, image.start
-            start = image.start + image.cells
-            if place < start:
-                return image.start, start
-        return start, end
-
     def ids(self, start: int, end: int) -> TokenIds:
         """Return the tokens of prompt and completion from `start` to `end`, int32 [end - start]."""
         size = len(self.prompt)

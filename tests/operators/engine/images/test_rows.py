@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Seq
 from functools import partial
 
@@ -13,7 +14,7 @@ from operators.engine.backend.images import Encoded, ImageCells, ImageSpan
 from operators.engine.images.cells import cell_ids, is_inside, piece_of
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import WARM, Bench, in_slot, shape
+from tests.operators.engine.fixtures import WARM, Bench, shape
 
 VISION = FakeVision("eyes")
 SIZES = ((32, 32), (48, 64), (128, 48), (16, 16))
@@ -105,11 +106,13 @@ def test_an_image_that_cannot_be_read_any_more_costs_its_row():
 
 
 def test_pieces_of_prompts_are_told_from_their_ids_alone():
-    """As rows know them from their images, which slots whose rows have left do not have any more."""
+    """As the images of a row say, which a slot whose row has left does not have any more."""
     for row in rows(40, seed=3):
-        bounds = [piece_of(row.prompt, cell) for cell in range(len(row.prompt))]
-        assert bounds == [in_slot(row).piece(cell) for cell in range(len(row.prompt))]
-        inside = {cell for image in row.images for cell in range(image.start + 1, image.start + image.cells)}
+        blocks = [(image.start, image.start + image.cells) for image in row.images]
+        borders = sorted({0, len(row.prompt), *itertools.chain(*blocks)})
+        for start, end in itertools.pairwise(borders):
+            assert {piece_of(row.prompt, cell) for cell in range(start, end)} == {(start, end)}
+        inside = {cell for start, end in blocks for cell in range(start + 1, end)}
         assert inside == {cell for cell in range(len(row.prompt) + 1) if is_inside(row.prompt, cell)}
 
 
