@@ -90,7 +90,7 @@ def prompts(model: LlamaModel) -> list[Prompt]:
         for beginning, images in (
             ("Look:", [small]),
             ("Look:", [other]),
-            ("Look:", [small, "and", other]),
+            ("Look:", [small, "a", other]),  # a lone token between them
             ("Look:", [other, small]),
             (long, [large]),
             (long, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -216,3 +217,16 @@ def test_ids_that_repeat_are_told(tmp_path, caplog, temperature, id_column, told
     said = [record.getMessage() for record in caplog.records if "get equal texts" in record.getMessage()]
     assert len(said) == (told > 0)
     assert all("at least 4 rows" in text and "data.id_column=null" in text for text in said)
+
+
+def test_rows_with_many_bytes_are_taken_a_few_at_a_time(tmp_path):
+    """As an image in a row: counted by number alone they would fill the memory."""
+    op = generate()
+    run = flow(tmp_path, [{**row, "blob": bytes(1 << 20)} for row in prompts(10)], op, pa.field("blob", pa.binary()))
+    assert len(run.run()) == 10
+    assert 8 <= op._row_load < 9
+    found = []
+    for op._row_load in (1.0, 8.0):
+        op._backend = op._duplicates = SimpleNamespace(waiting=4)  # type: ignore[assignment]
+        found.append(op._wants_rows())
+    assert found == [True, False]

@@ -33,7 +33,7 @@ class Autoregressive(Strategy):
                 [chunk.row.next_tokens(chunk.count) for chunk in chunks],
                 [chunk.row.slot.num_cached for chunk in chunks],
                 [chunk.row.slot.index for chunk in chunks],
-                [(2 if lone else 1) if chunk.completes else 0 for chunk in chunks],
+                [min(2 if lone else 1, chunk.count) if chunk.completes else 0 for chunk in chunks],
             )
 
     def advance(self, batch: StepBatch, logits: Logits) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from operators.engine.backend.fake import END_ID, FakeDecoder
+from operators.engine.backend.images import Encoded, ImageSpan
 from operators.engine.backend.interface import Logits
 from operators.engine.backend.shape import DecoderShape
+from operators.engine.images.cells import cell_ids
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.thread import EngineThread
 from operators.engine.sampling.params import SamplingParams
@@ -94,6 +96,29 @@ def test_some_rows_stand_for_many():
     assert found.tokens_in.low < sum(map(len, texts)) < found.tokens_in.high
     assert found.seconds is not None
     assert found.seconds.low < seconds < found.seconds.high
+
+
+def test_time_in_which_images_are_encoded_counts_by_their_cells():
+    """Prompts of images and of texts: the one cost is no part of the other, nor of the steps."""
+
+    def with_images(decoder: Timed) -> list[Sequence]:
+        def encode() -> Encoded:
+            decoder.now += 2.0
+            return Encoded(np.ones((20, 2), np.float32), None, 20)
+
+        made = rows([np.concatenate([cell_ids(bytes([i]), 0, 20), text]) for i, text in enumerate(prompts(30))])
+        for row in made[::2]:
+            row.images = (ImageSpan(0, 20, encode),)
+        for row in made[1::2]:
+            row.prompt = row.prompt[20:]
+        return made
+
+    decoder, real = Timed(shape(8)), Timed(shape(8))
+    found = estimated(decoder, with_images(decoder))
+    seconds, _ = outcome(real, with_images(real))
+    assert found.seconds is not None
+    assert seconds > 30
+    assert found.seconds.likely == pytest.approx(seconds, rel=0.12)
 
 
 def test_of_an_input_without_a_known_end_it_is_a_lower_bound():

@@ -153,6 +153,19 @@ def test_its_content_and_limits_count_where_they_are_given(tmp_path):
     model.close()
 
 
+def test_a_photo_of_a_phone_has_as_many_tokens_as_rows_have_room_for():
+    """Where nobody says more; all families with limits, by the sizes alone."""
+    for name in ("qwen2vl", "qwen2.5vl", "qwen3vl"):
+        settings = ModelSettings(path=str(IMAGES / f"{name}.gguf"), mmproj=str(IMAGES / f"mmproj-{name}.gguf"))
+        model = load(settings)
+        assert model.vision
+        cells = [
+            part for part in model.vision.layout(*model.vision.resize.size(4032, 3024)) if isinstance(part, ImageCells)
+        ]
+        assert 1000 < sum(part.tokens for part in cells) <= 1280
+        model.close()
+
+
 def test_limits_bound_the_tokens_of_an_image():
     """Also below those of llama.cpp, which libmtmd would resize to."""
     model = load(replace(QWEN, image_tokens={"min": 2, "max": 6}))

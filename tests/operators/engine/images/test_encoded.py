@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -67,10 +69,28 @@ def test_cells_stand_where_the_marks_were_and_have_the_ids_of_their_image():
     assert [a == b for a, b in zip(ids, others, strict=True)] == [token >= 0 for token in ids]
 
 
-@pytest.mark.parametrize(("texts", "images"), [([f"{I}{I}"], [[image(1)]]), (["a"], [[image(1)]])])
-def test_a_prompt_has_a_place_for_each_image(texts, images):
-    with pytest.raises(AssertionError):
-        tokenized(texts, images, FakeVision("eyes"))
+@pytest.mark.parametrize(("text", "places"), [(f"{I}{I}", 2), ("a", 0)])
+def test_a_prompt_has_a_place_for_each_image(text, places):
+    data = pa.record_batch(
+        [pa.array([text]), pa.array([[image(1)]], PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name]
+    )
+    refused = ImagePrompts(TextColumns(FakeModel(), TEXT), FakeVision("eyes"), 0).tokenize(data, "prompt_text")[2]
+    assert refused == {0: f"the prompt has places for {places} images, and the row has 1"}
+
+
+class WithBos(FakeModel):
+    add_bos = True
+
+    def tokenize(self, texts: Sequence[bytes], *, special: bool) -> tuple[Any, Any]:
+        return super().tokenize([b"\x01" + text for text in texts], special=special)
+
+
+def test_only_the_first_text_of_a_prompt_has_a_bos():
+    data = pa.record_batch(
+        [pa.array([f"a{I}b"]), pa.array([[image(1)]], PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name]
+    )
+    ids, *_ = ImagePrompts(TextColumns(WithBos(), TEXT), FakeVision("eyes"), 1).tokenize(data, "prompt_text")
+    assert [token for token in ids[0].as_py() if 0 <= token < 256] == [1, ord("a"), ord("b")]
 
 
 def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
@@ -113,7 +133,8 @@ def test_files_of_images_are_whole_or_none_and_bounded(monkeypatch, tmp_path):
             files.write(bytes([number]), blocks(number))
         assert sum(path.stat().st_size for path in folder.rglob("*.npz")) <= bound
         (folder / "aa").mkdir(exist_ok=True)
-        (folder / "aa" / "photo.png").write_bytes(bytes(bound))  # somebody else's
+        (folder / "aa" / "photo.png").write_bytes(bytes(bound))  # somebody else's, and old
+        os.utime(folder / "aa" / "photo.png", (0, 0))
     files = EncodedFiles("eyes", bound)
     there = [number for number in range(256) if files.read(bytes([number])) is not None]
     stored = list(folder.rglob("*.npz"))
@@ -224,3 +245,13 @@ def test_a_job_answers_all_questions_on_each_image_and_encodes_it_once(tmp_path)
     assert texts[1].equals(texts[8])
     of_one = texts[1].filter(prompt=QUESTIONS[0])["completion"].to_list()
     assert len(of_one) == 7 == len(set(of_one))
+
+
+def test_a_dry_run_keeps_nothing_of_images_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "0.png").write_bytes(image(0)["bytes"])
+    settings = [f"data.path={tmp_path}/0.png", "data.image_column=image", "data.prompt_template=What?", "model=fake"]
+    job = ["job=generate", *settings, "model.mmproj=eyes", f"output_dir={tmp_path / 'out'}", "progress=none"]
+    for more, kept in (["dry_run=true"], False), ([], True):
+        assert main([*job, *more]) == ExitCode.DONE
+        assert (tmp_path / "cache" / "encoded_images").exists() == kept

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,21 @@ import pytest
 from operators.engine.backend.fake_vision import FakeVision
 from operators.engine.backend.images import Encoded, ImageCells, ImageSpan
 from operators.engine.images.cells import cell_ids, is_inside, piece_of
+from operators.engine.sampling.logit_edits import history
 from operators.engine.scheduler.step_batch import Chunking
 from operators.engine.sequence import Sequence
-from tests.operators.engine.fixtures import WARM, Bench, shape
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.base import DecodeSetup
+from operators.engine.strategies.speculative.setup import SpeculativeSetup
+from operators.engine.strategies.speculative.strategy import Speculative
+from operators.settings import DecodeSettings, ModelSettings
+from operators.settings.runtime import EngineSettings
+from operators.settings.speculative import SpeculativeSettings
+from pipeline.api.errors import ConfigError
+from tests.operators.engine.fixtures import WARM, Bench, in_slot, shape
 
 VISION = FakeVision("eyes")
+FAKE = ModelSettings(loader="operators.engine.backend.fake:load", mmproj="eyes")
 SIZES = ((32, 32), (48, 64), (128, 48), (16, 16))
 """Images of 4 and 12 cells, of two blocks of 24, and of a single cell."""
 
@@ -152,3 +164,60 @@ def test_no_image_is_encoded_any_more_when_a_run_is_being_stopped():
     while not encoded:
         bench.worker.step()
     assert len(encoded) == 1
+
+
+def test_a_block_is_one_chunk_whatever_the_room_and_is_taken_over_whole_or_not_at_all():
+    """Also where a prompt ends with it, so that equal prompts have all of it in common but the last cell."""
+    for kernel_tokens in (0, 2, 64):
+        chunking, cells = Chunking(kernel_tokens), cell_ids(b"a", 0, 24)
+        ids = np.concatenate([np.arange(70, dtype=np.int32), cells])
+        assert chunking.shared(ids, ids) == 70
+        row = in_slot(Sequence(0, ids, WARM, seed=0, max_tokens=1, images=(ImageSpan(70, 24, VISION.close),)), 70)  # type: ignore[arg-type]
+        assert chunking.size(row, 3) == 24
+    assert not set(cell_ids(b"a", 0, 24).tolist()) & set(cell_ids(b"a", 1, 24).tolist())
+
+
+def test_a_block_of_one_cell_at_the_end_of_a_prompt_is_read_as_an_image():
+    """Else it would be decoded as a token, which it is not."""
+    ids = np.append(np.arange(3, dtype=np.int32), cell_ids(b"a", 0, 1)).astype(np.int32)
+    images = (ImageSpan(3, 1, partial(encode, 3, 0)),)
+    rows = [Sequence(i, ids, WARM, seed=0, max_tokens=5, images=images) for i in range(2)]
+    found = Bench(shape(2)).run(rows)
+    assert not any(row.error for row in rows)
+    assert found[0] == found[1] != []
+
+
+def test_cells_of_images_are_no_tokens_for_penalties():
+    row = Sequence(0, np.array([5, 6, -9, -8, 7], np.int32), WARM, seed=0, max_tokens=3)
+    row.tokens = [1, 2]
+    assert [history(row, last).tolist() for last in (None, 2, 4, 9)] == [
+        [5, 6, 7, 1, 2],
+        [1, 2],
+        [6, 7, 1, 2],
+        [5, 6, 7, 1, 2],
+    ]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "decode=speculative": {"setup": SpeculativeSetup(SpeculativeSettings(), Speculative)},
+    "runtime.kv=unified": {"engine": EngineSettings(kv="unified", deterministic=False)},
+    "runtime.window_cache=small": {"engine": EngineSettings(window_cache="small")},
+    "model.adapters": {"model": replace(FAKE, adapters={"one": "a.gguf"})},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_takes_no_images_is_refused_by_name(what):
+    given = {"setup": DecodeSetup(DecodeSettings(), Autoregressive), "engine": EngineSettings(), "model": FAKE}
+    given["setup"].check_images(given["engine"], given["model"])
+    given |= REFUSED[what]
+    with pytest.raises(ConfigError, match=f"images, which {what} does not take"):
+        given["setup"].check_images(given["engine"], given["model"])
+
+
+def test_rows_of_a_model_that_reads_images_have_room_for_them_where_nobody_says():
+    setup, plain = DecodeSetup(DecodeSettings(), Autoregressive), EngineSettings()
+    assert setup.of_images(plain, replace(FAKE, mmproj=None)) is plain
+    usual = setup.of_images(plain, FAKE)
+    assert (usual.max_sequence_tokens, usual.n_ubatch) == (4096, plain.n_batch)
+    assert setup.of_images(EngineSettings(max_sequence_tokens=99), FAKE).max_sequence_tokens == 99
