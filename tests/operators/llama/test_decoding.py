@@ -95,7 +95,7 @@ def complete(
 ) -> tuple[dict[object, list[int]], dict[tuple[object, int], bytes]]:
     """Tokens of each prompt, and the bytes of the logits by (prompt, step). `max_tokens`: by default 3 to 11. `make`:
     makes a strategy that drafts, on a decoder and with a sampler; default: Autoregressive. `images`: of each prompt."""
-    engine_settings = EngineSettings(max_sequence_tokens=1024, **settings)
+    engine_settings = EngineSettings(max_sequence_tokens=min(1024, model.n_ctx_train), **settings)
     bits: dict[tuple[object, int], bytes] = {}
 
     class Watching(Sampler):
