@@ -208,7 +208,11 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_takes_no_images_is_refused_by_name(what):
-    given = {"setup": DecodeSetup(DecodeSettings(), Autoregressive), "engine": EngineSettings(), "model": FAKE}
+    given: dict[str, Any] = {
+        "setup": DecodeSetup(DecodeSettings(), Autoregressive),
+        "engine": EngineSettings(),
+        "model": FAKE,
+    }
     given["setup"].check_images(given["engine"], given["model"])
     given |= REFUSED[what]
     with pytest.raises(ConfigError, match=f"images, which {what} does not take"):
