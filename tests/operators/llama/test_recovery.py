@@ -28,6 +28,7 @@ class FailingModel:
 
     def __init__(self, model: LlamaModel, fails: Callable[[LlamaContext], bool], code: int) -> None:
         self._model, self._fails, self._code = model, fails, code
+        self.n_ctx_train = model.n_ctx_train
 
     def lease(self, settings: EngineSettings, *, draft: int = 0) -> tuple[Any, Callable[[], None]]:
         context, give_back = self._model.lease(settings, draft=draft)
@@ -149,6 +150,8 @@ def test_real_exhaustion_of_the_kv_cache_costs_no_row(model):
     sizes: dict[str, Any] = {"kv": "unified", "deterministic": False}
 
     class Exhausted:
+        n_ctx_train = model.n_ctx_train
+
         def lease(self, settings: EngineSettings, *, draft: int = 0) -> tuple[Any, Callable[[], None]]:
             context, give_back = model.lease(EngineSettings(slots=9, max_sequence_tokens=1024, n_ctx=1024, **sizes))
             context.shape = type(context.shape)(**(vars(context.shape) | {"n_ctx": 9 * 1024}))
