@@ -44,6 +44,7 @@ from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import for_keeping, note_secret_places, refuse_noted_credentials, shown_argument
 from pipeline.system.signals import signals_received
 from pipeline.system.terminal import complain, say, terminal_width
+from pipeline.system.yaml_text import read_yaml, write_yaml
 
 Do = Callable[[JobSettings, Resources], ExitCode]
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
@@ -157,9 +158,9 @@ def _note_secrets(arguments: Sequence[str]) -> None:
 def _without_secrets(text: str) -> str:
     """Return composed settings (YAML) without secrets; as they are if they have none, or are no YAML."""
     with suppress(yaml.YAMLError):
-        settings = yaml.safe_load(text)
+        settings = read_yaml(text)
         kept = for_keeping(settings)
-        text = text if kept == settings else yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+        text = text if kept == settings else write_yaml(kept)
     return text
 
 

@@ -36,6 +36,7 @@ from pipeline.run_dir.names import CONFIG, STATUS
 from pipeline.settings import GROUPS, JobSettings, TargetSettings
 from pipeline.system.known_secrets import REFERENCE, note_typed, secret
 from pipeline.system.redaction import note_secret_places
+from pipeline.system.yaml_text import read_yaml, yaml_nodes
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """Raised by Hydra for a config that cannot be composed; `explain` makes a ConfigError of them."""
@@ -110,7 +111,7 @@ def _store_schemas() -> None:
 def register_job(job: JobFile) -> None:
     """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable."""
     try:
-        values = _values_in(yaml.compose(job.path.read_text(encoding="utf-8"), yaml.SafeLoader), {})
+        values = _values_in(yaml_nodes(job.path.read_text(encoding="utf-8")), {})
         node = OmegaConf.load(job.path) if values <= MOST_VALUES else None
     except RecursionError as error:
         raise ConfigError(f"{job.path}: an alias (*name) stands inside of what it names") from error
@@ -248,7 +249,7 @@ def note_secrets(config: Any, path: tuple[str, ...] = ()) -> None:
 def _first_time(saved: Path) -> datetime | None:
     """Return the time that `now` has in a config.yaml; None if there is no such file or value."""
     try:
-        return datetime.fromisoformat(read_values(saved, yaml.safe_load)["now"])
+        return datetime.fromisoformat(read_values(saved, read_yaml)["now"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -20,22 +20,19 @@ from pipeline.config.fingerprint import differences, flat
 from pipeline.config.keys import schemas
 from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import comparable, for_keeping, found_again
+from pipeline.system.yaml_text import read_yaml, write_yaml
 
 
 def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
-    return str(
-        yaml.safe_dump(
-            for_keeping(asdict(settings), marked=marked(settings.nodes)), sort_keys=False, allow_unicode=True
-        )
-    )
+    return write_yaml(for_keeping(asdict(settings), marked=marked(settings.nodes)))
 
 
 def changes(before: str | None, now: str) -> list[str]:
     """Return `key: old -> new` for each key that differs between two texts of config.yaml. `before`: None for none."""
     if before in (None, now):
         return []
-    old, new = (comparable(dict(flat("", yaml.safe_load(text) or {}))) for text in (before, now))
+    old, new = (comparable(dict(flat("", read_yaml(text) or {}))) for text in (before, now))
     keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
     # A group that is passed to a node is listed below that node too: keep only the group's own key.
     shown = {key for key in keys if not key.startswith(".nodes.") or f".{key.partition('.op.')[2]}" not in keys}
@@ -66,7 +63,7 @@ def settings_from(text: str, directory: Path) -> JobSettings:
     """Return the settings in `text`, a config.yaml, for a run in `directory`. Raises ConfigError if it is damaged or of
     another version, SecretMissing if a secret is nowhere."""
     try:
-        values = yaml.safe_load(text)
+        values = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"it is not YAML: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):

@@ -22,6 +22,7 @@ from pipeline.config.keys import FREE_FORM, SCHEMA, key_of_class, unknown_key
 from pipeline.settings import GROUPS, NodeSettings
 from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import shown_argument
+from pipeline.system.yaml_text import read_yaml
 
 PARSER = OverridesParser.create()
 NO_TEXT = "no text"
@@ -134,7 +135,7 @@ def _as_mapping(key: str, value: str) -> str | None:
     if not value.startswith("{") or "\\" in value:
         return None
     try:
-        mapping = yaml.safe_load(value)
+        mapping = read_yaml(value)
     except yaml.YAMLError:
         return None
     # Without values it may be a sweep over {a,b} or a text, but where only a mapping can be.

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -169,9 +170,7 @@ def code_of(module: str, *, with_installed: bool = True) -> dict[str, str]:
         if name not in hashes:
             source = path.read_bytes()
             hashes[name] = hashlib.sha256(source).hexdigest()
-            with _parser_free:  # Python 3.11's counts its depth for all threads together, and then raises SystemError
-                tree = ast.parse(source)
-            imports = _imports(tree, name, is_package=path.name == "__init__.py")
+            imports = _imports(source, name, is_package=path.name == "__init__.py")
             waiting += [pair for dotted in imports for pair in _files(root, dotted, only)]
     return dict(sorted(hashes.items()))
 
@@ -188,16 +187,22 @@ def _place(module: str) -> tuple[str, str | None]:
     return name, getattr(loaded, "__file__", None if loaded is not None or spec is None else spec.origin)
 
 
-def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield the dotted names that `module` imports; `from a import b` as a.b, since b may be a module."""
+@lru_cache(maxsize=256)
+def _imports(source: bytes, module: str, *, is_package: bool) -> Sequence[str]:
+    """Return the dotted names that a module's source imports; `from a import b` as a.b, since b may be a module. It is
+    asked several times for each run, and again for each job of a sweep."""
+    with _parser_free:  # Python 3.11's counts its depth for all threads together, and then raises SystemError
+        tree = ast.parse(source)
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = module.split(".")
             package = parts[: len(parts) - node.level + is_package] if node.level else []
             base = [*package, *([node.module] if node.module else [])]
-            yield from (".".join([*base, alias.name]) for alias in node.names)
+            names += (".".join([*base, alias.name]) for alias in node.names)
+    return names
 
 
 def _files(root: Path, dotted: str, only: str | None) -> Iterator[tuple[str, Path]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import PROJECT
@@ -17,6 +16,7 @@ from pipeline.api.removed import removed
 from pipeline.config.annotations import hints_of
 from pipeline.config.build import load_object
 from pipeline.settings import GROUPS, JobSettings, NodeSettings
+from pipeline.system.yaml_text import read_yaml
 
 CONF = PROJECT / "conf"
 SCHEMA = "schema"
@@ -31,7 +31,7 @@ FREE_FORM = (
 @cache
 def schemas() -> Mapping[str, Mapping[str, type[Any]]]:
     """Return the dataclasses of each config group by their Hydra names, as conf/schemas.yaml lists them."""
-    named = yaml.safe_load((CONF / "schemas.yaml").read_text(encoding="utf-8"))
+    named = read_yaml((CONF / "schemas.yaml").read_text(encoding="utf-8"))
     each = {group: {SCHEMA: classes} if isinstance(classes, str) else classes for group, classes in named.items()}
     return {group: {name: load_object(target) for name, target in targets.items()} for group, targets in each.items()}
 

@@ -31,6 +31,7 @@ from pipeline.system.failpoints import Failpoint, reached
 from pipeline.system.known_secrets import hidden
 from pipeline.system.result_files import format_of, newest, scan
 from pipeline.system.terminal import visible
+from pipeline.system.yaml_text import write_yaml
 
 SIZES = {
     **{"n<1K": 10**3, "1K<n<10K": 10**4, "10K<n<100K": 10**5, "100K<n<1M": 10**6},
@@ -109,7 +110,7 @@ def card(settings: JobSettings, state: RunState, license: str | None, text: str 
     template = environment.from_string(Path(__file__).with_name("dataset_card.md.jinja").read_text(encoding="utf-8"))
     return hidden(
         template.render(
-            front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+            front=write_yaml(front),
             manifest=found,
             command=f"python -m pipeline job={settings.name}",
             text=text,

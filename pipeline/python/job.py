@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.api.errors import ConfigError
 from pipeline.config.annotations import marked
 from pipeline.config.build import TARGET
 from pipeline.config.keys import options
 from pipeline.settings import GROUPS
 from pipeline.system.redaction import secret_places
+from pipeline.system.yaml_text import write_yaml
 
 
 class Job:
@@ -84,7 +83,7 @@ class Job:
                 inner = inner.setdefault(part, {})
             inner[last] = plain_value(value)
         content |= {key: named for key, named in (("steps", self._steps), ("nodes", self._nodes)) if named}
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return write_yaml(content)
 
     def save(self, path: str | Path) -> Path:
         """Write the job file, which `python -m pipeline job=PATH` runs. Returns its path.

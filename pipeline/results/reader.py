@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from pipeline.api.errors import ConfigError, PipelineError
 from pipeline.api.meter import RowCounts
@@ -23,6 +22,7 @@ from pipeline.run_dir.state import STATE_FILE
 from pipeline.run_dir.state_reading import reading
 from pipeline.settings import AGAIN
 from pipeline.system.result_files import newest, scan
+from pipeline.system.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,5 +105,5 @@ def read_results(directory: Path) -> Results:
         remedy = near_run(directory) or "; give one like outputs/NAME"
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
     missing = [s["path"] for s in content.get("shards", []) if not (directory / s["path"]).exists()]
-    config, status = read_values(directory / CONFIG, yaml.safe_load), read_values(directory / STATUS)
+    config, status = read_values(directory / CONFIG, read_yaml), read_values(directory / STATUS)
     return Results(directory, content, config, missing, accounts, status)

@@ -23,6 +23,7 @@ from pipeline.run_dir.state import STATE_FILE, RunState, RunStatus, ShardRecord
 from pipeline.run_dir.state_file import APPLICATION_ID, seal_damage
 from pipeline.run_dir.store_check import RowCheck, check_rows
 from pipeline.system.atomic_files import sha256_of
+from pipeline.system.yaml_text import read_yaml
 
 
 class DamageKind(StrEnum):
@@ -176,7 +177,7 @@ def _examine_manifest(directory: Path, state: RunState, findings: Findings) -> N
 
 def _examine_config(directory: Path, state: RunState | None, findings: Findings) -> None:
     kept = None if state is None else state.config
-    content, fault = _parsed(directory / CONFIG, yaml.safe_load if kept is None else str)
+    content, fault = _parsed(directory / CONFIG, read_yaml if kept is None else str)
     damage = fault or "is not what the run wrote"
     if isinstance(content, dict) if kept is None else content == kept:
         findings.whole.append(CONFIG)
@@ -203,7 +204,7 @@ def named_store(directory: Path, state: RunState | None) -> Path | None:
     text = state and state.config
     try:
         text = text or (directory / CONFIG).read_text(encoding="utf-8")
-        path = yaml.safe_load(text)["store"]["path"]
+        path = read_yaml(text)["store"]["path"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return None
     path = None if path is None else Path(state.origin.get("directory", "") if state else "", path)

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from pipeline.monitor.summary import too_many_errors
 from pipeline.monitor.wording import of_the_limit, seconds, share
 from pipeline.results.figures import ROW_COUNTS, STILL_OPEN, attempts, run_figures, run_totals
 from pipeline.results.reader import Results
 from pipeline.results.report.panel import Fold, Panel, ReportTable
 from pipeline.run_dir.state import RunStatus
+from pipeline.system.yaml_text import write_yaml
 
 ALWAYS = ("rows done", "rows in data")
 """Figures that are shown even if they are 0."""
@@ -91,7 +90,7 @@ def made_with(results: Results) -> list[Panel]:
         rows.append(["fingerprint", digest])
     folds = []
     if results.config:
-        text = yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True)
+        text = write_yaml(dict(results.config))
         folds.append(Fold("Settings (config.yaml)", text))
     if keys := fingerprint.get("keys"):
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
