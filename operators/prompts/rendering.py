@@ -117,7 +117,7 @@ class Rendering(Operator):
         of_images = self._images.plan(schema)
         self._no_images = self._images.unread(self._model)
         is_meant = self._images.is_given or self._may_have_images or not reads_images(self._model)
-        self._warning = None if is_meant else unused_images(schema)
+        self._warning = None if is_meant or self._raw_column is not None else unused_images(self._model, schema)
         if self._row_template is not None and (lost := [name for name in of_images if name not in self._columns]):
             raise ConfigError(
                 f"{self._row_template.name} does not say where the images of column '{lost[0]}' stand; write"
