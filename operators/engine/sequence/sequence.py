@@ -52,8 +52,9 @@ class Times:
 
     queued: float = 0.0
     admitted: float = 0.0
-    preempted_s: float = 0.0
-    """Seconds outside of its slot since its admission; undefined while it is outside."""
+    paused_s: float = 0.0
+    """Seconds since its admission outside of its slot, or while images of others were encoded; undefined while it is
+    outside."""
     first_token: float = 0.0
     finished: float = 0.0
 
