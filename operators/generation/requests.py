@@ -67,6 +67,10 @@ class GenerateRow(Protocol):
     def identity(self) -> Hashable:
         """A key that is equal for rows with the same result."""
 
+    @property
+    def has_images(self) -> bool:
+        """True if its prompt has images."""
+
     def finish_like(self, other: Self) -> None:
         """End as the finished `other` has, which is identical."""
 

@@ -16,8 +16,8 @@ from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.images.columns import PLACED_IMAGES
 from operators.engine.images.files import MIB, EncodedFiles
-from operators.images.columns import PROMPT_IMAGES, most_pixels
-from operators.images.read import BadImage, read_image
+from operators.images.columns import PROMPT_IMAGES, most_pixels, title_of
+from operators.images.read import BadImage, named, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import StoreSettings
@@ -104,22 +104,28 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(data.schema.field(PROMPT_IMAGES.name))
-        return [(each, self._of_row(images[i], limit) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+        images, field = data.column(PROMPT_IMAGES.name), data.schema.field(PROMPT_IMAGES.name)
+        return [(each, self._of_row(images[i], field) if images[i].is_valid else ()) for i, each in enumerate(ids)]
 
-    def _of_row(self, images: pa.ListScalar, limit: int) -> tuple[ImageSpan, ...]:
+    def _of_row(self, images: pa.ListScalar, field: pa.Field) -> tuple[ImageSpan, ...]:
+        limit, count = most_pixels(field), len(images)
         return tuple(
-            ImageSpan(start, cells, partial(self._block, image, block, limit))
-            for image in images
+            ImageSpan(start, cells, partial(self._block, image, block, limit, title_of(field, number, count)))
+            for number, image in enumerate(images, 1)
             for block, (start, cells) in enumerate(zip(image["starts"].as_py(), image["cells"].as_py(), strict=True))
         )
 
-    def _block(self, image: pa.StructScalar, block: int, limit: int) -> Encoded:
-        """Return a block of an image, encoded. Raises ValueError if the image cannot be read or encoded any more."""
+    def _block(self, image: pa.StructScalar, block: int, limit: int, title: str) -> Encoded:
+        """Return a block of an image, encoded. Raises BadImage, which names it behind `title`, if it cannot be read or
+        encoded any more."""
         digest = image["digest"].as_py()
         with self._lock:
             if (blocks := self._kept.pop(digest, None)) is None:
-                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest, limit)
+                of_row = {key: image[key].as_py() for key in ("bytes", "path")}
+                try:
+                    blocks = self._encode(of_row, digest, limit)
+                except ValueError as error:
+                    raise BadImage(f"{title}{named(of_row, error)}") from error
             elif not block:
                 self.counts.images_at_hand += 1
             self._kept[digest] = blocks  # the newest

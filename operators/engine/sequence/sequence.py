@@ -267,6 +267,11 @@ class Sequence:
         seed = None if self.params.greedy else self.seed
         return self.max_tokens, self.prompt.tobytes(), id(self.params), stops, seed, self.adapters
 
+    @property
+    def has_images(self) -> bool:
+        """True if its prompt has images."""
+        return bool(self.images)
+
     def finish_like(self, other: Sequence) -> None:
         """End as the finished `other` has, which is identical."""
         self.tokens, self.stops, self.sampling.scores = other.tokens, other.stops, other.sampling.scores

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from operators.endpoint.api.images import BodyImages, data_url
+from operators.images.columns import PROMPT_IMAGES, limited
 from operators.images.read import BadImage, read_image
 from pipeline import run
 from pipeline.api.errors import ConfigError, NodeFailed
@@ -133,7 +134,7 @@ def test_an_image_that_cannot_be_read_costs_its_row_before_anything_is_sent(tmp_
         result = captioned(server, tmp_path / "a", data)
         assert server.requests == 3
     cut, page, link = sorted(reasons(result), key=lambda reason: reason.partition("photos/")[2])
-    assert "0.png' is damaged or cut off" in cut
+    assert f"column 'image': '{photos}/0.png' is damaged or cut off" in cut
     assert "an HTML page" in page
     assert "leads to /etc/passwd" in link
     with FaultServer() as server:
@@ -184,7 +185,7 @@ def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path, monke
 
     path = tmp_path / "a.png"
     path.write_bytes(picture("PNG"))
-    images = BodyImages([{"bytes": None, "path": str(path)}], MOST)
+    images = BodyImages([{"bytes": None, "path": str(path)}], limited(PROMPT_IMAGES, MOST, of_columns=True))
     path.write_bytes(picture("PNG", (1, 2, 3)))
     with pytest.raises(Exception, match="has changed since the row was read"):
         images.body(json.dumps({"messages": [{"role": "user", "content": "\ufdd1"}]}).encode())
@@ -192,4 +193,4 @@ def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path, monke
     with pytest.raises(OSError, match="Too many open files"):
         images.body(b"{}")
     with pytest.raises(BadImage):
-        BodyImages([{"bytes": b"x", "path": None}], MOST)
+        BodyImages([{"bytes": b"x", "path": None}], limited(PROMPT_IMAGES, MOST, of_columns=True))
