@@ -28,6 +28,8 @@ from pipeline.api.numbers import counted
 
 _GRAY = 64
 """Pixels of a side of the image by which an encoder is judged."""
+_PLACES = 1 << 16
+"""Images that are known to have been encoded, each in one place; of far more than that fewer are counted again."""
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -47,6 +49,9 @@ class ImageCounts:
 
     images_encoded: int = counted("images encoded", "images")
     image_cells: int = counted("cells of images encoded", "tokens")
+    images_again: int = counted(
+        "images encoded or read again, whose memory others had taken (runtime.image_mb)", "images"
+    )
     images_at_hand: int = counted("images of rows that were still in memory, encoded", "images")
     images_from_files: int = counted("images that an earlier run had encoded (store.images_mb)", "images")
 
@@ -71,6 +76,7 @@ class EncodedImages:
         self._most_bytes = most_bytes
         self._kept: dict[bytes, list[Encoded]] = {}
         self._bytes = 0
+        self._seen = np.zeros(_PLACES, np.int64)
         self._lock = threading.Lock()
         self.counts = ImageCounts()
 
@@ -126,12 +132,20 @@ class EncodedImages:
                     blocks = self._encode(of_row, digest, limit)
                 except ValueError as error:
                     raise BadImage(f"{title}{named(of_row, error)}") from error
+                self._note(digest)
             elif not block:
                 self.counts.images_at_hand += 1
             self._kept[digest] = blocks  # the newest
             while self._bytes > self._most_bytes and len(self._kept) > 1:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
+
+    def _note(self, digest: bytes) -> None:
+        """Count an image that was encoded or read before, and is not kept any more."""
+        number = int.from_bytes(digest[:8], "little", signed=True)
+        place = number % _PLACES
+        self.counts.images_again += bool(self._seen[place] == number)
+        self._seen[place] = number
 
     def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
         if (blocks := None if self._files is None else self._files.read(digest)) is not None:

@@ -101,7 +101,8 @@ def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
     data = tokenized([I] * 6, [[image(n)] for n in (1, 2, 1, 3, 1, 2)], vision)
     images = EncodedImages(FakeModel(vision=vision), 2 * 4 * 2 * 4)
     found = embeddings(images, data)
-    assert [vision.encoded, images.counts.images_encoded, images.counts.images_at_hand] == [4, 4, 2]
+    counts = images.counts
+    assert [vision.encoded, counts.images_encoded, counts.images_at_hand, counts.images_again] == [4, 4, 2, 1]
     assert found[0] == found[2] == found[4] != found[1] == found[5] != found[3]
     assert embeddings(EncodedImages(FakeModel(vision=FakeVision("eyes")), 0), data) == found
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
