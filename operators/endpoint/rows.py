@@ -75,9 +75,9 @@ class EndpointRow:
         return self.key
 
     @property
-    def has_images(self) -> bool:
-        """True if its request is filled with images."""
-        return self.request is not None and self.request.filled is not None
+    def own_error(self) -> bool:
+        """True if its images could not be had."""
+        return self.request is not None and self.request.is_unsent
 
     def finish_like(self, other: EndpointRow) -> None:
         """Take the answer of an identical row."""

@@ -42,10 +42,10 @@ class Duplicates(Generic[R]):
         return True
 
     def of(self, row: R) -> list[R]:
-        """Finish the rows that waited for the finished `row`, and return them. An error of a row with images is its
-        own: the others may have their images in other files, and the first of them is to be computed (`again`)."""
+        """Finish the rows that waited for the finished `row`, and return them; where its error is its own, the first of
+        them is to be computed instead (`again`)."""
         others = self._others.pop(row.identity, []) if self._enabled else []
-        if others and row.error is not None and row.has_images:
+        if others and row.own_error:
             self._again.append(others[0])
             self._others[others[0].identity] = others[1:]
             self.waiting -= 1

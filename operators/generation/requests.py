@@ -68,8 +68,8 @@ class GenerateRow(Protocol):
         """A key that is equal for rows with the same result."""
 
     @property
-    def has_images(self) -> bool:
-        """True if its prompt has images."""
+    def own_error(self) -> bool:
+        """True if `error` is of its own images, which identical rows may have in other files."""
 
     def finish_like(self, other: Self) -> None:
         """End as the finished `other` has, which is identical."""

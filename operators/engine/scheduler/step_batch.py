@@ -87,7 +87,7 @@ class StepBatch:
                 image = chunk.row.next_image
                 self.chunks.append(chunk if image is None else replace(chunk, encoded=image.encode()))
             except ValueError as error:
-                chunk.row.error = str(error)
+                chunk.row.error, chunk.row.own_error = str(error), True
             seconds = clock() - began
             for row in rows:
                 row.times.paused_s += 0.0 if row is chunk.row else seconds

@@ -126,6 +126,8 @@ class Sequence:
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
     """Reason why it cannot be completed; then there is no finish reason."""
+    own_error: bool = field(default=False, init=False)
+    """True if that is for its own images, which identical sequences may have in other files."""
     fits: bool = field(default=True, init=False)
     """False if its finished text violates the constraint."""
     dropped: int = field(default=0, init=False)
@@ -266,11 +268,6 @@ class Sequence:
         stops = None if self.stops is None else (tuple(self.stops.stops), self.stops.keep)
         seed = None if self.params.greedy else self.seed
         return self.max_tokens, self.prompt.tobytes(), id(self.params), stops, seed, self.adapters
-
-    @property
-    def has_images(self) -> bool:
-        """True if its prompt has images."""
-        return bool(self.images)
 
     def finish_like(self, other: Sequence) -> None:
         """End as the finished `other` has, which is identical."""

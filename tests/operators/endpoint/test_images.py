@@ -163,6 +163,27 @@ def test_a_row_that_is_not_sent_says_nothing_of_the_server(tmp_path: Path, photo
         assert server.requests == 5
 
 
+def test_identical_rows_share_no_error_of_an_image_that_has_changed(tmp_path: Path, monkeypatch: Any) -> None:
+    """The copy in another file is sent."""
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(picture("PNG"))
+    (tmp_path / "rows.csv").write_text("prompt,photo\nx,a.png\nx,b.png\n")
+    body = BodyImages.body
+
+    def changed(images: BodyImages, marked: bytes) -> bytes:
+        (tmp_path / "a.png").write_bytes(picture("PNG", (1, 2, 3)))
+        return body(images, marked)
+
+    monkeypatch.setattr(BodyImages, "body", changed)
+    with FaultServer() as server:
+        data = {"path": str(tmp_path / "rows.csv"), "image_column": "photo"}
+        result = captioned(server, tmp_path / "out", data, sampling__temperature=0)
+        assert server.requests == 1
+    assert result.rows().collect()["photo"].to_list() == ["b.png"]
+    changed_file = f"column 'photo': '{tmp_path}/a.png': the file of the image has changed since the row was read"
+    assert reasons(result) == [changed_file]
+
+
 def test_completions_take_no_images(tmp_path: Path, photos: Path) -> None:
     data = {"path": str(photos), "image_column": "image", "prompt_template": "x"}
     with FaultServer() as server, pytest.raises(ConfigError, match=r"data.image_column cannot be with model.api=compl"):
