@@ -89,7 +89,6 @@ class EndpointGenerate(GenerateNode[EndpointRow]):
             self._columns,
             server.identity(store, runtime),
             self._adapters,
-            self._data.image_max_pixels,
         )
         tools = None if self._data.tools is None else json.dumps(tools_of_job(self._data.tools))
         self._completions = AnswerColumns(

@@ -74,6 +74,11 @@ class EndpointRow:
         """Its key."""
         return self.key
 
+    @property
+    def own_error(self) -> bool:
+        """True if its images could not be had."""
+        return self.request is not None and self.request.is_unsent
+
     def finish_like(self, other: EndpointRow) -> None:
         """Take the answer of an identical row."""
         self.answer, self.error, self.request = other.answer, other.error, None
@@ -89,7 +94,6 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         arguments: gives the tools and the template arguments of a row, from `columns`.
         identity: of the model at the server, for the keys.
         adapters: says which adapter each row asks for, by a name in the place of the model's.
-        most_pixels: of an image of a row.
     """
 
     def __init__(
@@ -102,10 +106,8 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         columns: Iterable[str],
         identity: str,
         adapters: RowAdapters | None = None,
-        most_pixels: int = 0,
     ) -> None:
         super().__init__(sampling, seeds, adapters)
-        self._most_pixels = most_pixels
         self._api = api
         self._bodies = bodies
         self._arguments = arguments
@@ -143,7 +145,7 @@ class EndpointRowMaker(RowMaker[EndpointRow]):
         filled, image_tokens = None, 0
         if images := values.get(PROMPT_IMAGES.name):
             try:
-                of_row = BodyImages(images, self._most_pixels)
+                of_row = BodyImages(images, place.batch.data.schema.field(PROMPT_IMAGES.name))
             except BadImage as error:
                 return str(error)
             key.update(of_row.digest)

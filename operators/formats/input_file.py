@@ -28,6 +28,7 @@ HEAD_BYTES = 512
 EMPTY = "nothing: it is empty"
 BOM = b"\xef\xbb\xbf"
 TEXT_MAGIC = (b"{", b"[")
+PAGES = "operators.pages.Pages makes a row of each page of data.path='papers/*.pdf' data.format=images (docs/images.md)"
 MAGIC: Mapping[bytes, str] = {
     b"PAR1": "Parquet",
     b"ARROW1": "an Arrow IPC file",
@@ -41,6 +42,7 @@ MAGIC: Mapping[bytes, str] = {
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"FEA1": "Feather 1, which is not read; write it again as Feather 2, Arrow or Parquet",
     b"GGUF": "a GGUF model",
+    b"%PDF-": f"a PDF; {PAGES}",
     b"{": "JSON",
     b"[": "a JSON array, as data.format=json reads it",
 }

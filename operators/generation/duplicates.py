@@ -25,6 +25,7 @@ class Duplicates(Generic[R]):
         """Number of rows that wait for an identical one."""
         self.served = 0
         """Number of rows completed from an identical one."""
+        self._again: list[R] = []
 
     def joins(self, row: R) -> bool:
         """Let `row` wait for an identical row in flight, and return True; without one, let later rows wait for
@@ -41,13 +42,24 @@ class Duplicates(Generic[R]):
         return True
 
     def of(self, row: R) -> list[R]:
-        """Finish the rows that waited for the finished `row`, and return them."""
+        """Finish the rows that waited for the finished `row`, and return them; where its error is its own, the first of
+        them is to be computed instead (`again`)."""
         others = self._others.pop(row.identity, []) if self._enabled else []
+        if others and row.own_error:
+            self._again.append(others[0])
+            self._others[others[0].identity] = others[1:]
+            self.waiting -= 1
+            return []
         for other in others:
             other.finish_like(row)
         self.waiting -= len(others)
         self.served += len(others)
         return others
+
+    def again(self) -> list[R]:
+        """Return the rows that are to be computed after all, once each."""
+        rows, self._again = self._again, []
+        return rows
 
 
 class RepeatedDraws:

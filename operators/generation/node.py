@@ -141,7 +141,10 @@ class GenerateNode(Operator, Forecasts, Concludes, Generic[R]):
                         self._chunks.end(item)
                     elif isinstance(item, Batch):
                         yield from self._submit(item)
-                yield from self._emit(self._noted(self._backend.collect()))
+                ended = self._noted(self._backend.collect())
+                if again := self._duplicates.again():
+                    self._backend.submit(again)
+                yield from self._emit(ended)
                 if inbox.exhausted and not self._ahead:
                     self._backend.end()
                     if self._chunks.empty:

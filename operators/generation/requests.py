@@ -67,6 +67,10 @@ class GenerateRow(Protocol):
     def identity(self) -> Hashable:
         """A key that is equal for rows with the same result."""
 
+    @property
+    def own_error(self) -> bool:
+        """True if `error` is of its own images, which identical rows may have in other files."""
+
     def finish_like(self, other: Self) -> None:
         """End as the finished `other` has, which is identical."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 IMAGE_MARK = "\ufdd1"
@@ -20,13 +22,27 @@ PROMPT_IMAGES = pa.field("prompt_images", pa.list_(IMAGE))
 
 MOST_PIXELS = 64_000_000
 """Of an image where nobody says otherwise (data.image_max_pixels)."""
-_LIMIT, _OF_COLUMNS = b"most_pixels", b"of_columns"
+_LIMIT, _OF_COLUMNS, _COLUMNS = b"most_pixels", b"of_columns", b"columns"
 
 
-def limited(field: pa.Field, most_pixels: int, *, of_columns: bool) -> pa.Field:
-    """Return a field of images with the limit of their pixels, and whether columns of the job have them, and not only
-    parts of messages."""
-    return field.with_metadata({_LIMIT: str(most_pixels), **({_OF_COLUMNS: "true"} if of_columns else {})})
+def limited(field: pa.Field, most_pixels: int, *, of_columns: bool, columns: Sequence[str] = ()) -> pa.Field:
+    """Return a field of images with the limit of their pixels, whether columns of the job have them, and not only parts
+    of messages, and these `columns`, if all are of them."""
+    named = {_OF_COLUMNS: "true"} if of_columns else {}
+    if columns:
+        named[_COLUMNS] = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}: "
+    return field.with_metadata({_LIMIT: str(most_pixels), **named})
+
+
+def title_of(field: pa.Field, number: int, count: int) -> str:
+    """Return what the reason of a reject begins with: the columns, if they are known, and which of its images it is.
+
+    Args:
+        field: as `limited` marks it.
+        number: of the image, from 1, of `count` in the prompt.
+    """
+    columns: str = (field.metadata or {}).get(_COLUMNS, b"").decode()
+    return f"{columns}image {number} of {count}: " if count > 1 else columns
 
 
 def is_of_prompts(field: pa.Field) -> bool:

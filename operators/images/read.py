@@ -48,6 +48,8 @@ _MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
 """A marker of a JPEG. All but _END stand before a segment, which says its length; those that are not here do not, and
 libjpeg passes over them."""
 _LARGE_TILE = 1 << 22
+_LONGEST_NAME = 512
+"""Characters of a path in a message."""
 _HAS_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 _SAVE_AGAIN = "fetch it again, or open it in another program and save it anew"
 
@@ -83,6 +85,20 @@ def image_size(image: Mapping[str, Any], most_pixels: int) -> tuple[int, int]:
     return _with_opened(image, most_pixels, _size)
 
 
+def name_of(image: Mapping[str, Any]) -> str:
+    """Return the path or URL of a picture in quotes, its end alone where it is long; `the picture` without one."""
+    path = image.get("path")
+    if not path:
+        return "the picture"
+    return repr(path if len(path) <= _LONGEST_NAME else f"...{path[-_LONGEST_NAME:]}")
+
+
+def named(image: Mapping[str, Any], error: ValueError) -> str:
+    """Return what `error` says of a picture, with its path or URL before it where it does not say that itself."""
+    is_named = not image.get("path") or str(error).startswith(name_of(image))
+    return str(error) if is_named else f"{name_of(image)}: {error}"
+
+
 def require() -> None:
     """Raise ConfigError if Pillow is not installed."""
     if find_spec("PIL") is None:
@@ -104,7 +120,7 @@ def pillow() -> Any:
 def _with_opened(image: Mapping[str, Any], most_pixels: int, use: Callable[[Image], T]) -> T:
     """Open a picture, check what its header says, and return what `use` makes of it."""
     pil = pillow()
-    name = repr(image["path"]) if image.get("path") else "the picture"
+    name = name_of(image)
     try:
         with _source(image, most_pixels) as source:
             head = source.read(HEAD)

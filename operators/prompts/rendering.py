@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from operators.images.columns import PROMPT_IMAGES, has_prompt_images, limited
+from operators.images.columns import PROMPT_IMAGES, has_prompt_images, limited, title_of
 from operators.images.forms import URL, Image
 from operators.images.read import BadImage
 from operators.images.web import ImageFetcher
@@ -36,6 +36,7 @@ from operators.settings.checks import check_one_of, read_text
 from pipeline.api import ROW, Batch, ConfigError, Operator, Output, Runtime, SchemaError, add_columns, require_column
 from pipeline.api.errors import did_you_mean
 from pipeline.api.records import python_values
+from pipeline.system.redaction import clean_url
 
 ASSISTANT = "assistant"
 SPECIAL = ("bos_token", "eos_token")
@@ -117,7 +118,7 @@ class Rendering(Operator):
         of_images = self._images.plan(schema)
         self._no_images = self._images.unread(self._model)
         is_meant = self._images.is_given or self._may_have_images or not reads_images(self._model)
-        self._warning = None if is_meant else unused_images(schema)
+        self._warning = None if is_meant or self._raw_column is not None else unused_images(self._model, schema)
         if self._row_template is not None and (lost := [name for name in of_images if name not in self._columns]):
             raise ConfigError(
                 f"{self._row_template.name} does not say where the images of column '{lost[0]}' stand; write"
@@ -131,7 +132,9 @@ class Rendering(Operator):
         schema = pa.schema([field for field in schema if field.name not in stale])
         added = [PROMPT_TEXT, PROMPT_LITERALS]
         if self._may_have_images:
-            added.append(limited(PROMPT_IMAGES, self._data.image_max_pixels, of_columns=bool(of_images)))
+            columns = [] if self._has_parts else of_images
+            limit = self._data.image_max_pixels
+            added.append(limited(PROMPT_IMAGES, limit, of_columns=bool(of_images), columns=columns))
         self._with_parts = self._conversations.plan(schema) if self._has_parts else []
         self._kept, self._schema = schema.names, add_columns(schema, *added)
         return self._schema
@@ -197,7 +200,8 @@ class Rendering(Operator):
         if not urls:
             return list(prompts)
         found = dict(zip(urls, self._fetcher.fetch_all(urls), strict=True))
-        return [_with_fetched(p, found) if isinstance(p, Prompt) else p for p in prompts]
+        field = self._schema.field(PROMPT_IMAGES.name)
+        return [_with_fetched(p, found, field) if isinstance(p, Prompt) else p for p in prompts]
 
     def _texts(self, rows: Sequence[tuple[Any, ...]]) -> list[Prompt | Exception]:
         """Return the prompt of each row of values of `self._columns`, or what making it raised."""
@@ -266,13 +270,13 @@ class Rendering(Operator):
         return None if self._source is None else Template(self._source, "template", strict=True)
 
 
-def _with_fetched(prompt: Prompt, found: Mapping[str, bytes | BadImage]) -> Prompt | BadImage:
+def _with_fetched(prompt: Prompt, found: Mapping[str, bytes | BadImage], field: pa.Field) -> Prompt | BadImage:
     images: list[Image] = []
-    for image in prompt.images:
+    for number, image in enumerate(prompt.images, 1):
         content = found[image[URL]] if URL in image else None
         if isinstance(content, BadImage):
-            return content
-        images.append(image if content is None else {"bytes": content, "path": None})
+            return BadImage(f"{title_of(field, number, len(prompt.images))}{content}")
+        images.append(image if content is None else {"bytes": content, "path": clean_url(image[URL])})
     return prompt._replace(images=images)
 
 

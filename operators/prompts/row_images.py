@@ -209,14 +209,21 @@ def may_have_images(model: ModelSettings, data: DataSettings, names: Sequence[st
     return reads_images(model) and (parts or bool(JobImages(data, names).names))
 
 
-def unused_images(schema: pa.Schema) -> str | None:
-    """Return a warning of a column that has images, where prompts have none; None if there is no such column."""
+def unused_images(model: ModelSettings, schema: pa.Schema) -> str | None:
+    """Return a warning for prompts without images, where `model` reads them; None where nothing says that there are
+    some: a server has no encoder that settings name, and no column has images."""
     names = [field.name for field in schema if field.type in (IMAGE, pa.list_(IMAGE))]
-    if not names:
+    meant = "images: [] (of the step or Render) says that this is meant"
+    if names:
+        return (
+            f"column '{names[0]}' has images, and prompts have none of them: data.image_column={names[0]} (or images of"
+            f" the step) gives them to the model, {meant}"
+        )
+    if isinstance(model, EndpointSettings) or model.mmproj is None:
         return None
     return (
-        f"column '{names[0]}' has images, and prompts have none of them: data.image_column={names[0]} (or images of the"
-        " step) gives them to the model, images: [] says that this is meant"
+        "model.mmproj is set, and prompts have no images: data.image_column= names the column that has them (paths,"
+        f" bytes or URLs), {meant}"
     )
 
 

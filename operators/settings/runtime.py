@@ -88,8 +88,8 @@ class EngineSettings:
         deterministic: keep every row's text independent of its neighbours, bit for bit (CPU).
         stall_timeout_s: seconds after which a run in which nothing moves (no token, no row) is ended, with the stacks
             of all threads in run.log; null: never. More than the longest call takes.
-        row_timeout_s: seconds that a row may be in a slot; one that takes longer is rejected, and what is rejected then
-            depends on the machine. null: as long as it takes.
+        row_timeout_s: seconds that a row may be in a slot, but for those in which images of others are encoded; one
+            that takes longer is rejected, and what is rejected then depends on the machine. null: as long as it takes.
     """
 
     slots: int = not_in_data(16, *_ONE, open=0)

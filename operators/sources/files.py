@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from operators.formats.images import IMAGES, InputImages
-from operators.formats.input_file import DIRECTORY, FILE, InputFile, Storage, is_hopeless, unreadable
+from operators.formats.input_file import DIRECTORY, FILE, PAGES, InputFile, Storage, is_hopeless, unreadable
 from operators.formats.lines import LINES
 from operators.formats.registry import ENDINGS, FORMATS
 from operators.formats.unpack import CODECS
@@ -36,6 +36,7 @@ REMEDIES = (
     " data.path=FOLDER, or take it away"
 )
 OR_EMPTY = "if a run of no rows is right then, write data.empty=ok"
+TABLE = "data.format=auto reads its rows, and data.image_column= names the column that has images"
 UNREACHABLE = ("ConnectionError", "Timeout", "OfflineModeIsEnabled", "TransportError")
 
 
@@ -100,6 +101,8 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
             like = file.looks_like()
             remedy = "" if is_hopeless(like) else f": say what it is with data.format={', '.join(FORMATS)}"
             raise InputError(f"{file} has none of the extensions {', '.join(ENDINGS)}; it begins like {like}{remedy}")
+        if _is_table(file, wanted):
+            raise InputError(f"{file} is named like a file of rows, and no image; {TABLE}")
         file = replace(file, format=ENDINGS[file.suffix] if wanted == "auto" else wanted)
         return _images_together([file], len(PurePosixPath(path).parts) - 1)
     if kind == DIRECTORY:
@@ -124,7 +127,7 @@ def _files_at(storage: Storage, path: str, data: DataSettings, warn: Callable[[s
     met = [] if data.partitions else [f"{name}/" for file in chosen for name in file.folders] or unread
     if not chosen and data.empty == "error":
         names = [PurePosixPath(path).name for path in _in_order(paths)]
-        remedy = REMEDY if met else OR_EMPTY
+        remedy = REMEDY if met else _for_others(names, wanted)
         raise InputError(f"{where} has no file ending in {_endings(wanted)}; found {some(names)}; {remedy}")
     if met:
         warn(f"{where} has folders such as {met[0]}, whose names are no columns; {REMEDY}")
@@ -178,7 +181,8 @@ def _sorted_out(
         file, kind = InputFile(path, storage), paths[path]
         if not file.name or file.name.startswith((".", "_", "~$")) or file.name.endswith(".tmp"):
             continue
-        form = wanted if trusted and (kind != DIRECTORY or file.suffix in suffixes) else _format(file, wanted)
+        is_told = trusted and (kind != DIRECTORY or file.suffix in suffixes) and not _is_table(file, wanted)
+        form = wanted if is_told else _format(file, wanted)
         if kind == FILE and form is not None:
             files.append(replace(file, format=form))
         elif kind == DIRECTORY and str(PurePosixPath(path)) in parents:
@@ -191,7 +195,7 @@ def _sorted_out(
             odd.append((file.name + "/" * (kind == DIRECTORY), error))
         elif kind == DIRECTORY:
             others.append(f"{file.name}/")
-        elif not NO_ROWS.match(file.name) and (wanted == "auto" or file.suffix not in ENDINGS):
+        elif not NO_ROWS.match(file.name) and (trusted or wanted == "auto" or file.suffix not in ENDINGS):
             others.append(file.name)
     if odd and all(FORMATS[file.format].alone for file in files):
         raise odd[0][1]
@@ -203,6 +207,18 @@ def _format(file: InputFile, wanted: str) -> str | None:
     if kind is None or wanted not in ("auto", kind) or (file.codec and not FORMATS[kind].packed):
         return None
     return kind
+
+
+def _is_table(file: InputFile, wanted: str) -> bool:
+    """Return True if a file has the ending of rows where `wanted` are images, each of which would be one."""
+    return wanted == IMAGES.name and ENDINGS.get(file.suffix, wanted) != wanted
+
+
+def _for_others(names: Iterable[str], wanted: str) -> str:
+    """Return what to do where no file among `names` is read as `wanted`."""
+    if any(_is_table(InputFile(name), wanted) for name in names):
+        return TABLE
+    return PAGES if any(name.lower().endswith(".pdf") for name in names) else OR_EMPTY
 
 
 def _in_order(paths: Iterable[str]) -> list[str]:

@@ -10,12 +10,16 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.api.errors import ConfigError, PipelineError
+from pipeline.api.records import RejectKind
+from pipeline.monitor.wording import one_line
 from pipeline.results.reader import Results, read_results
-from pipeline.run_dir.names import DATA
+from pipeline.run_dir.names import DATA, REJECTS
 from pipeline.run_dir.state import RunStatus
 from pipeline.settings import AGAIN
 
 POLL_S = 0.2
+LONGEST_REASON = 300
+"""Characters of the reason of a reject in a message."""
 ENDED_WELL = (RunStatus.DONE, RunStatus.BUDGET)
 
 
@@ -55,7 +59,21 @@ def committed_batches(directory: Path, folder: str, ended: Callable[[], bool] | 
 def no_rows(results: Results, folder: str) -> ConfigError:
     """Return the error of who asks for rows where none are."""
     folders = ", ".join(results.folders) or "none: it has no rows"
-    return ConfigError(f"{results.directory} has no rows in {folder}; folders with rows: {folders}")
+    why = "" if results.folders else _first_reject(results)
+    return ConfigError(f"{results.directory} has no rows in {folder}; folders with rows: {folders}{why}")
+
+
+def _first_reject(results: Results) -> str:
+    """Return how many rejects a run has, the first of them, errors before rows that are filtered, and where all are."""
+    rejects = results.rejects()
+    if rejects is None:
+        return ""
+    errors, filtered = (results.counts.get(f"{kind}_rejects", 0) for kind in ("error", "filtered"))
+    number = f"{errors:,} of its rows are rejects" if errors else f"{filtered:,} of its rows are filtered"
+    is_error = pl.col("kind") == RejectKind.ERROR.value
+    first = rejects.filter(is_error if errors else ~is_error).head(1).collect().rows(named=True)
+    said = [f", the first (row {r['row']}) at {r['node']}: {one_line(r['reason'], LONGEST_REASON)}" for r in first]
+    return f"; {number}{''.join(said)}; {results.directory / REJECTS} has all (rejects() of a result)"
 
 
 def _check_followed(results: Results, shards: list[tuple[Path, int]]) -> None:

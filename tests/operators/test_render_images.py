@@ -264,19 +264,26 @@ def test_a_column_of_the_input_by_that_name_stays_or_is_refused() -> None:
 
 
 def test_images_that_no_prompt_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the model would read them, and nobody has said that it is meant."""
-    rows = [{"prompt": "hi", "page": A}]
-    for settings, arguments, told in (
-        (model(), {}, 1),
-        (model(), {"images": []}, 0),
-        (model(), {"images": ["page"]}, 0),
-        (chat_model(TURNS), {}, 0),
-    ):
+    """Where the model would read them, and nobody has said that it is meant: also those that lie in a column of texts,
+    where a model with an encoder would answer blind."""
+    row, texts = {"prompt": "hi", "page": A}, pa.schema([("prompt", pa.string()), ("file_name", pa.string())])
+    cases: list[tuple[ModelSettings, dict[str, Any], pa.Schema, str]] = [
+        (model(), {}, SCHEMA, "data.image_column=page"),
+        (model(), {"images": []}, SCHEMA, ""),
+        (model(), {"images": ["page"]}, SCHEMA, ""),
+        (chat_model(TURNS), {}, SCHEMA, ""),
+        (model(), {}, texts, "data.image_column= names the column"),
+        (model(), {"template": "{{ prompt }}"}, texts, "data.image_column= names the column"),
+        (model(), {"images": []}, texts, ""),
+        (chat_model(TURNS), {}, texts, ""),
+    ]
+    for number, (settings, arguments, schema, told) in enumerate(cases):
         caplog.clear()
         op = Render(settings, DataSettings(), **arguments)
-        Flow(tmp_path / f"{told}{len(arguments)}{settings.mmproj}", chain(Rows(rows, SCHEMA), render=op)).run()
-        said = [each.getMessage() for each in caplog.records if "data.image_column=page" in each.getMessage()]
-        assert len(said) == told
+        rows = [row if schema is SCHEMA else {"prompt": "hi", "file_name": "a.png"}]
+        Flow(tmp_path / str(number), chain(Rows(rows, schema), render=op)).run()
+        said = [each.getMessage() for each in caplog.records if "data.image_column" in each.getMessage()]
+        assert [told in each for each in said] == [True] * bool(told)
 
 
 def test_only_batches_that_may_hold_images_are_rendered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

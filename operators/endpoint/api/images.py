@@ -6,13 +6,15 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from operators.endpoint.api.checks import NotSent
-from operators.images.columns import IMAGE_MARK
-from operators.images.read import BadImage, image_size, read_image
+from operators.images.columns import IMAGE_MARK, most_pixels, title_of
+from operators.images.read import BadImage, image_size, named, read_image
 from pipeline.api.machine_errors import of_machine
 
 IMAGE_TOKENS = 1000
@@ -21,6 +23,7 @@ JPEG_QUALITY = 95
 _KINDS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG\r\n": "image/png", b"GIF8": "image/gif"}
 """By their first bytes, the types of images that all servers read."""
 _ORIENTATION = 0x0112
+T = TypeVar("T")
 _ENCODED = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -29,7 +32,7 @@ class BodyImages:
 
     Args:
         images: in the order of their marks, as `columns.IMAGE` has them.
-        most_pixels: of an image.
+        field: of the column that has them, as `columns.limited` marks it.
 
     Attributes:
         digest: of the content of their files; it stands for them in the key of the row's answer.
@@ -38,28 +41,42 @@ class BodyImages:
         BadImage: one cannot be read.
     """
 
-    def __init__(self, images: Sequence[Mapping[str, Any]], most_pixels: int) -> None:
-        self._images, self._most_pixels = images, most_pixels
-        for image in images:
-            image_size(image, most_pixels)
-        self.digest = _digest_of(map(_content, images))
+    def __init__(self, images: Sequence[Mapping[str, Any]], field: pa.Field) -> None:
+        self._images, self._field, self._most_pixels = images, field, most_pixels(field)
+        self._digests = [self._of_image(number, self._checked) for number in range(len(images))]
+        self.digest = _digest_of(b"".join(self._digests))
 
     def body(self, marked: bytes) -> bytes:
         """Return the body that is sent, given the one with marks. Raises NotSent for a file that has
         changed, or that cannot be decoded."""
         body = json.loads(marked)
         try:
-            contents = [_content(image) for image in self._images]
-            if _digest_of(contents) != self.digest:
-                raise BadImage("the file of an image has changed since the row was read")
-            read = [{**image, "bytes": content} for image, content in zip(self._images, contents, strict=True)]
-            urls = iter([data_url(image, self._most_pixels) for image in read])
+            urls = iter([self._of_image(number, self._url) for number in range(len(self._images))])
         except BadImage as error:
             raise NotSent(str(error)) from None
         for message in body["messages"]:
             if isinstance(text := message.get("content"), str) and IMAGE_MARK in text:
                 message["content"] = list(_parts(text, urls))
         return _ENCODED(body).encode()
+
+    def _of_image(self, number: int, make: Callable[[int], T]) -> T:
+        """Return what `make` makes of an image. Raises BadImage, which names it."""
+        try:
+            return make(number)
+        except BadImage as error:
+            title = title_of(self._field, number + 1, len(self._images))
+            raise BadImage(f"{title}{named(self._images[number], error)}") from None
+
+    def _checked(self, number: int) -> bytes:
+        """Return the digest of an image's content, if its header can be read."""
+        image_size(self._images[number], self._most_pixels)
+        return _digest_of(_content(self._images[number]))
+
+    def _url(self, number: int) -> str:
+        content = _content(self._images[number])
+        if _digest_of(content) != self._digests[number]:
+            raise BadImage("the file of the image has changed since the row was read")
+        return data_url({**self._images[number], "bytes": content}, self._most_pixels)
 
 
 def data_url(image: Mapping[str, Any], most_pixels: int) -> str:
@@ -93,11 +110,8 @@ def _parts(text: str, urls: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": piece}
 
 
-def _digest_of(contents: Iterable[bytes]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for content in contents:
-        digest.update(hashlib.blake2b(content, digest_size=16).digest())
-    return digest.digest()
+def _digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _content(image: Mapping[str, Any]) -> bytes:
@@ -109,7 +123,7 @@ def _content(image: Mapping[str, Any]) -> bytes:
     except OSError as error:
         if of_machine(error):
             raise
-        raise BadImage(f"{image['path']} cannot be read: {error.strerror}") from None
+        raise BadImage(f"the image cannot be read: {error.strerror}") from None
 
 
 def _is_turned(content: bytes) -> bool:

@@ -249,7 +249,8 @@ class Endpoint:
             await self._tried(request, hidden)
         except Unusable as refused:
             given_up = GivenUp(request, without(str(refused), hidden))
-            is_believed = is_believed or isinstance(refused, OfRow | NotSent)
+            request.is_unsent = isinstance(refused, NotSent)
+            is_believed = is_believed or request.is_unsent or isinstance(refused, OfRow)
             if isinstance(refused, OfRow):
                 self._believe(self._refusals.answered())
         except Again as failed:

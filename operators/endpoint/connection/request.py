@@ -78,6 +78,8 @@ class Request:
     filled: Callable[[bytes], bytes] | None = None
     result: Any = None
     error: str | None = None
+    is_unsent: bool = False
+    """What `filled` needs could not be had, so nothing was sent."""
     """Why its row is a reject."""
     tries: int = 0
     failures: int = 0

@@ -13,8 +13,8 @@ from operators.engine.backend.images import ImageCells, Vision
 from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.text_columns import TextColumns
 from operators.engine.images.cells import cell_ids
-from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, most_pixels
-from operators.images.read import BadImage, read_image
+from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, most_pixels, title_of
+from operators.images.read import BadImage, named, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import list_column, list_views
 
@@ -50,21 +50,21 @@ class ImagePrompts:
         placed: list[list[dict[str, Any]] | None] = [None] * len(prompts)
         refused: dict[int, str] = {}
         of_rows = data.column(PROMPT_IMAGES.name).to_pylist()
-        limit = most_pixels(data.schema.field(PROMPT_IMAGES.name))
+        field = data.schema.field(PROMPT_IMAGES.name)
         if any(of_rows):
             texts, marked = data.column(name).to_pylist(), self._texts.marked(data, name)
             for i, images in enumerate(of_rows):
                 if images:
                     try:
-                        prompts[i], placed[i] = self._prompt(texts[i] or "", marked[i], images, limit)
-                    except ValueError as error:  # BadImage, or a size that the encoder does not take
+                        prompts[i], placed[i] = self._prompt(texts[i] or "", marked[i], images, field)
+                    except BadImage as error:
                         prompts[i], refused[i] = np.empty(0, np.int32), str(error)
         ends = np.cumsum([0, *map(len, prompts)], dtype=np.int32)
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int32)
         return list_column(ids, ends), pa.array(placed, PLACED_IMAGES.type), refused
 
     def _prompt(
-        self, text: str, marked: str, images: Sequence[Mapping[str, Any]], limit: int
+        self, text: str, marked: str, images: Sequence[Mapping[str, Any]], field: pa.Field
     ) -> tuple[TokenIds, list[dict[str, Any]]]:
         """Return the ids of one prompt, and its images with their places. Raises BadImage."""
         around = f"{self._vision.apart}{IMAGE_MARK}{self._vision.apart}"
@@ -76,18 +76,18 @@ class ImagePrompts:
         parts = [self._texts.joined(*pieces[0])]
         length = len(parts[0])
         placed: list[dict[str, Any]] = []
+        limit = most_pixels(field)
         for number, (image, piece) in enumerate(zip(images, pieces[1:], strict=True), 1):
             try:
                 pixels = self._vision.resize.apply(read_image(image, limit))
-            except BadImage as error:
-                raise BadImage(
-                    f"image {number} of {len(images)}: {error}" if len(images) > 1 else str(error)
-                ) from error
+                layout = self._vision.layout(pixels.shape[1], pixels.shape[0])
+            except ValueError as error:  # BadImage, or a size that the encoder does not take
+                raise BadImage(f"{title_of(field, number, len(images))}{named(image, error)}") from error
             digest = digest_of(pixels)
             starts: list[int] = []
             cells: list[int] = []
             blocks: Iterator[int] = count()
-            for part in self._vision.layout(pixels.shape[1], pixels.shape[0]):
+            for part in layout:
                 if isinstance(part, ImageCells):
                     starts.append(length)
                     cells.append(part.tokens)

@@ -16,8 +16,8 @@ from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
 from operators.engine.images.columns import PLACED_IMAGES
 from operators.engine.images.files import MIB, EncodedFiles
-from operators.images.columns import PROMPT_IMAGES, most_pixels
-from operators.images.read import BadImage, read_image
+from operators.images.columns import PROMPT_IMAGES, most_pixels, title_of
+from operators.images.read import BadImage, named, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS, list_views
 from operators.settings import StoreSettings
@@ -28,6 +28,8 @@ from pipeline.api.numbers import counted
 
 _GRAY = 64
 """Pixels of a side of the image by which an encoder is judged."""
+_PLACES = 1 << 16
+"""Images that are known to have been encoded, each in one place; of far more than that fewer are counted again."""
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -47,6 +49,9 @@ class ImageCounts:
 
     images_encoded: int = counted("images encoded", "images")
     image_cells: int = counted("cells of images encoded", "tokens")
+    images_again: int = counted(
+        "images encoded or read again, whose memory others had taken (runtime.image_mb)", "images"
+    )
     images_at_hand: int = counted("images of rows that were still in memory, encoded", "images")
     images_from_files: int = counted("images that an earlier run had encoded (store.images_mb)", "images")
 
@@ -71,6 +76,7 @@ class EncodedImages:
         self._most_bytes = most_bytes
         self._kept: dict[bytes, list[Encoded]] = {}
         self._bytes = 0
+        self._seen = np.zeros(_PLACES, np.int64)
         self._lock = threading.Lock()
         self.counts = ImageCounts()
 
@@ -104,28 +110,42 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(data.schema.field(PROMPT_IMAGES.name))
-        return [(each, self._of_row(images[i], limit) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+        images, field = data.column(PROMPT_IMAGES.name), data.schema.field(PROMPT_IMAGES.name)
+        return [(each, self._of_row(images[i], field) if images[i].is_valid else ()) for i, each in enumerate(ids)]
 
-    def _of_row(self, images: pa.ListScalar, limit: int) -> tuple[ImageSpan, ...]:
+    def _of_row(self, images: pa.ListScalar, field: pa.Field) -> tuple[ImageSpan, ...]:
+        limit, count = most_pixels(field), len(images)
         return tuple(
-            ImageSpan(start, cells, partial(self._block, image, block, limit))
-            for image in images
+            ImageSpan(start, cells, partial(self._block, image, block, limit, title_of(field, number, count)))
+            for number, image in enumerate(images, 1)
             for block, (start, cells) in enumerate(zip(image["starts"].as_py(), image["cells"].as_py(), strict=True))
         )
 
-    def _block(self, image: pa.StructScalar, block: int, limit: int) -> Encoded:
-        """Return a block of an image, encoded. Raises ValueError if the image cannot be read or encoded any more."""
+    def _block(self, image: pa.StructScalar, block: int, limit: int, title: str) -> Encoded:
+        """Return a block of an image, encoded. Raises BadImage, which names it behind `title`, if it cannot be read or
+        encoded any more."""
         digest = image["digest"].as_py()
         with self._lock:
             if (blocks := self._kept.pop(digest, None)) is None:
-                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest, limit)
+                of_row = {key: image[key].as_py() for key in ("bytes", "path")}
+                try:
+                    blocks = self._encode(of_row, digest, limit)
+                except ValueError as error:
+                    raise BadImage(f"{title}{named(of_row, error)}") from error
+                self._note(digest)
             elif not block:
                 self.counts.images_at_hand += 1
             self._kept[digest] = blocks  # the newest
             while self._bytes > self._most_bytes and len(self._kept) > 1:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
+
+    def _note(self, digest: bytes) -> None:
+        """Count an image that was encoded or read before, and is not kept any more."""
+        number = int.from_bytes(digest[:8], "little", signed=True)
+        place = number % _PLACES
+        self.counts.images_again += bool(self._seen[place] == number)
+        self._seen[place] = number
 
     def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
         if (blocks := None if self._files is None else self._files.read(digest)) is not None:

@@ -48,7 +48,7 @@ class StepLoop:
                 return
         if batch.has_images:
             with self.log.timed("encode"):
-                batch.encode_images(self._stopping)
+                batch.encode_images(self.scheduler.slots.rows(), self.log.clock, self._stopping)
         if self.strategy.drafts:
             with self.log.timed("draft"):
                 self.strategy.draft(batch)

@@ -109,7 +109,7 @@ class Scheduler:
             if row.tokens and not row.times.first_token:
                 row.times.first_token = now
                 self.queue.leave_group(row)
-            if limit is not None and not row.ended and now - row.times.admitted - row.times.preempted_s > limit:
+            if limit is not None and not row.ended and now - row.times.admitted - row.times.paused_s > limit:
                 row.error = f"it took longer than runtime.row_timeout_s={limit:g} and had {len(row.tokens)} tokens then"
             if row.finish_reason is not None or row.error is not None:
                 row.times.finished = now
@@ -148,7 +148,7 @@ class Scheduler:
             self.cache.empty_slot(resumed)
             self._preempted.remove(resumed)
             resumed.update_state()
-            resumed.times.preempted_s += self._now
+            resumed.times.paused_s += self._now
         taken: list[Sequence] = []
         adapters, idle = self.slots.adapters, IdleReason.ROOM
         while len(taken) < self.slots.free:
@@ -196,7 +196,7 @@ class Scheduler:
         self.counts.preempted += 1
         row.state = State.WAITING
         self._preempted.append(row)
-        row.times.preempted_s -= self._now
+        row.times.paused_s -= self._now
         self.cache.clear(self.slots.release(row))
 
     def _dummy_beside(self, row: Sequence) -> Slot | None:

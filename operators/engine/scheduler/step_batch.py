@@ -10,7 +10,7 @@ nor the reverse: the radix tree keeps them apart. For an exact decoder (DecoderS
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -74,20 +74,23 @@ class StepBatch:
         """True if the call is of cells of images."""
         return bool(self.chunks) and self.chunks[0].row.next_image is not None
 
-    def encode_images(self, stopping: Callable[[], bool]) -> None:
+    def encode_images(self, rows: Iterable[Sequence], clock: Callable[[], float], stopping: Callable[[], bool]) -> None:
         """Encode the images whose cells are computed in this call. A row whose image cannot be read gets an error, and
-        leaves the batch, as do those that are left when the run is being stopped."""
+        leaves the batch, as do those that are left when the run is being stopped. `rows`: all in slots; the seconds of
+        an image, on `clock`, count for its own alone."""
         chunks, self.chunks = self.chunks, []
         for chunk in chunks:
             if stopping():
                 break
-            if (image := chunk.row.next_image) is not None:
-                try:
-                    chunk = replace(chunk, encoded=image.encode())
-                except ValueError as error:
-                    chunk.row.error = str(error)
-                    continue
-            self.chunks.append(chunk)
+            began = clock()
+            try:
+                image = chunk.row.next_image
+                self.chunks.append(chunk if image is None else replace(chunk, encoded=image.encode()))
+            except ValueError as error:
+                chunk.row.error, chunk.row.own_error = str(error), True
+            seconds = clock() - began
+            for row in rows:
+                row.times.paused_s += 0.0 if row is chunk.row else seconds
 
     def begin(self, buffer: BatchBuffer) -> None:
         """Empty `buffer`, and enter the adapters of the rows, whose tokens are added next. A dummy token has those of

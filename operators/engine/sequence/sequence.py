@@ -52,8 +52,9 @@ class Times:
 
     queued: float = 0.0
     admitted: float = 0.0
-    preempted_s: float = 0.0
-    """Seconds outside of its slot since its admission; undefined while it is outside."""
+    paused_s: float = 0.0
+    """Seconds since its admission outside of its slot, or while images of others were encoded; undefined while it is
+    outside."""
     first_token: float = 0.0
     finished: float = 0.0
 
@@ -125,6 +126,8 @@ class Sequence:
     finish_reason: FinishReason | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
     """Reason why it cannot be completed; then there is no finish reason."""
+    own_error: bool = field(default=False, init=False)
+    """True if that is for its own images, which identical sequences may have in other files."""
     fits: bool = field(default=True, init=False)
     """False if its finished text violates the constraint."""
     dropped: int = field(default=0, init=False)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from operators.endpoint.api.images import BodyImages, data_url
+from operators.images.columns import PROMPT_IMAGES, limited
 from operators.images.read import BadImage, read_image
 from pipeline import run
 from pipeline.api.errors import ConfigError, NodeFailed
@@ -133,7 +134,7 @@ def test_an_image_that_cannot_be_read_costs_its_row_before_anything_is_sent(tmp_
         result = captioned(server, tmp_path / "a", data)
         assert server.requests == 3
     cut, page, link = sorted(reasons(result), key=lambda reason: reason.partition("photos/")[2])
-    assert "0.png' is damaged or cut off" in cut
+    assert f"column 'image': '{photos}/0.png' is damaged or cut off" in cut
     assert "an HTML page" in page
     assert "leads to /etc/passwd" in link
     with FaultServer() as server:
@@ -162,6 +163,27 @@ def test_a_row_that_is_not_sent_says_nothing_of_the_server(tmp_path: Path, photo
         assert server.requests == 5
 
 
+def test_identical_rows_share_no_error_of_an_image_that_has_changed(tmp_path: Path, monkeypatch: Any) -> None:
+    """The copy in another file is sent."""
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(picture("PNG"))
+    (tmp_path / "rows.csv").write_text("prompt,photo\nx,a.png\nx,b.png\n")
+    body = BodyImages.body
+
+    def changed(images: BodyImages, marked: bytes) -> bytes:
+        (tmp_path / "a.png").write_bytes(picture("PNG", (1, 2, 3)))
+        return body(images, marked)
+
+    monkeypatch.setattr(BodyImages, "body", changed)
+    with FaultServer() as server:
+        data = {"path": str(tmp_path / "rows.csv"), "image_column": "photo"}
+        result = captioned(server, tmp_path / "out", data, sampling__temperature=0)
+        assert server.requests == 1
+    assert result.rows().collect()["photo"].to_list() == ["b.png"]
+    changed_file = f"column 'photo': '{tmp_path}/a.png': the file of the image has changed since the row was read"
+    assert reasons(result) == [changed_file]
+
+
 def test_completions_take_no_images(tmp_path: Path, photos: Path) -> None:
     data = {"path": str(photos), "image_column": "image", "prompt_template": "x"}
     with FaultServer() as server, pytest.raises(ConfigError, match=r"data.image_column cannot be with model.api=compl"):
@@ -184,7 +206,7 @@ def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path, monke
 
     path = tmp_path / "a.png"
     path.write_bytes(picture("PNG"))
-    images = BodyImages([{"bytes": None, "path": str(path)}], MOST)
+    images = BodyImages([{"bytes": None, "path": str(path)}], limited(PROMPT_IMAGES, MOST, of_columns=True))
     path.write_bytes(picture("PNG", (1, 2, 3)))
     with pytest.raises(Exception, match="has changed since the row was read"):
         images.body(json.dumps({"messages": [{"role": "user", "content": "\ufdd1"}]}).encode())
@@ -192,4 +214,4 @@ def test_a_file_that_changes_before_it_is_sent_is_not_sent(tmp_path: Path, monke
     with pytest.raises(OSError, match="Too many open files"):
         images.body(b"{}")
     with pytest.raises(BadImage):
-        BodyImages([{"bytes": b"x", "path": None}], MOST)
+        BodyImages([{"bytes": b"x", "path": None}], limited(PROMPT_IMAGES, MOST, of_columns=True))

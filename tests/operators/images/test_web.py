@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
 
+import polars as pl
 import pytest
 
 from operators.images import web
 from operators.images.read import BadImage
 from operators.images.web import ImageFetcher
 from pipeline.api.errors import SourceError
+from pipeline.cli.main import main
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -124,3 +127,14 @@ def test_a_machine_without_sockets_ends_the_run(host: str, monkeypatch: pytest.M
     monkeypatch.setattr(socket, "create_connection", fails)
     with pytest.raises(OSError, match="Too many open files"):
         ImageFetcher([host]).fetch_all([f"http://{host}/ok"])
+
+
+def test_a_reject_names_the_column_and_the_url_of_its_image(host: str, tmp_path: Path) -> None:
+    """Whether it cannot be fetched or cannot be read; what may be secret in it is left out."""
+    (tmp_path / "rows.csv").write_text(f"prompt,photo\nWhat?,http://{host}/404\nWhat?,http://{host}/ok?key=abc\n")
+    job = ["job=generate", "model=fake", "model.mmproj=eyes", f"data.path={tmp_path}/rows.csv", "progress=none"]
+    data = ["data.image_column=photo", f"data.image_domains=['{host}']", f"output_dir={tmp_path}/out", "report=false"]
+    main([*job, *data])
+    missing, unread = pl.read_parquet(tmp_path / "out/rejects/*.parquet")["reason"].to_list()
+    assert missing == f"column 'photo': http://{host}/404 answers with status 404"
+    assert unread.startswith(f"column 'photo': 'http://{host}/ok?(left out)' is no picture in a format")

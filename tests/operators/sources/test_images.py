@@ -16,6 +16,7 @@ from operators.formats.input_file import Stamp, Storage
 from operators.formats.registry import ENDINGS
 from operators.images.read import FORMATS
 from operators.settings import DataSettings
+from operators.sources.files import find_files
 from operators.sources.read_prompts import ReadPrompts
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.protocols import ListInbox
@@ -78,6 +79,27 @@ def test_rows_of_other_formats_are_read_rather_than_the_images_beside_them(folde
     (folder / "metadata.csv").rename(folder / "metadata.json")
     (folder / "metadata.json").write_text('[{"file_name": "a.JPG"}]')
     assert read(folder).values == [{"file_name": "a.JPG"}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl.gz"])
+def test_a_table_is_no_image(folder: Path, name: str) -> None:
+    """Where images are read it is left out beside them, which is told, and refused alone, with what reads it."""
+    (folder / name).write_text("file_name\na.JPG\n")
+    assert paths(f"{folder}/*.*", format="images") == ["a.JPG", "b.png"]
+    told: list[str] = []
+    find_files(DataSettings(path=f"{folder}/*.*", format="images"), told.append)
+    assert f"has what is not read: {name} (1 in all)" in told[-1]
+    for path in (folder / name, f"{folder}/rows.*"):
+        with pytest.raises(InputError, match=r"rows\..* data.format=auto reads its rows, and data.image_column="):
+            read(path, format="images")
+
+
+def test_pdfs_are_told_what_reads_their_pages(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n")
+    for path in (tmp_path, tmp_path / "a.pdf", f"{tmp_path}/*.pdf"):
+        with pytest.raises(InputError, match=r"operators.pages.Pages makes a row of each page of .*data.format=images"):
+            read(path)
+    assert paths(f"{tmp_path}/*.pdf", format="images") == ["a.pdf"]
 
 
 @pytest.mark.parametrize("odd", ["link", "folder"])

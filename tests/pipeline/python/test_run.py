@@ -107,6 +107,19 @@ def test_no_rows_are_what_data_empty_says(tmp_path, rows):
     assert "the input has no rows" in (tmp_path / "out/run.log").read_text().lower()
 
 
+def test_of_a_run_without_a_row_the_first_reject_is_told(tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "steps: {only: {op: {_target_: operators.filter.Filter, where: prompt = 'y'}}}\n"
+    )
+    for job, rows, told in (
+        ("generate", ["", ""], r"2 of its rows are rejects, the first \(row 0\) at render: column 'prompt' is empty"),
+        (str(tmp_path / "job.yaml"), ["x"], r"1 of its rows are filtered, the first \(row 0\) at only: .*prompt = 'y'"),
+    ):
+        made = run(job, rows=rows, model="fake", directory=tmp_path / str(len(rows)), **QUIET)
+        with pytest.raises(ConfigError, match=rf"{told}.*; .*/rejects has all"):
+            made.rows()
+
+
 @pytest.mark.parametrize(
     ("job", "settings", "error", "said"),
     [

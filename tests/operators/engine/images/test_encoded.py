@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake_vision import FakeVision
 from operators.engine.backend.images import Encoded, Pixels
 from operators.engine.backend.text_columns import TextColumns
+from operators.engine.images import encoded as of_engine
 from operators.engine.images.cells import cell_ids
 from operators.engine.images.columns import ImagePrompts
 from operators.engine.images.encoded import CHANGED, EncodedImages
 from operators.engine.images.files import EncodedFiles
 from operators.images.columns import IMAGE_MARK, MOST_PIXELS, PROMPT_IMAGES, limited
-from operators.images.read import BadImage
+from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
@@ -99,7 +101,8 @@ def test_an_image_is_encoded_once_while_it_is_kept(monkeypatch, tmp_path):
     data = tokenized([I] * 6, [[image(n)] for n in (1, 2, 1, 3, 1, 2)], vision)
     images = EncodedImages(FakeModel(vision=vision), 2 * 4 * 2 * 4)
     found = embeddings(images, data)
-    assert [vision.encoded, images.counts.images_encoded, images.counts.images_at_hand] == [4, 4, 2]
+    counts = images.counts
+    assert [vision.encoded, counts.images_encoded, counts.images_at_hand, counts.images_again] == [4, 4, 2, 1]
     assert found[0] == found[2] == found[4] != found[1] == found[5] != found[3]
     assert embeddings(EncodedImages(FakeModel(vision=FakeVision("eyes")), 0), data) == found
     monkeypatch.setenv("LLAMA_PIPELINE_CACHE", str(tmp_path))
@@ -240,12 +243,36 @@ def test_a_job_answers_all_questions_on_each_image_and_encodes_it_once(tmp_path)
         texts[slots] = pl.read_parquet(f"{out}/data/*.parquet").select("row", "image", "prompt", "completion")
         reasons = pl.read_parquet(f"{out}/rejects/*.parquet")["reason"].to_list()
         assert len(reasons) == 3
-        assert all("bad.png" in reason for reason in reasons)
+        assert all(reason.startswith(f"column 'image': '{tmp_path}/bad.png' is ") for reason in reasons)
         totals = json.loads(pl.read_parquet(out / "metrics/run.parquet")["totals"][-1])
         assert totals["images_encoded"] == 4
     assert texts[1].equals(texts[8])
     of_one = texts[1].filter(prompt=QUESTIONS[0])["completion"].to_list()
     assert len(of_one) == 7 == len(set(of_one))
+
+
+@pytest.mark.parametrize("lost", ["a.png", "abc.png"])
+def test_identical_rows_whose_images_are_other_files_share_no_error_of_one(tmp_path, monkeypatch, lost):
+    """Each is computed with its own, and a reason names the column and the file of its row."""
+
+    def read(image: dict[str, Any], limit: int) -> Any:
+        if Path(image["path"]).stem in lost:
+            raise BadImage("it is gone")
+        return read_image(image, limit)
+
+    monkeypatch.setattr(of_engine, "read_image", read)
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_bytes(image(1)["bytes"])
+    (tmp_path / "rows.csv").write_text("prompt,photo\nWhat?,a.png\nWhat?,b.png\nWhat?,c.png\n")
+    out, job = tmp_path / "out", ["job=generate", "model=fake", "model.mmproj=eyes", "sampling.temperature=0"]
+    data = [f"data.path={tmp_path}/rows.csv", "data.image_column=photo", "store.images_mb=0"]
+    main([*job, *data, f"output_dir={out}", "progress=none", "report=false", "max_error_rate=1"])
+    rejects = pl.read_parquet(out / "rejects/*.parquet")
+    gone = lost.removesuffix(".png")
+    assert rejects["reason"].to_list() == [f"column 'photo': '{tmp_path}/{name}.png': it is gone" for name in gone]
+    assert pl.read_parquet(out / "data/*.parquet").height == 3 - len(gone)
+    if len(gone) < 3:
+        assert pl.read_parquet(out / "data/*.parquet")["completion"].n_unique() == 1
 
 
 def test_a_dry_run_keeps_nothing_of_images_in_the_users_cache(monkeypatch, tmp_path):

@@ -166,6 +166,26 @@ def test_no_image_is_encoded_any_more_when_a_run_is_being_stopped():
     assert len(encoded) == 1
 
 
+def test_the_time_in_which_images_of_others_are_encoded_does_not_count():
+    """Three take 100 s each, one of the rows is refused for its own; the clock stands still but for them."""
+    bench, now = Bench(shape(4, max_sequence_tokens=512), row_timeout_s=150.0), [0.0]
+    bench.worker.log.clock = lambda: now[0]
+
+    def slow(seconds: float) -> Encoded:
+        now[0] += seconds
+        return encode(0, 0)
+
+    made = [Sequence(0, np.arange(9, dtype=np.int32), WARM, seed=0, max_tokens=12)]
+    for i, seconds in enumerate((100.0, 200.0, 100.0), 1):
+        ids, _ = prompt([np.array([i], np.int32), 0])
+        images = (ImageSpan(2, 4, partial(slow, seconds)),)
+        made.append(Sequence(i, ids, WARM, seed=i, max_tokens=3, images=images))
+    bench.run(made)
+    assert now == [400.0]
+    assert [row.handle for row in made if row.error is not None] == [2]
+    assert "row_timeout_s=150" in (made[2].error or "")
+
+
 def test_a_block_is_one_chunk_whatever_the_room_and_is_taken_over_whole_or_not_at_all():
     """Also where a prompt ends with it, so that equal prompts have all of it in common but the last cell."""
     for kernel_tokens in (0, 2, 64):
