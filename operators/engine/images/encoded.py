@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from operators.engine.backend.images import Encoded, ImageSpan, Vision
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.images.columns import PLACED_IMAGES
+from operators.engine.images.columns import PLACED_IMAGES, stand_in
 from operators.engine.images.files import MIB, EncodedFiles
 from operators.images.columns import PROMPT_IMAGES, most_pixels
 from operators.images.read import BadImage, read_image
@@ -116,31 +116,33 @@ class EncodedImages:
 
     def _block(self, image: pa.StructScalar, block: int, limit: int) -> Encoded:
         """Return a block of an image, encoded. Raises ValueError if the image cannot be read or encoded any more."""
-        digest = image["digest"].as_py()
+        digest, content = image["digest"].as_py(), {key: image[key].as_py() for key in ("bytes", "path")}
+        known = digest or stand_in(content)
         with self._lock:
-            if (blocks := self._kept.pop(digest, None)) is None:
-                blocks = self._encode({key: image[key].as_py() for key in ("bytes", "path")}, digest, limit)
+            if (blocks := self._kept.pop(known, None)) is None:
+                blocks = self._encode(content, digest, limit)
             elif not block:
                 self.counts.images_at_hand += 1
-            self._kept[digest] = blocks  # the newest
+            self._kept[known] = blocks  # the newest
             while self._bytes > self._most_bytes and len(self._kept) > 1:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
 
-    def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
-        if (blocks := None if self._files is None else self._files.read(digest)) is not None:
+    def _encode(self, image: dict[str, Any], digest: bytes | None, limit: int) -> list[Encoded]:
+        """Encode an image. `digest`: of its pixels; None: they were not decoded before, by a dry run."""
+        if digest and self._files and (blocks := self._files.read(digest)) is not None:
             self.counts.images_from_files += 1
             self._bytes += _size(blocks)
             return blocks
         pixels = self._vision.resize.apply(read_image(image, limit))
-        if digest_of(pixels) != digest:
+        if digest not in (None, digest_of(pixels)):
             raise BadImage(CHANGED)
         try:
             blocks = self._vision.encode(pixels)
         except ValueError as error:
             self._check_encoder(error)
             raise
-        if self._files is not None:
+        if digest and self._files:
             self._files.write(digest, blocks)
         self.counts.images_encoded += 1
         self.counts.image_cells += sum(len(block.embeddings) for block in blocks)

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from operators.engine.backend.fake import FakeModel
 from operators.engine.backend.fake_vision import FakeVision
@@ -21,8 +22,9 @@ from operators.engine.images.cells import cell_ids
 from operators.engine.images.columns import ImagePrompts
 from operators.engine.images.encoded import CHANGED, EncodedImages
 from operators.engine.images.files import EncodedFiles
+from operators.estimate.trial import MOST_ROWS
 from operators.images.columns import IMAGE_MARK, MOST_PIXELS, PROMPT_IMAGES, limited
-from operators.images.read import BadImage
+from operators.images.read import BadImage, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings import ModelSettings
@@ -203,7 +205,7 @@ def test_ids_that_a_row_brings_have_no_images(tmp_path):
     op = Tokenize(ModelSettings(loader="operators.engine.backend.fake:load", mmproj="eyes"), ids_column="ids")
     op.plan(rows.schema)
     op._model = FakeModel(vision=FakeVision("eyes"))
-    op._texts, op._images = TextColumns(op._model, TEXT), None
+    op._texts, op._images, op._sizes_alone = TextColumns(op._model, TEXT), None, False
     (made,) = [item for item in op.process(Batch(0, rows)) if isinstance(item, Batch)]
     assert made.data.column(PROMPT_IDS.name)[0].as_py() == [65, 66, 67]
     assert made.data.column(PROMPT_IMAGES.name).is_valid().to_pylist() == [False, True]
@@ -246,6 +248,38 @@ def test_a_job_answers_all_questions_on_each_image_and_encodes_it_once(tmp_path)
     assert texts[1].equals(texts[8])
     of_one = texts[1].filter(prompt=QUESTIONS[0])["completion"].to_list()
     assert len(of_one) == 7 == len(set(of_one))
+
+
+def test_a_dry_run_knows_the_tokens_of_all_images_and_decodes_those_of_rows_that_it_generates(
+    monkeypatch, tmp_path, capsys
+):
+    """Of images that lie on their side, too."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for number in range(300):
+        file = encoded(pixels(16, 16 * (1 + number % 9), number), "JPEG", exif=exif)
+        (tmp_path / f"{number:03d}.jpg").write_bytes(file)
+    settings = [f"data.path={tmp_path}", "data.image_column=image", "data.prompt_template=What?", "model=fake"]
+    settings += ["model.mmproj=eyes", "runtime.slots=4", "sampling.max_tokens=2", "store.images_mb=0"]
+    job = ["job=generate", *settings, f"output_dir={tmp_path / 'out'}", "progress=none"]
+    decoded = []
+
+    def decode(image: dict[str, Any], limit: int) -> Any:
+        decoded.append(image["path"])
+        return read_image(image, limit)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("an image is decoded to count its tokens")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("operators.engine.images.columns.read_image", refuse)
+        patched.setattr("operators.engine.images.encoded.read_image", decode)
+        assert main([*job, "dry_run=true"]) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert len(decoded) == len(set(decoded)) == MOST_ROWS
+    assert main(job) == ExitCode.DONE
+    tokens = pl.read_parquet(tmp_path / "out/metrics/rows.parquet")["prompt_tokens"].sum()
+    assert f"  tokens in    {tokens:,}\n" in text
 
 
 def test_a_dry_run_keeps_nothing_of_images_in_the_users_cache(monkeypatch, tmp_path):
