@@ -98,7 +98,7 @@ def dry_run_lines(
     whole = _combined(rows, tried.nodes, REPORT_BYTES if settings.report else NOTHING)
     notes = [TARGET_NOTE] if settings.target.accepted_rows else []
     yield from (f"note: {note}" for note in [*notes, *whole.notes])
-    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes)
+    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes) + whole.memory
     yield from estimate_lines(whole, memory, job.directory)
     return whole, memory
 
@@ -114,6 +114,9 @@ def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) 
         tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
         seconds=_seconds(nodes, list(forecasts.values()), prepare_s),
         prepare_s=prepare_s,
+        encode_s=sum(f.encode_s for f in forecasts.values()),
+        read_s=sum((f.read_s for f in forecasts.values()), NOTHING),
+        memory=sum((f.memory for f in forecasts.values()), NOTHING),
         disk_bytes=sum(written, Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file),
         notes=[f"{name}: {note}" for name, forecast in forecasts.items() for note in forecast.notes],
     )
@@ -124,14 +127,18 @@ def estimate_lines(found: Forecast, memory: Range, directory: Path) -> Iterator[
     there = next(path for path in (directory, *directory.parents) if path.exists())
     free_disk = shutil.disk_usage(there).free
     seconds = "unknown" if found.seconds is None else _text(found.seconds, time_text)
-    loading = f", of which {time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
+    parts = [f"{time_text(found.prepare_s)} to load the model"] if found.prepare_s >= 0.5 else []
+    if found.encode_s:
+        reading = time_text(found.read_s.likely)
+        parts.append(f"{time_text(found.encode_s)} to encode images (to read them, beside the model: {reading})")
+    of_which = f", of which {' and '.join(parts)}" if parts else ""
     yield "estimate: what is likely, and in brackets between what it lies nine times of ten"
     yield f"  rows         {_text(found.rows_out, _COUNT)}"
     if found.tokens_in.high:
         yield f"  tokens in    {_text(found.tokens_in, _COUNT)}"
     if found.tokens_out.high:
         yield f"  tokens out   {_text(found.tokens_out, _COUNT)}"
-    yield f"  time         {seconds}{loading}"
+    yield f"  time         {seconds}{of_which}"
     yield f"  peak memory  {_text(memory, bytes_text)}"
     yield f"  disk         {_text(found.disk_bytes, bytes_text)}; {bytes_text(free_disk)} free"
     if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
@@ -175,6 +182,8 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
             return None
         device += forecast.seconds
     slowest = NOTHING
+    for forecast in forecasts:  # nodes that read images do so at a time
+        slowest = slowest.bounded(forecast.read_s)
     for node in nodes.values():
         slowest = slowest.bounded(node.rows.times(node.row_s))
     return device.bounded(slowest).times(MACHINE) + Range(0.5 * prepare_s, prepare_s, 2 * prepare_s) + OUTSIDE_S

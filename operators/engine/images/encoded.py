@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.images import Encoded, ImageSpan, Vision
+from operators.engine.backend.images import Encoded, ImageSpan, Pixels, Vision
 from operators.engine.backend.interface import Model, TokenIds
+from operators.engine.images.cells import cell_ids
 from operators.engine.images.columns import PLACED_IMAGES, stand_in
 from operators.engine.images.files import MIB, EncodedFiles
 from operators.images.columns import PROMPT_IMAGES, most_pixels
@@ -28,6 +30,7 @@ from pipeline.api.numbers import counted
 
 _GRAY = 64
 """Pixels of a side of the image by which an encoder is judged."""
+_FLOAT_BYTES = 4
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -73,6 +76,9 @@ class EncodedImages:
         self._bytes = 0
         self._lock = threading.Lock()
         self.counts = ImageCounts()
+        self._digests: dict[bytes, bytes] = {}
+        self.reads, self.read_s = 0, 0.0
+        """Images that were read and resized, and the seconds of that."""
 
     @classmethod
     def shared(cls, runtime: Runtime, model: Model, settings: EngineSettings, store: StoreSettings) -> EncodedImages:
@@ -104,8 +110,31 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(data.schema.field(PROMPT_IMAGES.name))
+        images, limit = data.column(PROMPT_IMAGES.name), most_pixels(_field(data.schema))
         return [(each, self._of_row(images[i], limit) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+
+    def prompt_by_pixels(self, data: pa.RecordBatch, index: int) -> TokenIds:
+        """Return the ids of a row's prompt as a run has them, where only the sizes of its images were looked at. Raises
+        ValueError if an image cannot be read."""
+        ids: TokenIds = data.column(PROMPT_IDS.name)[index].values.to_numpy().copy()
+        limit = most_pixels(_field(data.schema))
+        for image in data.column(PROMPT_IMAGES.name)[index].as_py():
+            if (digest := image["digest"]) is None and (digest := self._digests.get(stand_in(image))) is None:
+                digest = self._digests[stand_in(image)] = digest_of(self._read(image, limit))
+            for block, (start, cells) in enumerate(zip(image["starts"], image["cells"], strict=True)):
+                ids[start : start + cells] = cell_ids(digest + self._vision.fingerprint.encode(), block, cells)
+        return ids
+
+    def room_for(self, cells: float) -> float:
+        """Return by how many bytes what is kept in memory grows until so many cells have been encoded."""
+        return max(min(cells * self._vision.width * _FLOAT_BYTES, self._most_bytes) - self._bytes, 0)
+
+    def _read(self, image: dict[str, Any], limit: int) -> Pixels:
+        """Read and resize an image."""
+        began = time.perf_counter()
+        pixels = self._vision.resize.apply(read_image(image, limit))
+        self.reads, self.read_s = self.reads + 1, self.read_s + time.perf_counter() - began
+        return pixels
 
     def _of_row(self, images: pa.ListScalar, limit: int) -> tuple[ImageSpan, ...]:
         return tuple(
@@ -134,7 +163,7 @@ class EncodedImages:
             self.counts.images_from_files += 1
             self._bytes += _size(blocks)
             return blocks
-        pixels = self._vision.resize.apply(read_image(image, limit))
+        pixels = self._read(image, limit)
         if digest not in (None, digest_of(pixels)):
             raise BadImage(CHANGED)
         try:
@@ -159,6 +188,10 @@ class EncodedImages:
             raise PipelineError(
                 f"the vision encoder fails for any image: {error}. Run the same command again to resume"
             ) from error
+
+
+def _field(schema: pa.Schema) -> pa.Field:
+    return schema.field(PROMPT_IMAGES.name)
 
 
 def _size(blocks: Sequence[Encoded]) -> int:

@@ -280,6 +280,9 @@ def test_a_dry_run_knows_the_tokens_of_all_images_and_decodes_those_of_rows_that
     assert main(job) == ExitCode.DONE
     tokens = pl.read_parquet(tmp_path / "out/metrics/rows.parquet")["prompt_tokens"].sum()
     assert f"  tokens in    {tokens:,}\n" in text
+    assert "images (to read them, beside the model: " in text
+    assert main([*job, "dry_run=true", "overwrite=true"]) == ExitCode.DONE
+    assert "100% of the rows are in the completion store" in capsys.readouterr().out
 
 
 def test_a_dry_run_keeps_nothing_of_images_in_the_users_cache(monkeypatch, tmp_path):
