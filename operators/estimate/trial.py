@@ -56,7 +56,7 @@ class Trial:
     cells: float = 0.0
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
-        """Submit some of `rows`, and make calls until they are done or time is up."""
+        """Submit some of `rows`, and make calls until they are done or time is up: at least one that reads a prompt."""
         engine, loop = self.engine, self.engine.loop
         scheduler, slots = loop.scheduler, loop.decoder.shape.slots
         began = engine.now()
@@ -65,7 +65,7 @@ class Trial:
         meter = StageMeter("trial")
         client = engine.connect(meter, 1, len(rows), lambda: None, steps=False)
         pending = iter(rows)
-        while engine.now() < began + seconds:
+        while engine.now() < began + seconds or not self.prompts:
             # No more at a time than there are slots: the queue would put waiting rows with a cached prefix first.
             client.submit(islice(pending, max(slots - len(scheduler.slots) - client.waiting, 0)))
             if not scheduler.runnable:
