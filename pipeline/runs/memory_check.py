@@ -23,7 +23,8 @@ REMEDIES = (
 
 class MemoryNeeds:
     """What all nodes of a graph need together; shared memory counts once. Each worker of this machine has contexts of
-    its own, and all have the pages of the model file once. The sum is a lower bound."""
+    its own, and all have the pages of the model file once. The sum is a lower bound; what is
+    needed at most is added up apart."""
 
     def __init__(self, settings: JobSettings, graph: Graph) -> None:
         self._limit = settings.engine.memory_limit_bytes
@@ -40,10 +41,12 @@ class MemoryNeeds:
                 found.setdefault(need.key, (need, times))
         self.shared_keys = {need.key for need, _ in found.values() if need.shared}
         """Keys of resources of the process that the graph uses."""
-        self._total = sum(need.size_bytes * times for need, times in found.values())
-        self._each = sum(need.size_bytes for need, times in found.values() if times > 1)
+        self._total = sum(need.size_bytes * times for need, times in found.values() if not need.at_most)
+        self._more = sum(need.size_bytes * times for need, times in found.values() if need.at_most)
+        self._each = sum(need.size_bytes for need, times in found.values() if times > 1 and not need.at_most)
         self._lines = [
-            f"  {mib(need.size_bytes * times):>11}  {f'{times} x ' if times > 1 else ''}{need.what}"
+            f"  {mib(need.size_bytes * times):>11}  {'at most: ' * need.at_most}{f'{times} x ' if times > 1 else ''}"
+            f"{need.what}"
             for need, times in found.values()
         ]
 
@@ -73,7 +76,8 @@ class MemoryNeeds:
     def plan_lines(self) -> list[str]:
         """Return the lines of a dry run's plan; none if no node has needs."""
         of = f"{mib(free_memory())} free" if self._limit is None else f"runtime.memory_limit={mib(self._limit)}"
-        return [f"memory, at least: {mib(self._total)} ({of})", *self._lines] if self._lines else []
+        more = f", and at most {mib(self._more)} more" if self._more else ""
+        return [f"memory, at least: {mib(self._total)}{more} ({of})", *self._lines] if self._lines else []
 
     def _remedies(self, room: int) -> str:
         """Return what can be done to need no more than `room` bytes."""
