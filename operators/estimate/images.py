@@ -61,7 +61,8 @@ def with_images(
     largest = max(_pixels(batch) for batch in batches)
     cells = {int(row.prompt[image.start]): image.cells for row in rows for image in row.images}
     made = count.times(sum(cells.values()) / max(len(rows), 1))
-    kept = Range(0.0, images.room_for(made.likely), images.room_for(made.high))
+    surely = images.room_for(made.low) if task.whole else 0.0  # there may be more copies than the sample has
+    kept = Range(surely, images.room_for(made.likely), images.room_for(made.high))
     return replace(
         found,
         read_s=mean_of(numbers, whole=task.whole).times(task.rows).times(images.read_s / max(images.reads, 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ def test_each_image_of_each_row_is_read_and_what_is_made_of_each_is_kept_once_wi
         found = with_images(Forecast(task.rows), images, [batch], rows, task, Range.exact(50))
         assert found.read_s.likely == pytest.approx(100 * 0.5)
         assert found.memory == Range(0, kept + 16 * 64 * 96, kept + 32 * 64 * 96)
+        assert with_images(found, images, [batch], rows, replace(task, whole=True), Range.exact(50)).memory.low == kept
 
 
 def test_a_trial_begins_with_the_largest_image():
