@@ -98,7 +98,7 @@ def dry_run_lines(
     whole = _combined(rows, tried.nodes, REPORT_BYTES if settings.report else NOTHING)
     notes = [TARGET_NOTE] if settings.target.accepted_rows else []
     yield from (f"note: {note}" for note in [*notes, *whole.notes])
-    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes) + whole.memory
+    memory = _memory(min(rows.likely, settings.chunk_rows * settings.max_open_chunks), tried.nodes)
     yield from estimate_lines(whole, memory, job.directory)
     return whole, memory
 
@@ -116,7 +116,6 @@ def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) 
         prepare_s=prepare_s,
         encode_s=sum(f.encode_s for f in forecasts.values()),
         read_s=sum((f.read_s for f in forecasts.values()), NOTHING),
-        memory=sum((f.memory for f in forecasts.values()), NOTHING),
         disk_bytes=sum(written, Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file),
         notes=[f"{name}: {note}" for name, forecast in forecasts.items() for note in forecast.notes],
     )
@@ -190,13 +189,15 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
 
 
 def _memory(open_rows: float, nodes: Mapping[str, NodeResult]) -> Range:
-    """Return the peak memory: that of the sample run (this process), of threads, and of `open_rows` in open chunks."""
+    """Return the peak memory: that of the sample run (this process), of threads, of `open_rows` in open chunks, and
+    what nodes say beyond."""
     memory, waiting = peak_bytes(), 0.0
+    more = sum((node.forecast.memory for node in nodes.values() if node.forecast is not None), THREADS_BYTES)
     for node in nodes.values():
         if made := sum(batch.num_rows for batch in node.output):
             size = sum(batch.data.get_total_buffer_size() for batch in node.output)
             waiting = max(waiting, open_rows * size / made)
-    return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
+    return Range(0.85 * memory, memory, 1.2 * memory) + more + Range(0, waiting, 2 * waiting)
 
 
 def _text(value: Range, form: Callable[[float], str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,11 @@ from operators.engine.images.columns import ImagePrompts
 from operators.engine.images.encoded import EncodedImages
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
-from operators.estimate.images import largest_image_first, with_images
+from operators.estimate.images import largest_image_first, with_images, with_keys
+from operators.generation.requests import BatchRow
+from operators.generation.store_lookup import CompletionKeys
 from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES
+from operators.images.read import read_image
 from operators.rows.token_lists import PROMPT_IDS
 from operators.settings.model import TEXT
 from pipeline.api.errors import ExitCode
@@ -32,12 +36,14 @@ def image(number: int, width: int, height: int) -> dict[str, Any]:
     return {"bytes": encoded(pixels(width, height, number), "PNG"), "path": None}
 
 
-def rows_with(images: list[list[dict[str, Any]] | None], memory: int) -> tuple[EncodedImages, Batch, list[Sequence]]:
-    """The rows of a prompt with each of `images`, as a dry run has them."""
+def rows_with(
+    images: list[list[dict[str, Any]] | None], memory: int, *, sizes_alone: bool = True
+) -> tuple[EncodedImages, Batch, list[Sequence]]:
+    """The rows of a prompt with each of `images`, as a dry run has them, or (not `sizes_alone`) a run."""
     vision = FakeVision("eyes")
     texts = [IMAGE_MARK * len(each or ()) + "What?" for each in images]
     data = pa.record_batch([pa.array(texts), pa.array(images, PROMPT_IMAGES.type)], ["prompt_text", PROMPT_IMAGES.name])
-    prompts = ImagePrompts(TextColumns(FakeModel(), TEXT), vision, 0, sizes_alone=True)
+    prompts = ImagePrompts(TextColumns(FakeModel(), TEXT), vision, 0, sizes_alone=sizes_alone)
     ids, placed, _ = prompts.tokenize(data, "prompt_text")
     batch = Batch(0, pa.record_batch([ids, placed], [PROMPT_IDS.name, PROMPT_IMAGES.name]))
     made = EncodedImages(FakeModel(vision=vision), memory)
@@ -75,8 +81,26 @@ def test_a_trial_begins_with_the_largest_image():
     assert largest_image_first([]) == []
 
 
-def test_images_that_are_damaged_are_told_and_cost_nothing(tmp_path, capsys):
+def test_in_the_store_images_count_by_their_pixels_and_nowhere_else():
+    images, batch, made = rows_with([[ONE], None, [ONE, LARGE]], 0)
+    rows = [replace(row, handle=BatchRow(batch, i, i)) for i, row in enumerate(made)]
+    decoded = rows_with([[ONE], None, [ONE, LARGE]], 0, sizes_alone=False)[2]
+    keys = CompletionKeys("one model")
+    keys.give(decoded)
+    assert with_keys(rows, keys, images) == rows
+    assert [row.key for row in rows] == [row.key for row in decoded]
+    assert all(row.prompt is own.prompt for row, own in zip(rows, made, strict=True))
+    assert images.reads == 2
+
+
+def test_images_that_are_damaged_are_told_and_cost_nothing(monkeypatch, tmp_path, capsys):
     """Their headers are whole, so that it shows where they are decoded; their share is that of all rows."""
+
+    def slowly(image: dict[str, Any], limit: int) -> Any:
+        time.sleep(0.01)
+        return read_image(image, limit)
+
+    monkeypatch.setattr("operators.engine.images.encoded.read_image", slowly)
     photo = encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "JPEG")
     for number in range(40):
         content = photo if number % 4 else photo[: len(photo) // 2]
@@ -87,3 +111,6 @@ def test_images_that_are_damaged_are_told_and_cost_nothing(tmp_path, capsys):
     text = capsys.readouterr().out
     assert re.search(r"^generate: 10 of 40 rows of the sample are rejected: .* damaged or cut off", text, re.MULTILINE)
     assert re.search(r"^  tokens out +150$", text, re.MULTILINE)
+    reading = re.search(r"to encode images \(to read them, beside the model: ([\d.]+) s\)", text)
+    assert reading
+    assert float(reading[1]) >= 0.4  # all 40
