@@ -83,9 +83,18 @@ def test_a_graph_above_the_limit_is_refused_with_the_figures_and_nothing_is_open
 
 
 def test_a_graph_at_the_limit_runs(tmp_path):
-    settings = two(tmp_path / "out", 500 * MIB)
-    settings.nodes["square"].op["_target_"] = "tests.pipeline.runs.test_memory_check.Cached"  # few rows do not fill it
-    assert run(settings) is ExitCode.DONE
+    assert run(two(tmp_path / "out", 500 * MIB)) is ExitCode.DONE
+
+
+def test_what_a_cache_may_take_counts_for_the_limit_and_not_among_what_is_taken_at_least(tmp_path):
+    cached = {"_target_": "tests.pipeline.runs.test_memory_check.Cached"}
+    settings = two(tmp_path / "out", 1 << 30)
+    settings.nodes["square"].op |= cached
+    said = "\n".join(plan_lines(settings, build_graph(settings)))
+    assert "memory, at least: 500 MiB, and at most 900 MiB more (runtime.memory_limit=1,024 MiB)" in said
+    assert "900 MiB  at most: a cache" in said
+    with pytest.raises(ConfigError, match="takes at least 500 MiB, and at most 900 MiB more of memory, and runtime"):
+        run(settings)
 
 
 def test_without_a_limit_it_runs_and_the_log_warns_where_memory_is_short(tmp_path):
@@ -101,10 +110,6 @@ def test_a_plan_says_what_is_taken_and_of_how_much(tmp_path):
     assert "memory, at least: 500 MiB (runtime.memory_limit=1,024 MiB)" in said
     assert "100 MiB  what all share" in said
     assert "at most" not in said
-    settings.nodes["square"].op["_target_"] = "tests.pipeline.runs.test_memory_check.Cached"
-    said = "\n".join(plan_lines(settings, build_graph(settings)))
-    assert "memory, at least: 500 MiB, and at most 900 MiB more (runtime.memory_limit=1,024 MiB)" in said
-    assert "900 MiB  at most: a cache" in said
     plain = job(tmp_path / "out")
     assert "memory" not in "\n".join(plan_lines(plain, build_graph(plain)))
 
