@@ -89,11 +89,14 @@ class Tokenize(ModelOrServer, MakesPrompts):
         self._model = load_model(runtime, self._settings)
         self._texts = TextColumns(self._model, self._settings.special_tokens_in_text)
         self._images: ImagePrompts | None = None
+        self._sizes_alone = runtime.estimates
 
     def process(self, batch: Batch) -> Iterable[Output]:
         # Not when it is opened: then the engine's number of threads is not known yet, which the encoder takes.
         if self._has_images and self._images is None and self._model.vision is not None:
-            self._images = ImagePrompts(self._texts, self._model.vision, int(self._model.add_bos))
+            self._images = ImagePrompts(
+                self._texts, self._model.vision, int(self._model.add_bos), sizes_alone=self._sizes_alone
+            )
         refused = self._unknown(batch.data) | self._texts.refused(batch.data, [PROMPT_TEXT.name])
         rejects, batch = set_apart(batch, refused)
         yield from rejects

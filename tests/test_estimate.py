@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,7 +15,8 @@ import pytest
 from operators.engine.backend.fake import FakeModel
 from pipeline.api.forecast import NOTHING, Forecast, Range
 from pipeline.cli.main import main
-from pipeline.dry_run.estimate import REPORT_BYTES, estimate_lines
+from pipeline.dry_run.estimate import REPORT_BYTES, _combined, _memory, estimate_lines
+from pipeline.dry_run.sample_run import NodeResult
 from pipeline.run_dir.lock import locked
 from tests.pipeline.command_line import NODES
 from tests.sets import often
@@ -247,6 +249,16 @@ def test_under_a_target_one_round_is_estimated(here, capsys):
     said = told(capsys, *FAKE, "dry_run=true", "target.accepted_rows=5")
     assert figure(said, "rows") == "35"
     assert "target of 5 rows was reached" not in said
+
+
+def test_what_other_threads_do_for_a_node_counts_where_it_takes_longer_and_its_memory_always():
+    rows, reading = Range.exact(1), Forecast(Range.exact(1), seconds=Range.exact(50), read_s=Range.exact(7000))
+    nodes = {"a": NodeResult(rows, 1, forecast=reading), "b": NodeResult(rows, 1, forecast=replace(reading))}
+    seconds = _combined(rows, nodes, NOTHING).seconds
+    assert seconds is not None
+    assert 7000 <= seconds.likely < 7010
+    more = replace(reading, memory=Range.exact(1e15))
+    assert _memory(0.0, {"a": NodeResult(rows, 1, forecast=more)}).low >= 1e15 > _memory(0.0, nodes).high
 
 
 def test_results_that_do_not_fit_are_warned_of(tmp_path):

@@ -40,8 +40,9 @@ def generated(
     *,
     whole: bool,
     fixed_lengths: bool,
-) -> tuple[Forecast, Seq[Sequence]]:
-    """Estimate the cost of `count` rows like `rows`; return it, and those that were begun, with the tokens they got.
+) -> tuple[Forecast, Trial]:
+    """Estimate the cost of `count` rows like `rows`; return it, and the trial with those that were begun and the tokens
+    they got. Rows like those that failed cost nothing.
 
     Args:
         engine: its thread is not started.
@@ -49,11 +50,12 @@ def generated(
         seconds: about the time that this may take.
         fixed_lengths: whether each row gets all of its max_tokens.
     """
-    if not rows:
-        return Forecast(count), ()
-    shape = engine.loop.decoder.shape
     trial = Trial(engine)
+    if not rows:
+        return Forecast(count), trial
+    shape = engine.loop.decoder.shape
     trial.run(rows, seconds)
+    count = count.times(share(len(trial.rows), len(trial.rows) + len(trial.failed)))
     some = rows if fixed_lengths or not trial.early else trial.early
     mean, each = completion_lengths(some, whole=whole and len(some) == len(rows), fixed=fixed_lengths)
     full = max(int(min(shape.slots, count.likely)), 1)
@@ -67,7 +69,8 @@ def generated(
     decoded = tokens_out.times(share(max(mean.likely - (0 if shape.block else 1), 0.0), mean.likely))
     lengths = np.resize(each, int(min(round(count.likely), _MOST_DRAWN)))
     idle = last_ends(lengths.tolist(), full) * full - float(lengths.sum())
-    taking = cells_in.times(computed * trial.cell_s).times(count) + tokens_in.times(trial.prompt_token_s)
+    encoding = cells_in.times(computed * trial.cell_s).times(count)
+    taking = encoding + tokens_in.times(trial.prompt_token_s)
     taking += Range.exact(_BESIDE_S * (decoded.likely / full + count.likely))
     taking += (decoded + _TAIL.times(idle)).times(token_s or 0.0)
     known = token_s is not None or not decoded.likely
@@ -76,9 +79,10 @@ def generated(
         tokens_in=tokens_in,
         tokens_out=tokens_out,
         seconds=taking if known else None,
+        encode_s=encoding.likely,
         notes=_notes(trial, computed, known=known, judged=not fixed_lengths and not mean.is_exact),
     )
-    return forecast, trial.rows
+    return forecast, trial
 
 
 def computed_share(engine: Engine, settings: EngineSettings, rows: Seq[Sequence]) -> float:

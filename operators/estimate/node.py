@@ -14,6 +14,7 @@ import numpy as np
 from operators.engine.loop.engine import Engine
 from operators.engine.sequence import FinishReason, Sequence
 from operators.estimate.generation import generated
+from operators.estimate.images import largest_image_first, with_images, with_keys
 from operators.generation.completions import CompletionColumns
 from operators.generation.duplicates import Duplicates
 from operators.generation.requests import RowMaker, batch_row
@@ -24,7 +25,7 @@ from operators.settings import SamplingSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from operators.settings.sampling import ENDS
 from pipeline.api.forecast import Forecast, Range, Task, share
-from pipeline.api.records import Batch
+from pipeline.api.records import Batch, Rejects
 
 PROMPT_TEXT = "prompt_text"
 PROMPTS = 3
@@ -54,19 +55,21 @@ class Generating:
     def forecast(self, batches: Seq[Batch], task: Task, prepare_s: float) -> Forecast:
         """Estimate the cost of all rows from those of `batches`. `prepare_s`: seconds to load the model."""
         requests = [self.requests.of(batch) for batch in batches]
-        rows = [row for each, _ in requests for row in each]
+        rows = in_any_order([row for each, _ in requests for row in each])
         rows_out = task.rows.times(share(len(rows), sum(batch.num_rows for batch in batches)))
-        new, notes = self._to_generate(rows)
-        count = rows_out.times(share(len(new), len(rows)))
-        rows_to_try, fixed = in_any_order(new), self._fixed_lengths
-        forecast, begun = generated(
-            self.engine, self.settings, rows_to_try, count, task.seconds, whole=task.whole, fixed_lengths=fixed
+        new, part, notes = self._to_generate(rows)
+        count, tried, fixed = rows_out.times(part), largest_image_first(new), self._fixed_lengths
+        forecast, trial = generated(
+            self.engine, self.settings, tried, count, task.seconds, whole=task.whole, fixed_lengths=fixed
         )
+        if (images := self.requests.images) is not None:
+            forecast = with_images(forecast, images, batches, new, task, count)
+        failed = [item for item in self.completions.items(trial.failed) if isinstance(item, Rejects)]
         return replace(
             forecast,
-            rows_out=rows_out,
-            output=list(self.completions.batches(self._shown(begun))),
-            rejects=[rejects for _, refused in requests for rejects in refused],
+            rows_out=rows_out.times(1 - part * (1 - share(forecast.rows_out.likely, count.likely))),
+            output=list(self.completions.batches(self._shown(trial.rows))),
+            rejects=[*(rejects for _, refused in requests for rejects in refused), *failed],
             prepare_s=prepare_s,
             disk_bytes=self._disk_bytes(count, forecast.tokens_out),
             prompts=self._prompts(rows),
@@ -80,20 +83,24 @@ class Generating:
         varied = set(ENDS) & set(sampling.per_row)  # a column may set a value that the job does not
         return sampling.ignore_eos and not ends and not varied
 
-    def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], list[str]]:
-        """Return those of `rows` that are neither in the store nor duplicates, and notes on them."""
+    def _to_generate(self, rows: Seq[Sequence]) -> tuple[list[Sequence], float, list[str]]:
+        """Return those of `rows` that are neither in the store nor duplicates, as far as that is known, their share of
+        all rows, and notes on them."""
         notes = []
-        new = list(rows)
-        if self.store.enabled:
-            self.keys.give(rows)
-            new = not_stored(self.store_path, rows, self.store.retry.finish_reason)
-            if len(new) < len(rows):
-                notes.append(f"{share(len(rows) - len(new), len(rows)):.0%} of the rows are in the completion store")
+        new, part = list(rows), 1.0
+        if self.store.enabled and self.store_path.is_file():
+            known = with_keys(rows, self.keys, self.requests.images)
+            missed = not_stored(self.store_path, known, self.store.retry.finish_reason)
+            if len(missed) < len(known):
+                part = share(len(missed), len(known))
+                stored = {id(row) for row in known} - {id(row) for row in missed}
+                new = [row for row in rows if part and id(row) not in stored]
+                notes.append(f"{1 - part:.0%} of the rows are in the completion store")
         duplicates = Duplicates[Sequence](enabled=self.settings.optimise.identical_rows)
         single = [row for row in new if not duplicates.joins(row)]
         if len(single) < len(new):
             notes.append(f"{share(len(new) - len(single), len(new)):.0%} of the rows come out like another one")
-        return single, notes
+        return single, part * share(len(single), len(new)), notes
 
     def _shown(self, begun: Seq[Sequence]) -> Seq[Sequence]:
         """Return the rows to pass to downstream nodes: the complete ones or, if there are none, those begun. Of several

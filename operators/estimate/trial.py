@@ -38,6 +38,7 @@ class Trial:
 
     Attributes:
         rows: those that got a token and did not fail.
+        failed: those that did, as rows do whose image is damaged.
         early: those whose lengths count: all if all ended, else those that were begun in the first half of the time,
             since nearly all others are cut short.
         prompts: calls that read prompts; their tokens are those of the prompts, their seconds without `encode_s`.
@@ -47,6 +48,7 @@ class Trial:
 
     engine: Engine
     rows: list[Sequence] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)
     early: list[Sequence] = field(default_factory=list)
     prompts: list[CallTime] = field(default_factory=list)
     steps: list[CallTime] = field(default_factory=list)
@@ -54,7 +56,7 @@ class Trial:
     cells: float = 0.0
 
     def run(self, rows: Seq[Sequence], seconds: float) -> None:
-        """Submit some of `rows`, and make calls until they are done or time is up."""
+        """Submit some of `rows`, and make calls until they are done or time is up: at least one that reads a prompt."""
         engine, loop = self.engine, self.engine.loop
         scheduler, slots = loop.scheduler, loop.decoder.shape.slots
         began = engine.now()
@@ -63,7 +65,7 @@ class Trial:
         meter = StageMeter("trial")
         client = engine.connect(meter, 1, len(rows), lambda: None, steps=False)
         pending = iter(rows)
-        while engine.now() < began + seconds:
+        while engine.now() < began + seconds or not self.prompts:
             # No more at a time than there are slots: the queue would put waiting rows with a cached prefix first.
             client.submit(islice(pending, max(slots - len(scheduler.slots) - client.waiting, 0)))
             if not scheduler.runnable:
@@ -75,6 +77,7 @@ class Trial:
                 scheduler.abandon(lambda row: row.state is State.PREFILL)
         ended = all(row.ended for row in rows)
         self.rows = [row for row in rows if (row.tokens or row.finish_reason is not None) and row.error is None]
+        self.failed = [row for row in rows if row.error is not None]
         self.early = [row for row in self.rows if ended or row.times.queued <= half]
         scheduler.abandon(lambda row: True)
         scheduler.cache.forget()

@@ -135,6 +135,9 @@ class RowMaker(ABC, Generic[R]):
         adapters: says which each row has.
     """
 
+    images: EncodedImages | None = None
+    """Those in prompts; None: there are none, or a server has them."""
+
     def __init__(self, sampling: SamplingSettings, seeds: RowSeeds, adapters: RowAdapters | None = None) -> None:
         self.samples = Samples(sampling)
         self._seeds = seeds
@@ -201,7 +204,7 @@ class SequenceMaker(RowMaker[Sequence]):
         images: EncodedImages | None = None,
         most_cells: int = 0,
     ) -> None:
-        self._images, self._most_cells = images, most_cells
+        self.images, self._most_cells = images, most_cells
         self._reasoning = reasoning
         self._priority = priority
         self._make = make
@@ -235,7 +238,7 @@ class SequenceMaker(RowMaker[Sequence]):
     def _asked(self, data: pa.RecordBatch) -> tuple[Iterable[Prompt], Iterable[tuple[Any, ...]]]:
         overrides = [data.column(name).to_pylist() for name in self._row_params.columns]
         ids = list_views(data.column(PROMPT_IDS.name))
-        prompts = [(each, ()) for each in ids] if self._images is None else self._images.prompts(data)
+        prompts = [(each, ()) for each in ids] if self.images is None else self.images.prompts(data)
         return prompts, zip(*overrides, strict=True) if overrides else repeat(())
 
     def _row(self, place: BatchRow, prompt: Prompt, values: tuple[Any, ...], seed: int | None) -> Sequence | str:

@@ -108,8 +108,8 @@ def model_memory(
 ) -> Iterator[MemoryNeed]:
     """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
 
-    A lower bound, except for snapshots: buffers for computing are left out, and a KV cache whose size is not in the
-    header. Gives nothing for models on a GPU.
+    A lower bound, except for what is needed at most: buffers for computing are left out, and a KV cache whose size is
+    not in the header. Gives nothing for models on a GPU.
 
     Args:
         key: equal for nodes that share the contexts.
@@ -132,7 +132,9 @@ def model_memory(
         yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
     if facts.images is not None:
         yield MemoryNeed((*model_key(model), "mmproj"), f"the vision encoder of {name}", facts.images.size_bytes)
-        yield MemoryNeed(("images", key), f"what it makes of images ({name})", usual.image_mb << 20)
+        yield MemoryNeed(
+            ("images", key), f"what it makes of images ({name}; runtime.image_mb)", usual.image_mb << 20, at_most=True
+        )
     shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
     kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     small = facts.attention is not None and facts.attention.keeps_window_alone(usual)
@@ -145,7 +147,7 @@ def model_memory(
     yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
     if (facts.sizes.recurrent or small) and wanted is Wanted.NEXT and usual.snapshot_mb:
         most = usual.snapshot_mb << 20
-        yield MemoryNeed(("snapshots", key), f"snapshots of {name}: up to runtime.snapshot_mb a context", most)
+        yield MemoryNeed(("snapshots", key), f"snapshots of {name} (runtime.snapshot_mb a context)", most, at_most=True)
 
 
 def _types(settings: EngineSettings) -> str:

@@ -73,6 +73,9 @@ class Forecast:
         tokens_in, tokens_out: of all rows; tokens_in leaves out tokens from the prefix cache or the completion store.
         seconds: compute time of the model for all rows; None if the time limit was too short to measure it.
         prepare_s: seconds to load the model and create contexts.
+        encode_s: seconds of the model's encoder for images, which `seconds` has.
+        read_s: seconds in which other threads read images for it.
+        memory: bytes in the run that the dry run did not need.
         disk_bytes: bytes written in addition to the sinks' files.
         prompts: the first prompts as the model gets them, each with its number of tokens.
         notes: remarks for the user, one sentence each.
@@ -85,6 +88,9 @@ class Forecast:
     tokens_out: Range = NOTHING
     seconds: Range | None = NOTHING
     prepare_s: float = 0.0
+    encode_s: float = 0.0
+    read_s: Range = NOTHING
+    memory: Range = NOTHING
     disk_bytes: Range = NOTHING
     prompts: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()

@@ -95,12 +95,14 @@ class MemoryNeed:
         what: its purpose, with the settings that decide its size.
         size_bytes: lower bound.
         shared: pages of a file, which all workers of a machine (`cluster`) have once.
+        at_most: it is an upper bound instead, as of a cache that few rows never fill.
     """
 
     key: Hashable
     what: str
     size_bytes: int
     shared: bool = False
+    at_most: bool = False
 
 
 class Operator:

@@ -109,6 +109,7 @@ class RunContext:
         table: returns the metrics table of a name and schema.
         run_id: identifies the run; the same for all its attempts.
         services: in a worker of a cluster, the way to objects of the driver; else None.
+        estimates: the rows are a dry run's sample, of which it estimates the run.
         totals: functions that return what was counted in this attempt, by name, with `NODE/` in front if of a node.
         numbers: what these are, and histograms and caches, by name.
         stop_after_chunk, round_rows: set by the executor; see Runtime.stop_after_chunk and Runtime.round_of.
@@ -120,6 +121,7 @@ class RunContext:
     attempt: int = 1
     run_id: str = ""
     services: Services | None = None
+    estimates: bool = False
     clock: Clock = time.perf_counter
     resources: Resources = field(default_factory=Resources)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -159,6 +161,8 @@ class Runtime:
         """Identifies the run. Resuming keeps it; overwriting the results makes a new one."""
         self.services = self.context.services
         """In a worker of a cluster the way to objects that the run has once; a worker writes no files. Else None."""
+        self.estimates = self.context.estimates
+        """True in a dry run that estimates: how much there is to do counts, and no result is kept."""
         self.log = logging.getLogger(f"pipeline.node.{self.node}")
         self.meter.declared = self.context.numbers
 

@@ -114,6 +114,8 @@ def _combined(rows: Range, nodes: Mapping[str, NodeResult], report_file: Range) 
         tokens_out=sum((f.tokens_out for f in forecasts.values()), NOTHING),
         seconds=_seconds(nodes, list(forecasts.values()), prepare_s),
         prepare_s=prepare_s,
+        encode_s=sum(f.encode_s for f in forecasts.values()),
+        read_s=sum((f.read_s for f in forecasts.values()), NOTHING),
         disk_bytes=sum(written, Range(STAGES_BYTES, 2 * STAGES_BYTES, 10 * STAGES_BYTES) + report_file),
         notes=[f"{name}: {note}" for name, forecast in forecasts.items() for note in forecast.notes],
     )
@@ -124,14 +126,18 @@ def estimate_lines(found: Forecast, memory: Range, directory: Path) -> Iterator[
     there = next(path for path in (directory, *directory.parents) if path.exists())
     free_disk = shutil.disk_usage(there).free
     seconds = "unknown" if found.seconds is None else _text(found.seconds, time_text)
-    loading = f", of which {time_text(found.prepare_s)} to load the model" if found.prepare_s >= 0.5 else ""
+    parts = [f"{time_text(found.prepare_s)} to load the model"] if found.prepare_s >= 0.5 else []
+    if found.encode_s:
+        reading = time_text(found.read_s.likely)
+        parts.append(f"{time_text(found.encode_s)} to encode images (to read them, beside the model: {reading})")
+    of_which = f", of which {' and '.join(parts)}" if parts else ""
     yield "estimate: what is likely, and in brackets between what it lies nine times of ten"
     yield f"  rows         {_text(found.rows_out, _COUNT)}"
     if found.tokens_in.high:
         yield f"  tokens in    {_text(found.tokens_in, _COUNT)}"
     if found.tokens_out.high:
         yield f"  tokens out   {_text(found.tokens_out, _COUNT)}"
-    yield f"  time         {seconds}{loading}"
+    yield f"  time         {seconds}{of_which}"
     yield f"  peak memory  {_text(memory, bytes_text)}"
     yield f"  disk         {_text(found.disk_bytes, bytes_text)}; {bytes_text(free_disk)} free"
     if found.disk_bytes.low > free_disk or free_disk < found.disk_bytes.high < math.inf:
@@ -175,19 +181,23 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
             return None
         device += forecast.seconds
     slowest = NOTHING
+    for forecast in forecasts:  # nodes that read images do so at a time
+        slowest = slowest.bounded(forecast.read_s)
     for node in nodes.values():
         slowest = slowest.bounded(node.rows.times(node.row_s))
     return device.bounded(slowest).times(MACHINE) + Range(0.5 * prepare_s, prepare_s, 2 * prepare_s) + OUTSIDE_S
 
 
 def _memory(open_rows: float, nodes: Mapping[str, NodeResult]) -> Range:
-    """Return the peak memory: that of the sample run (this process), of threads, and of `open_rows` in open chunks."""
+    """Return the peak memory: that of the sample run (this process), of threads, of `open_rows` in open chunks, and
+    what nodes say beyond."""
     memory, waiting = peak_bytes(), 0.0
+    more = sum((node.forecast.memory for node in nodes.values() if node.forecast is not None), THREADS_BYTES)
     for node in nodes.values():
         if made := sum(batch.num_rows for batch in node.output):
             size = sum(batch.data.get_total_buffer_size() for batch in node.output)
             waiting = max(waiting, open_rows * size / made)
-    return Range(0.85 * memory, memory, 1.2 * memory) + THREADS_BYTES + Range(0, waiting, 2 * waiting)
+    return Range(0.85 * memory, memory, 1.2 * memory) + more + Range(0, waiting, 2 * waiting)
 
 
 def _text(value: Range, form: Callable[[float], str]) -> str:

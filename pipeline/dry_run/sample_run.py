@@ -91,7 +91,8 @@ class SampleRun:
                 leave()
 
             stack.enter_context(stopped_by_signals(leave_nothing, NOTHING_RUNS))
-            context = RunContext(Path(folder), self.process, MetricsTables(Path(folder)).get)
+            table, estimates = MetricsTables(Path(folder)).get, self.forecasts_s > 0
+            context = RunContext(Path(folder), self.process, table, estimates=estimates)
             stack.callback(context.resources.close)
             for name in names:
                 runtime = Runtime(context, name, self.graph.depth(name), StageMeter(name))

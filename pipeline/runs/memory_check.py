@@ -16,14 +16,15 @@ from pipeline.system.machine import free_memory
 
 REMEDIES = (
     "use fewer runtime.slots, shorter runtime.max_sequence_tokens, runtime.kv_type=q8_0, runtime.window_cache=small"
-    " (models with a sliding window), smaller or more quantised models, or runtime.kernels=llama.cpp, which need not"
-    " have all weights in memory"
+    " (models with a sliding window), less runtime.image_mb or runtime.snapshot_mb, smaller or more quantised"
+    " models, or runtime.kernels=llama.cpp, which need not have all weights in memory"
 )
 
 
 class MemoryNeeds:
     """What all nodes of a graph need together; shared memory counts once. Each worker of this machine has contexts of
-    its own, and all have the pages of the model file once. The sum is a lower bound."""
+    its own, and all have the pages of the model file once. The sum is a lower bound; what is needed at most, of caches,
+    is added up apart."""
 
     def __init__(self, settings: JobSettings, graph: Graph) -> None:
         self._limit = settings.engine.memory_limit_bytes
@@ -40,21 +41,22 @@ class MemoryNeeds:
                 found.setdefault(need.key, (need, times))
         self.shared_keys = {need.key for need, _ in found.values() if need.shared}
         """Keys of resources of the process that the graph uses."""
-        self._total = sum(need.size_bytes * times for need, times in found.values())
+        self._total = sum(need.size_bytes * times for need, times in found.values() if not need.at_most)
+        self._more = sum(need.size_bytes * times for need, times in found.values() if need.at_most)
         self._each = sum(need.size_bytes for need, times in found.values() if times > 1)
         self._lines = [
-            f"  {mib(need.size_bytes * times):>11}  {f'{times} x ' if times > 1 else ''}{need.what}"
+            f"  {mib(need.size_bytes * times):>11}  {'at most: ' * need.at_most}{f'{times} x ' if times > 1 else ''}"
+            f"{need.what}"
             for need, times in found.values()
         ]
 
     def check(self) -> None:
-        """Refuse a graph that needs more than `runtime.memory_limit`. So no job is refused that could have run. Raises
-        ConfigError if it needs more. The message lists the needs and the remedies."""
-        if self._limit is not None and self._total > self._limit:
+        """Refuse a graph that may need more than `runtime.memory_limit`: caches count in full, as rows may fill them.
+        Raises ConfigError, whose message lists the needs and the remedies."""
+        if self._limit is not None and self._total + self._more > self._limit:
             remedies = self._remedies(self._limit)
             raise ConfigError(
-                f"the graph takes at least {mib(self._total)} of memory, and runtime.memory_limit is"
-                f" {mib(self._limit)}:\n"
+                f"the graph takes {self._sum()} of memory, and runtime.memory_limit is {mib(self._limit)}:\n"
                 + "\n".join(self._lines)
                 + f"\n{remedies[0].upper()}{remedies[1:]}, or raise runtime.memory_limit"
             )
@@ -73,9 +75,12 @@ class MemoryNeeds:
     def plan_lines(self) -> list[str]:
         """Return the lines of a dry run's plan; none if no node has needs."""
         of = f"{mib(free_memory())} free" if self._limit is None else f"runtime.memory_limit={mib(self._limit)}"
-        return [f"memory, at least: {mib(self._total)} ({of})", *self._lines] if self._lines else []
+        return [f"memory, {self._sum('at least: ')} ({of})", *self._lines] if self._lines else []
+
+    def _sum(self, least: str = "at least ") -> str:
+        return f"{least}{mib(self._total)}{f', and at most {mib(self._more)} more' if self._more else ''}"
 
     def _remedies(self, room: int) -> str:
         """Return what can be done to need no more than `room` bytes."""
-        fewer = self._each and self._workers - -(-(self._total - room) // self._each)
+        fewer = self._each and self._workers - -(-(self._total + self._more - room) // self._each)
         return f"use cluster.workers={fewer}, or {REMEDIES}" if fewer > 0 else REMEDIES

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.families.make import LARGEST, NEW_TOKENS
 from tests.families.make_images import FOLDER, LEAST_GAP, LEAST_TOKENS
 from tests.families.test_families import EXACT_WAYS, RULES, data
 from tests.operators.engine.rules import scheduled
+from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs a job with a model of each family that reads images")
 
@@ -60,6 +62,16 @@ def test_cells_and_ids_equal_those_of_transformers(family, tmp_path):
     assert tokens.to_pylist() == cells
     found = pq.read_table(tmp_path / "out/data").sort_by("row")["completion_ids"]
     assert found.to_pylist() == [prompt["ids"] for prompt in reference]
+
+
+@pytest.mark.parametrize("family", often(list(FAMILIES), "qwen2vl"))
+def test_a_dry_run_counts_the_cells_of_transformers(family, tmp_path, capsys):
+    """By the sizes of images alone."""
+    prompts = REFERENCES[family]["prompts"]
+    assert main(job(family, tmp_path / "out", prompts, "dry_run=true")) == ExitCode.DONE
+    shown = re.findall(r"^generate, prompt \d \(([\d,]+) tokens\)", capsys.readouterr().out, re.MULTILINE)
+    cells = [[cell[0] if isinstance(cell, list) else 1 for cell in each["cells"]] for each in prompts[:3]]
+    assert [int(count.replace(",", "")) for count in shown] == [sum(each) for each in cells]
 
 
 @pytest.mark.laws

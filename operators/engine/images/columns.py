@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -14,7 +15,7 @@ from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.text_columns import TextColumns
 from operators.engine.images.cells import cell_ids
 from operators.images.columns import IMAGE_MARK, PROMPT_IMAGES, most_pixels, title_of
-from operators.images.read import BadImage, named, read_image
+from operators.images.read import BadImage, image_size, named, read_image
 from operators.images.resize import digest_of
 from operators.rows.token_lists import list_column, list_views
 
@@ -26,7 +27,7 @@ PLACED_IMAGES = pa.field(
     ),
 )
 """`prompt_images` behind Tokenize: with the digest of the pixels that the model gets, and where the blocks of each
-image begin in `prompt_ids` and how many cells they have."""
+image begin in `prompt_ids` and how many cells they have. Without a digest only the header of its file was read."""
 
 
 class ImagePrompts:
@@ -36,12 +37,15 @@ class ImagePrompts:
         texts: tokenizes what is between images.
         vision: of the model.
         bos: tokens that the tokenizer puts before any text.
+        sizes_alone: no image is decoded, since its size says how many cells it has; their ids are made of the content
+            of its file, or of its path.
     """
 
-    def __init__(self, texts: TextColumns, vision: Vision, bos: int) -> None:
+    def __init__(self, texts: TextColumns, vision: Vision, bos: int, *, sizes_alone: bool = False) -> None:
         self._texts = texts
         self._vision = vision
         self._bos = bos
+        self._sizes_alone = sizes_alone
 
     def tokenize(self, data: pa.RecordBatch, name: str) -> tuple[pa.ListArray, pa.Array, dict[int, str]]:
         """Return the ids of the texts of column `name`, their images with their places (PLACED_IMAGES), and by its
@@ -79,11 +83,11 @@ class ImagePrompts:
         limit = most_pixels(field)
         for number, (image, piece) in enumerate(zip(images, pieces[1:], strict=True), 1):
             try:
-                pixels = self._vision.resize.apply(read_image(image, limit))
-                layout = self._vision.layout(pixels.shape[1], pixels.shape[0])
+                (width, height), digest = self._looked_at(image, limit)
+                layout = self._vision.layout(width, height)
             except ValueError as error:  # BadImage, or a size that the encoder does not take
                 raise BadImage(f"{title_of(field, number, len(images))}{named(image, error)}") from error
-            digest = digest_of(pixels)
+            content = digest or stand_in(image)
             starts: list[int] = []
             cells: list[int] = []
             blocks: Iterator[int] = count()
@@ -91,10 +95,23 @@ class ImagePrompts:
                 if isinstance(part, ImageCells):
                     starts.append(length)
                     cells.append(part.tokens)
-                    part = cell_ids(digest + self._vision.fingerprint.encode(), next(blocks), part.tokens)
+                    part = cell_ids(content + self._vision.fingerprint.encode(), next(blocks), part.tokens)
                 parts.append(part)
                 length += len(part)
             placed.append({**image, "digest": digest, "starts": starts, "cells": cells})
             parts.append(self._texts.joined(*piece)[self._bos :])
             length += len(parts[-1])
         return np.concatenate(parts), placed
+
+    def _looked_at(self, image: Mapping[str, Any], limit: int) -> tuple[tuple[int, int], bytes | None]:
+        """Return the (width, height) of an image as the model gets it, and its digest. Raises BadImage."""
+        if self._sizes_alone:
+            return self._vision.resize.size(*image_size(image, limit)), None
+        pixels = self._vision.resize.apply(read_image(image, limit))
+        return (pixels.shape[1], pixels.shape[0]), digest_of(pixels)
+
+
+def stand_in(image: Mapping[str, Any]) -> bytes:
+    """Return what stands for the digest of an image that was not decoded: 16 bytes, of its file or of its path."""
+    content = image["path"].encode() if image["bytes"] is None else image["bytes"]
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.engine.backend.images import Encoded, ImageSpan, Vision
+from operators.engine.backend.images import Encoded, ImageSpan, Pixels, Vision
 from operators.engine.backend.interface import Model, TokenIds
-from operators.engine.images.columns import PLACED_IMAGES
+from operators.engine.images.cells import cell_ids
+from operators.engine.images.columns import PLACED_IMAGES, stand_in
 from operators.engine.images.files import MIB, EncodedFiles
 from operators.images.columns import PROMPT_IMAGES, most_pixels, title_of
 from operators.images.read import BadImage, named, read_image
@@ -30,6 +32,7 @@ _GRAY = 64
 """Pixels of a side of the image by which an encoder is judged."""
 _PLACES = 1 << 16
 """Images that are known to have been encoded, each in one place; of far more than that fewer are counted again."""
+_FLOAT_BYTES = 4
 CHANGED = "the image is not the one that was tokenized: its file has changed since the run read it"
 
 
@@ -79,6 +82,9 @@ class EncodedImages:
         self._seen = np.zeros(_PLACES, np.int64)
         self._lock = threading.Lock()
         self.counts = ImageCounts()
+        self._digests: dict[bytes, bytes] = {}
+        self.reads, self.read_s = 0, 0.0
+        """Images that were read and resized, and the seconds of that."""
 
     @classmethod
     def shared(cls, runtime: Runtime, model: Model, settings: EngineSettings, store: StoreSettings) -> EncodedImages:
@@ -110,8 +116,31 @@ class EncodedImages:
         ids = list_views(data.column(PROMPT_IDS.name))
         if not have_images(data.schema):
             return [(each, ()) for each in ids]
-        images, field = data.column(PROMPT_IMAGES.name), data.schema.field(PROMPT_IMAGES.name)
+        images, field = data.column(PROMPT_IMAGES.name), _field(data.schema)
         return [(each, self._of_row(images[i], field) if images[i].is_valid else ()) for i, each in enumerate(ids)]
+
+    def prompt_by_pixels(self, data: pa.RecordBatch, index: int) -> TokenIds:
+        """Return the ids of a row's prompt as a run has them, where only the sizes of its images were looked at. Raises
+        ValueError if an image cannot be read."""
+        ids: TokenIds = data.column(PROMPT_IDS.name)[index].values.to_numpy().copy()
+        limit = most_pixels(_field(data.schema))
+        for image in data.column(PROMPT_IMAGES.name)[index].as_py():
+            if (digest := image["digest"]) is None and (digest := self._digests.get(stand_in(image))) is None:
+                digest = self._digests[stand_in(image)] = digest_of(self._read(image, limit))
+            for block, (start, cells) in enumerate(zip(image["starts"], image["cells"], strict=True)):
+                ids[start : start + cells] = cell_ids(digest + self._vision.fingerprint.encode(), block, cells)
+        return ids
+
+    def room_for(self, cells: float) -> float:
+        """Return by how many bytes what is kept in memory grows until so many cells have been encoded."""
+        return max(min(cells * self._vision.width * _FLOAT_BYTES, self._most_bytes) - self._bytes, 0)
+
+    def _read(self, image: dict[str, Any], limit: int) -> Pixels:
+        """Read and resize an image."""
+        began = time.perf_counter()
+        pixels = self._vision.resize.apply(read_image(image, limit))
+        self.reads, self.read_s = self.reads + 1, self.read_s + time.perf_counter() - began
+        return pixels
 
     def _of_row(self, images: pa.ListScalar, field: pa.Field) -> tuple[ImageSpan, ...]:
         limit, count = most_pixels(field), len(images)
@@ -124,18 +153,18 @@ class EncodedImages:
     def _block(self, image: pa.StructScalar, block: int, limit: int, title: str) -> Encoded:
         """Return a block of an image, encoded. Raises BadImage, which names it behind `title`, if it cannot be read or
         encoded any more."""
-        digest = image["digest"].as_py()
+        digest, content = image["digest"].as_py(), {key: image[key].as_py() for key in ("bytes", "path")}
+        known = digest or stand_in(content)
         with self._lock:
-            if (blocks := self._kept.pop(digest, None)) is None:
-                of_row = {key: image[key].as_py() for key in ("bytes", "path")}
+            if (blocks := self._kept.pop(known, None)) is None:
                 try:
-                    blocks = self._encode(of_row, digest, limit)
+                    blocks = self._encode(content, digest, limit)
                 except ValueError as error:
-                    raise BadImage(f"{title}{named(of_row, error)}") from error
-                self._note(digest)
+                    raise BadImage(f"{title}{named(content, error)}") from error
+                self._note(known)
             elif not block:
                 self.counts.images_at_hand += 1
-            self._kept[digest] = blocks  # the newest
+            self._kept[known] = blocks  # the newest
             while self._bytes > self._most_bytes and len(self._kept) > 1:
                 self._bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return blocks[block]
@@ -147,20 +176,21 @@ class EncodedImages:
         self.counts.images_again += bool(self._seen[place] == number)
         self._seen[place] = number
 
-    def _encode(self, image: dict[str, Any], digest: bytes, limit: int) -> list[Encoded]:
-        if (blocks := None if self._files is None else self._files.read(digest)) is not None:
+    def _encode(self, image: dict[str, Any], digest: bytes | None, limit: int) -> list[Encoded]:
+        """Encode an image. `digest`: of its pixels; None: they were not decoded before, by a dry run."""
+        if digest and self._files and (blocks := self._files.read(digest)) is not None:
             self.counts.images_from_files += 1
             self._bytes += _size(blocks)
             return blocks
-        pixels = self._vision.resize.apply(read_image(image, limit))
-        if digest_of(pixels) != digest:
+        pixels = self._read(image, limit)
+        if digest not in (None, digest_of(pixels)):
             raise BadImage(CHANGED)
         try:
             blocks = self._vision.encode(pixels)
         except ValueError as error:
             self._check_encoder(error)
             raise
-        if self._files is not None:
+        if digest and self._files:
             self._files.write(digest, blocks)
         self.counts.images_encoded += 1
         self.counts.image_cells += sum(len(block.embeddings) for block in blocks)
@@ -177,6 +207,10 @@ class EncodedImages:
             raise PipelineError(
                 f"the vision encoder fails for any image: {error}. Run the same command again to resume"
             ) from error
+
+
+def _field(schema: pa.Schema) -> pa.Field:
+    return schema.field(PROMPT_IMAGES.name)
 
 
 def _size(blocks: Sequence[Encoded]) -> int:

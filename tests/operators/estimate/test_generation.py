@@ -152,6 +152,17 @@ def test_however_slow_the_model_its_first_call_and_the_time_bound_the_calibratio
     assert found.seconds is not None
 
 
+def test_where_other_nodes_have_taken_the_time_of_a_dry_run_a_node_has_its_first_call():
+    """By which it is known how long its rows take at most, though none got a token."""
+    decoder, texts = Timed(shape(8), call_s=0.1, token_s=0.5), prompts(20)
+    engine, settings = engine_on(decoder), settings_for(decoder.shape)
+    found, trial = generated(engine, settings, rows(texts), Range.exact(20), 0.0, whole=True, fixed_lengths=True)
+    assert decoder.now == decoder.longest
+    assert len(trial.prompts) == 1
+    assert found.seconds is not None
+    assert found.seconds.low < outcome(Timed(shape(8), call_s=0.1, token_s=0.5), rows(texts))[0] < found.seconds.high
+
+
 @pytest.mark.parametrize("partial", [True, False], ids=["attention", "recurrent"])
 @pytest.mark.parametrize(
     ("prompt", "costs"),

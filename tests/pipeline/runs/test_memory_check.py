@@ -40,6 +40,14 @@ class Large(Passes, UsesModel):
         type(self).opened += 1
 
 
+class Cached(Large):
+    """The same, with a cache that may take 900 MiB."""
+
+    def memory_needs(self):
+        yield from super().memory_needs()
+        yield MemoryNeed("cache", "a cache", 900 * MIB, at_most=True)
+
+
 class OfWorkers(Large):
     """The same, with a model that workers may have, whose pages they share."""
 
@@ -78,6 +86,17 @@ def test_a_graph_at_the_limit_runs(tmp_path):
     assert run(two(tmp_path / "out", 500 * MIB)) is ExitCode.DONE
 
 
+def test_what_a_cache_may_take_counts_for_the_limit_and_not_among_what_is_taken_at_least(tmp_path):
+    cached = {"_target_": "tests.pipeline.runs.test_memory_check.Cached"}
+    settings = two(tmp_path / "out", 1 << 30)
+    settings.nodes["square"].op |= cached
+    said = "\n".join(plan_lines(settings, build_graph(settings)))
+    assert "memory, at least: 500 MiB, and at most 900 MiB more (runtime.memory_limit=1,024 MiB)" in said
+    assert "900 MiB  at most: a cache" in said
+    with pytest.raises(ConfigError, match="takes at least 500 MiB, and at most 900 MiB more of memory, and runtime"):
+        run(settings)
+
+
 def test_without_a_limit_it_runs_and_the_log_warns_where_memory_is_short(tmp_path):
     assert run(two(tmp_path / "small", None)) is ExitCode.DONE
     assert run(two(tmp_path / "huge", None, extra_mib=free_memory() // MIB)) is ExitCode.DONE
@@ -90,6 +109,7 @@ def test_a_plan_says_what_is_taken_and_of_how_much(tmp_path):
     said = "\n".join(plan_lines(settings, build_graph(settings)))
     assert "memory, at least: 500 MiB (runtime.memory_limit=1,024 MiB)" in said
     assert "100 MiB  what all share" in said
+    assert "at most" not in said
     plain = job(tmp_path / "out")
     assert "memory" not in "\n".join(plan_lines(plain, build_graph(plain)))
 

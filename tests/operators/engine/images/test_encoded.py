@@ -206,7 +206,7 @@ def test_ids_that_a_row_brings_have_no_images(tmp_path):
     op = Tokenize(ModelSettings(loader="operators.engine.backend.fake:load", mmproj="eyes"), ids_column="ids")
     op.plan(rows.schema)
     op._model = FakeModel(vision=FakeVision("eyes"))
-    op._texts, op._images = TextColumns(op._model, TEXT), None
+    op._texts, op._images, op._sizes_alone = TextColumns(op._model, TEXT), None, False
     (made,) = [item for item in op.process(Batch(0, rows)) if isinstance(item, Batch)]
     assert made.data.column(PROMPT_IDS.name)[0].as_py() == [65, 66, 67]
     assert made.data.column(PROMPT_IMAGES.name).is_valid().to_pylist() == [False, True]
