@@ -24,6 +24,7 @@ CATALOG = {
         "parse_json.ParseJson",
         "tokens.Split",
         "say.Say",
+        "grade.Grade",
     ),
     "Rows": (
         "filter.Filter",

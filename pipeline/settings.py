@@ -26,6 +26,8 @@ SKIP, AGAIN = "skip", "again"
 OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
+WITH_OPTIONS = (*GROUPS, "flow", "metric")
+"""Groups of which a job names options; those of the last two are nodes and steps, and have no keys of their own."""
 
 
 _ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or more, or null")

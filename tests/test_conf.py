@@ -17,11 +17,13 @@ NEEDS = {
     **{flow: {"output.format": "parquet"} for flow in ("openai_batch", "openai_rerank")},
 }
 """What an option does not work without."""
+METRICS = options()["metric"]
+OTHERS = {group: names for group, names in sorted(options().items()) if group != "metric"}
 TOGETHER = [
-    {group: names[turn] for group, names in sorted(options().items()) if turn < len(names)}
-    for turn in range(max(map(len, options().values())))
+    {group: names[turn] for group, names in OTHERS.items() if turn < len(names)}
+    for turn in range(max(map(len, OTHERS.values())))
 ]
-"""Every option once, one of each group at a time."""
+"""Every option once, one of each group at a time; but those that choose the flow."""
 
 
 @pytest.mark.parametrize("job", [job.name for job in list_jobs()])
@@ -32,6 +34,11 @@ def test_a_job(job):
 @pytest.mark.parametrize("chosen", TOGETHER, ids=lambda chosen: "-".join(chosen.values()))
 def test_options(chosen):
     builds("generate", chosen)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_metric(metric):
+    builds("evaluate", {"metric": metric})
 
 
 def builds(job: str, chosen: dict[str, str]) -> None:

@@ -25,14 +25,19 @@ def job_file(name: str) -> dict[str, Any]:
     return found
 
 
+def option_of(name: str, group: str) -> str | None:
+    return next((d[f"override /{group}"] for d in job_file(name)["defaults"] if f"override /{group}" in d), None)
+
+
 def flow_of(name: str) -> str | None:
-    return next((d["override /flow"] for d in job_file(name)["defaults"] if "override /flow" in d), None)
+    return option_of(name, "flow")
 
 
 def written(name: str) -> dict[str, Any]:
-    """What the file of the job and that of its flow say, by dotted keys; the job's own wins."""
-    flow = flow_of(name)
-    parts = [] if flow is None else [yaml.safe_load((CONF / f"flow/{flow}.yaml").read_text(encoding="utf-8"))]
+    """What the file of the job and those of its flow and metric say, by dotted keys; the job's own wins."""
+    flow, chosen = flow_of(name), [(group, option_of(name, group)) for group in ("flow", "metric")]
+    files = [CONF / f"{group}/{option}.yaml" for group, option in chosen if option is not None]
+    parts = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
     if flow == "generate_checked":
         parts.insert(0, yaml.safe_load((CONF / "flow/generate.yaml").read_text(encoding="utf-8")))
     found: dict[str, Any] = {}

@@ -6,6 +6,7 @@ family). extract.jsonl asks for the same two fields of every record: id, prompt 
 whose sentiment is asked for, extract_long.jsonl records of which four fields are asked for with /think, so that answers
 quote each twice, chat.jsonl conversations (id, messages, answer) whose last word is the user's.
 self_instruct_seeds.jsonl shows three instructions of a kind and asks for one more: id, kind and prompt.
+evaluate.jsonl has questions with the answer and four choices, or as many as there are: id, subject, question, choices.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from random import Random
 from models.tiny.tasks import Example, extract, generate, instruct, label, split_of
 from models.tiny.tasks.extract import laid_out, person
 from models.tiny.tasks.kinds import KINDS, instruction
+from models.tiny.tasks.reviews import TOPICS
 
 EVALUATION_SEED = 7
 EVALUATION_ROWS = 500
@@ -37,6 +39,11 @@ CLASSIFY_SEED = 13
 CLASSIFY_ROWS = 40
 CHAT_SEED = 17
 CHAT_ROWS = 24
+QUESTIONS_SEED = 23
+QUESTIONS_ROWS = 60
+CHOICES = 4
+SUBJECTS = ("count", "sort", "reverse", "sentiment", "topic", "sum")
+"""Kinds of instruction with an answer that one can compare."""
 SYSTEM = ("You answer briefly.", None)
 """System prompts of the conversations, in turn."""
 
@@ -108,6 +115,34 @@ def classify_examples(count: int) -> Iterator[Example]:
             yield example
 
 
+def question_rows(count: int) -> Iterator[dict[str, object]]:
+    """Held-out questions of all subjects in turn, all different, each with its right answer among its choices."""
+    rng = Random(QUESTIONS_SEED)
+    asked: set[str] = set()
+    for number, subject in zip(range(count), cycle(SUBJECTS), strict=False):
+        while (example := instruction(rng, subject, "heldout")).text in asked:
+            pass
+        asked.add(example.text)
+        yield {
+            "id": f"question-{number:02d}",
+            "subject": subject,
+            "question": example.text,
+            "choices": choices(rng, subject, example.answer),
+            "answer": example.answer,
+        }
+
+
+def choices(rng: Random, subject: str, answer: str) -> list[str]:
+    """The labels of a subject, or four answers in random order of which one is right."""
+    if subject in ("sentiment", "topic"):
+        return list(label.SENTIMENTS if subject == "sentiment" else TOPICS)
+    items, found = answer.split(", "), {answer}
+    while len(found) < CHOICES:
+        other = rng.sample(items, len(items)) if len(items) > 1 else [str(max(0, int(answer) + rng.randint(-3, 3)))]
+        found.add(", ".join(other))
+    return rng.sample(sorted(found), CHOICES)
+
+
 def chat_rows(count: int) -> Iterator[dict[str, object]]:
     """Conversations of two questions, the first with its answer; every second one has a system prompt."""
     drawn = generate(CHAT_SEED, 2 * count, "heldout")
@@ -133,6 +168,8 @@ def write_all(directory: Path) -> None:
     (directory / "self_instruct_seeds.jsonl").write_text("\n".join(lines) + "\n")
     write_rows(directory / "extract_long.jsonl", "long", long_extracts(LONG_ROWS))
     write_rows(directory / "classify.jsonl", "review", classify_examples(CLASSIFY_ROWS))
+    lines = map(json.dumps, question_rows(QUESTIONS_ROWS))
+    (directory / "evaluate.jsonl").write_text("\n".join(lines) + "\n")
     (directory / "chat.jsonl").write_text("\n".join(map(json.dumps, chat_rows(CHAT_ROWS))) + "\n")
 
 

@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from models.tiny.tasks import FAMILIES, check
+from operators.scoring.accuracy import accuracy_lines
 from pipeline.api import Batch, Concludes, Operator, Output, RejectKind, add_columns, require_column
 from pipeline.system.result_files import scan_folder
 
@@ -46,9 +47,7 @@ class CheckAnswers(Operator, Concludes):
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
         """The accuracy by family."""
-        yield f"{'family':12} {'right':>6} {'of':>5}  accuracy"
-        for family, right, rows in accuracy(directory / "data").iter_rows():
-            yield f"{family:12} {right:6} {rows:5}  {right / rows:8.1%}"
+        yield from accuracy_lines(directory, ["family"], CORRECT.name)
 
 
 def accuracy(data: Path) -> pl.DataFrame:

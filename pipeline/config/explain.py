@@ -19,7 +19,7 @@ from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.api.removed import removed
 from pipeline.config.annotations import quoted
 from pipeline.config.keys import FREE_FORM, SCHEMA, key_of_class, unknown_key
-from pipeline.settings import GROUPS, NodeSettings
+from pipeline.settings import GROUPS, WITH_OPTIONS, NodeSettings
 from pipeline.system.known_secrets import hidden
 from pipeline.system.redaction import shown_argument
 from pipeline.system.yaml_text import read_yaml
@@ -68,7 +68,7 @@ def explain(error: BaseException) -> ConfigError:
 def _of_hydra(text: str) -> str:
     """Return what is wrong with `defaults` or an argument."""
     if bare := re.search(r"Could not override '(?:job/)?(\w+)(?:@\S*)?'\. No match in the defaults list", text):
-        groups = (*GROUPS, "flow")
+        groups = WITH_OPTIONS
         near = did_you_mean(bare[1], groups, "/") if bare[1] not in groups else ""
         return f"in a job's defaults write `- override /{bare[1] if bare[1] in groups else 'GROUP'}: OPTION`{near}"
     if several := re.search(r"Ambiguous value for argument '(.*)'", text):

@@ -11,7 +11,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.config.annotations import marked
 from pipeline.config.build import TARGET
 from pipeline.config.keys import options
-from pipeline.settings import GROUPS
+from pipeline.settings import GROUPS, WITH_OPTIONS
 from pipeline.system.redaction import secret_places
 from pipeline.system.yaml_text import write_yaml
 
@@ -117,7 +117,7 @@ def options_and_values(settings: Mapping[str, Any]) -> tuple[dict[str, str], dic
     chosen: dict[str, str] = {}
     values: dict[str, Any] = {}
     for key, value in settings.items():
-        if key in (*GROUPS, "flow") and isinstance(value, str | Path):
+        if key in WITH_OPTIONS and isinstance(value, str | Path):
             if str(value) in options()[key]:
                 chosen[key] = str(value)
             elif key == "model":

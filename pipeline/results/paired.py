@@ -5,14 +5,13 @@ Queries aggregate while they read; of a row only its key and its booleans and nu
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import polars as pl
 
+from pipeline.api.intervals import mcnemar
 from pipeline.api.records import ROW
 from pipeline.results.figures import columns_named
 
@@ -50,22 +49,6 @@ class PairedMean(NamedTuple):
     difference: float | None
     standard_error: float | None
     differ: int
-
-
-def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the two-sided p value of McNemar's exact test for `only_a` and `only_b` discordant pairs.
-
-    It is twice the lower tail of the binomial distribution with p = 1/2 (McNemar 1947, exact form), summed from its
-    largest term until nothing changes: some sqrt(n) terms.
-    """
-    n, k = only_a + only_b, min(only_a, only_b)
-    term = math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
-    tail = term
-    while k and term > tail * sys.float_info.epsilon:
-        term *= k / (n - k + 1)
-        tail += term
-        k -= 1
-    return min(1.0, 2 * tail)
 
 
 def measured(rows_a: pl.LazyFrame, rows_b: pl.LazyFrame, keys: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -184,6 +184,14 @@ def test_the_seeds_ask_for_one_more_of_every_kind():
         assert {split_of(text) for text in given} == {"heldout"}
 
 
+def test_the_questions_to_grade_are_held_out_and_have_their_answer_among_the_choices():
+    rows = rows_of("evaluate.jsonl")
+    assert len({row["question"] for row in rows}) == len(rows) == 60
+    assert {split_of(row["question"]) for row in rows} == {"heldout"}
+    assert all(row["answer"] in row["choices"] for row in rows)
+    assert all(len(set(row["choices"])) == len(row["choices"]) in (3, 4) for row in rows)
+
+
 def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
     roles = [tuple(message["role"] for message in row["messages"]) for row in rows_of("chat.jsonl")]
     assert len(roles) == 24
@@ -193,5 +201,5 @@ def test_the_conversations_end_with_the_user_and_some_have_a_system_prompt():
 @pytest.mark.laws
 def test_the_files_can_be_made_again(tmp_path):
     write_all(tmp_path)
-    for name in (*ROWS, *(f"{name}.jsonl" for name in OTHERS), "chat.jsonl"):
+    for name in (*ROWS, *(f"{name}.jsonl" for name in OTHERS), "chat.jsonl", "evaluate.jsonl"):
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()

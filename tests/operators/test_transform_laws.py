@@ -22,6 +22,7 @@ from operators.dedup import Dedup
 from operators.explode import Explode
 from operators.filter import Filter
 from operators.gather import Gather, Pairs
+from operators.grade import Grade
 from operators.limit import Limit
 from operators.lookup import Lookup
 from operators.map import Map
@@ -84,6 +85,7 @@ TRANSFORMS: Mapping[str, Callable[[], Any]] = {
     "filter": lambda: Filter("n > 2"),
     "gather": lambda: Gather(["n", "text", "many", "m"]),
     "gather-rejects": lambda: Gather(["n", "text", "many"]),
+    "grade": lambda: Grade("f1", "other", "text", extract="quick|else"),
     "limit": lambda: Limit(9),
     "limit-beyond": lambda: Limit(1000),
     "lookup": lambda: Lookup(NAMES, "n"),

@@ -10,13 +10,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.compare import Joined, content_differences, joined, setting_differences
-from pipeline.results.paired import mcnemar
 from pipeline.results.reader import Results
 from tests.pipeline.squares import job, run
 
@@ -185,21 +182,6 @@ def compared(folder: Path, a: list[dict[str, Any]], b: list[dict[str, Any]], id_
     found = joined(made(folder / "a", a, id_column), made(folder / "b", b, id_column), "data")
     assert found is not None
     return found
-
-
-@given(st.integers(0, 300), st.integers(0, 300))
-def test_the_p_value_is_twice_the_tail_of_the_binomial_distribution(only_a, only_b):
-    n, k = only_a + only_b, min(only_a, only_b)
-    exact = min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
-    assert mcnemar(only_a, only_b) == pytest.approx(exact, rel=1e-9) == mcnemar(only_b, only_a)
-
-
-def test_the_p_value_of_many_rows_is_that_of_the_normal_distribution():
-    for n, z in ((10**6, 3), (10**9, 2)):
-        k = int((n - z * math.sqrt(n)) / 2)
-        with_continuity = (abs(n - 2 * k) - 1) / math.sqrt(n)
-        assert mcnemar(k, n - k) == pytest.approx(math.erfc(with_continuity / math.sqrt(2)), rel=1e-4)
-    assert mcnemar(0, 10**9) == 0.0
 
 
 def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
