@@ -29,6 +29,7 @@ ORDER = [
     "pipeline.monitor",
     "pipeline.publish",
     "pipeline.results",
+    "pipeline.labels",
     "pipeline.runs",
     "pipeline.dry_run",
     "pipeline.python",

@@ -30,14 +30,21 @@ from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs the commands of the README")
 
-README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, *MORE = (
+README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, EVALUATE, *MORE = (
     (PROJECT / name).read_text(encoding="utf-8")
     for name in (
         *("README.md", "docs/output.md", "docs/data.md", "docs/jobs.md", "docs/steps.md", "docs/synthesis.md"),
-        *("docs/sampling.md", "docs/performance.md", "docs/models.md", "docs/install.md", "docs/spreadsheets.md"),
+        *(
+            "docs/evaluate.md",
+            "docs/sampling.md",
+            "docs/performance.md",
+            "docs/models.md",
+            "docs/install.md",
+            "docs/spreadsheets.md",
+        ),
     )
 )
-RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, *MORE)
+RUN_PAGES = (README, OUTPUT, DATA, JOBS, STEPS, SYNTHESIS, EVALUATE, *MORE)
 """Pages whose commands are run."""
 NEEDS = {"outputs/quickstart": "job=quickstart"}
 """What a command reads that another one makes."""
@@ -125,8 +132,10 @@ def here(tmp_path, monkeypatch) -> Path:
     Path("places.csv").write_text("name,place\nrivers,Basel\nrivers,Bonn\n", encoding="utf-8")
     Path("personas.csv").write_text("persona\na fisher\na baker\na child\n", encoding="utf-8")
     Path("answers.csv").write_text("answer\nI liked it.\nNever again!\n", encoding="utf-8")
+    answered = {"reply": "Denver Broncos", "answers": {"text": ["the Denver Broncos", "Broncos"]}}
+    Path("answered.jsonl").write_text(json.dumps(answered) + "\n", encoding="utf-8")
     pl.DataFrame({"text": ["I paid twice.", "The parcel is late."]}).write_ndjson("tickets.jsonl")
-    for block in (block for page in (README, STEPS, SYNTHESIS, JOBS) for block in FENCE.finditer(page)):
+    for block in (block for page in (README, STEPS, SYNTHESIS, EVALUATE, JOBS) for block in FENCE.finditer(page)):
         if block["mark"] and block["mark"].startswith("file: "):
             path = Path(block["mark"].removeprefix("file: "))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,12 +177,11 @@ def test_the_make_targets_of_the_readme_are_there():
     assert {"".join(target) for target in re.findall(r"`make (\w+)`|^make (\w+)", README, re.M)} <= there
 
 
-def test_what_make_installs_has_all_extras_but_those_for_training_and_evaluation():
+def test_what_make_installs_has_all_extras_but_those_that_few_need():
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     locked = set(re.findall(r"^([\w.-]+)==", (PROJECT / "requirements.lock").read_text(encoding="utf-8"), re.M))
-    wanted = {
-        package for name, packages in extras.items() if name not in ("dev", "eval", "train") for package in packages
-    }
+    apart = ("dev", "eval", "judges", "train")
+    wanted = {package for name, packages in extras.items() if name not in apart for package in packages}
     names = {re.split(r"[\[<>=]", package)[0].replace("_", "-") for package in wanted}
     assert names
     assert names <= locked
