@@ -12,13 +12,13 @@ from operators.images.read import BadImage, pillow, read_image
 from pipeline.api.errors import ConfigError
 
 SIDE = 160
-"""Pixels of the longer side, at most."""
+"""Pixels of the longer side in a report, at most."""
 MOST = 4
 """Images of a row that are shown."""
 QUALITY = 85
 
 
-def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, list[bytes]]:
+def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any], side: int = SIDE) -> dict[str, list[bytes]]:
     """Return JPEG files of the first images of a row, by column. One that cannot be read, and one at a URL, is left
     out.
 
@@ -26,6 +26,7 @@ def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, l
         row: values by column. Of images are structs {bytes, path}, lists of these, and whatever the columns hold that
             the job reads images from.
         config: the job's settings, as its config.yaml has them.
+        side: pixels of the longer side, at most.
     """
     data = config.get("data") or {}
     forms = ImageForms(data.get("image_root"), input_folders(data.get("path")))
@@ -34,7 +35,7 @@ def thumbnails(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, l
     found: dict[str, list[bytes]] = {}
     for name, value in row.items():
         if name in named or _is_image(value[0] if isinstance(value, list) and value else value):
-            made = [file for image in _images(forms, value)[:left] if (file := _thumbnail(image, most_pixels))]
+            made = [file for image in _images(forms, value)[:left] if (file := _thumbnail(image, most_pixels, side))]
             left -= len(made)
             found |= {name: made} if made else {}
     return found
@@ -58,12 +59,12 @@ def _images(forms: ImageForms, value: object) -> list[Image]:
         return []
 
 
-def _thumbnail(image: Image, most_pixels: int) -> bytes | None:
+def _thumbnail(image: Image, most_pixels: int, side: int) -> bytes | None:
     try:
         picture = pillow().fromarray(read_image(image, most_pixels))
     except (BadImage, ConfigError, OSError):
         return None
-    picture.thumbnail((SIDE, SIDE))
+    picture.thumbnail((side, side))
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=QUALITY)
     return file.getvalue()

@@ -29,7 +29,7 @@ from pipeline.system.yaml_text import read_yaml
 class Results:
     """The committed results of a run. `config`: empty if config.yaml is missing or damaged. `missing`: committed files
     that do not exist. `accounts`: row counts by node; empty if there is no state.sqlite, as in a copy of the results.
-    `status`: the values of status.json; empty as `config` is."""
+    `status`: the values of status.json; empty as `config` is. `run_id`: empty if neither says it."""
 
     directory: Path
     manifest: Mapping[str, Any]
@@ -37,6 +37,7 @@ class Results:
     missing: Sequence[str] = ()
     accounts: Mapping[str, RowCounts] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
+    run_id: str = ""
 
     @property
     def job(self) -> str:
@@ -60,10 +61,11 @@ class Results:
         present = [s for s in ordered if s["path"] not in self.missing and Path(s["path"]).parent.as_posix() == folder]
         return [(self.directory / s["path"], s["rows"]) for s in present]
 
-    def rows(self, folder: str) -> pl.LazyFrame | None:
+    def rows(self, folder: str, place: str | None = None) -> pl.LazyFrame | None:
         """Return all rows of a folder of data/, without those of which `append` has newer ones; None if there are none
-        or their format is unknown."""
+        or their format is unknown. `place`: a column to add, with the position of each row in the files of `shards`."""
         rows = self.scanned(folder, [path for path, rows in self.shards(folder) if rows])
+        rows = rows.with_row_index(place) if rows is not None and place else rows
         return newest(rows) if rows is not None and self.config.get("append_changed") == AGAIN else rows
 
     def scanned(self, folder: str, files: list[Path]) -> pl.LazyFrame | None:
@@ -94,10 +96,11 @@ def read_results(directory: Path) -> Results:
     refuse_half_moved(directory)
     content: Mapping[str, Any] = read_manifest(directory)
     accounts: Mapping[str, RowCounts] = {}
+    run_id = ""
     if (directory / STATE_FILE).is_file():
         try:
             with reading(directory) as state:
-                content, accounts = manifest(state, state.status), state.accounts()
+                content, accounts, run_id = manifest(state, state.status), state.accounts(), state.run_id
         except PipelineError as error:
             if not content:
                 raise ConfigError(f"what {directory} holds cannot be told: {error}") from error
@@ -106,4 +109,5 @@ def read_results(directory: Path) -> Results:
         raise ConfigError(f"{directory} is not a run directory (no {STATE_FILE}){remedy}")
     missing = [s["path"] for s in content.get("shards", []) if not (directory / s["path"]).exists()]
     config, status = read_values(directory / CONFIG, read_yaml), read_values(directory / STATUS)
-    return Results(directory, content, config, missing, accounts, status)
+    run_id = run_id or str(status.get("run_id") or "")
+    return Results(directory, content, config, missing, accounts, status, run_id)

@@ -21,8 +21,14 @@ from pipeline.system.result_files import formats
 DATA, REJECTS, METRICS = "data", "rejects", "metrics"
 RUN_LOG, CONFIG, MANIFEST, STATUS, REPORT = "run.log", "config.yaml", "manifest.json", "status.json", "report.html"
 
+REVIEW = "review.html"
+"""The page on which people label a sample of the rows."""
+
 CARD = "README.md"
 """The dataset card. Users may edit it; pipeline.publish.dataset_card has the rule for replacing it."""
+
+CALIBRATION, LABELS = "calibration.parquet", "labels.parquet"
+"""What `calibrate` writes: figures, and people's labels beside the verdicts of their rows."""
 
 CHOICES = "autotune.json"
 """Settings that an operator chose by measurement; a resumed run uses them again."""
@@ -42,7 +48,7 @@ GATHERED, SET_ASIDE, GONE = ".replaced.tmp", ".replaced", ".replaced.old"
 _PART = re.compile(r"part-\d+(?:-(?P<split>\w+))?(\.defused)?\.\w+(\.(gz|zst))?(\.tmp)?")
 _WITH_DATABASE = ("", "-wal", "-shm", "-journal")
 """Suffixes of the files that make up one SQLite database."""
-_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, CHOICES)
+_REPLACED = (CONFIG, MANIFEST, STATUS, REPORT, REVIEW, CALIBRATION, LABELS, CHOICES)
 """Files that are written under a temporary name, which a killed process leaves."""
 _OUTLIVES = {
     LOCK_FILE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-ALONE = {"meta", "img", "br", "path", "use", "rect", "line"}
+ALONE = {"meta", "img", "br", "input", "path", "use", "rect", "line"}
 """Elements that the parser opens and that close themselves."""
 
 

@@ -1,0 +1,168 @@
+"""The page of `review` in a browser: labels by keys outlive a reload and come back from the files that it saves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.labels.label_files import Label, read_labels
+from pipeline.run_dir.names import REVIEW
+from tests.pipeline.labels.browser import CHROMIUM, Tab, tab
+from tests.pipeline.labels.runs import RUN, run_of
+from tests.pipeline.labels.test_page import data_of, rows_of
+
+pytestmark = [
+    pytest.mark.laws,
+    pytest.mark.slow("a browser for each test"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
+]
+BEGIN = "document.getElementById('name').value = 'Ann, \"=A\"'; document.getElementById('start').click()"
+ENTRY = "document.getElementById('progress').textContent"
+
+
+def in_browser(folder: Path, steps: Callable[[Tab], Awaitable[None]]) -> None:
+    async def drive() -> None:
+        async with asyncio.timeout(120), tab(folder / "profile", folder) as page:
+            await steps(page)
+            assert page.told("Runtime.exceptionThrown") == page.told("Log.entryAdded") == []
+            assert page.told("Page.javascriptDialogOpening") == []
+            urls = {request["request"]["url"].partition(":")[0] for request in page.told("Network.requestWillBeSent")}
+            assert urls <= {"file", "data", "blob"}
+
+    asyncio.run(drive())
+
+
+def page_of(directory: Path, *arguments: str) -> tuple[Path, dict[str, Any]]:
+    columns = "question,turns,extra,vector,verdict"
+    assert main(["review", str(directory), "--columns", columns, *arguments]) == 0
+    return directory / REVIEW, data_of(directory / REVIEW)[1]
+
+
+async def saved(page: Tab, folder: Path, button: str, ending: str) -> Path:
+    await page.run(f"document.getElementById('{button}').click()")
+    while not (found := list(folder.glob(f"*{ending}"))):
+        await asyncio.sleep(0.05)
+    (folder / "saved").mkdir(exist_ok=True)
+    return found[0].rename(folder / "saved" / found[0].name)  # a browser without a window overwrites files
+
+
+def said(labels: list[Label]) -> list[tuple[Any, ...]]:
+    return [tuple(getattr(label, name) for name in Label.__slots__ if name != "where") for label in labels]
+
+
+def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
+    path, data = page_of(run_of(tmp_path / "out", rows_of(), data={"id_column": "id"}), "--rows", "20")
+    expected = {i: ("no", "yes")[i % 2] for i in range(20)}
+
+    async def steps(page: Tab) -> None:
+        await page.open(path)
+        await page.run(BEGIN)
+        for i in range(10):
+            await page.press("ny"[i % 2] if i < 5 else "12"[i % 2])  # by letters, and by numbers
+        await page.press("k", "k", "2", "u", "j", "j", "c")  # row 8 is labelled otherwise, and that is undone
+        await page.run("document.activeElement.value = '=1, \"a\"\\nb'")
+        await page.run("document.activeElement.dispatchEvent(new Event('input'))")
+        await page.press("Escape", "s", "u", "s")
+        await page.reload()
+        assert (await page.run(ENTRY)).startswith("12 of 20: 10 labelled, 1 skipped")
+        await page.press("f")  # only unlabelled rows: the skipped one comes again at the end
+        for i in [*range(11, 20), 10]:
+            await page.press("12"[i % 2])
+        assert "20 labelled, 20 not in a file yet" in await page.run(ENTRY)
+        lines = await saved(page, tmp_path, "jsonl", ".jsonl")
+        table = await saved(page, tmp_path, "csv", ".defused.csv")
+        assert """"'=1, ""a""\nb\"""" in table.read_text(encoding="utf-8-sig")  # a spreadsheet runs it not
+        labels = read_labels([lines])
+        assert said(labels) == said(read_labels([table]))
+        rows = {row: i for i, (row, *_) in enumerate(data["rows"])}
+        assert {rows[label.row or 0]: label.label for label in labels} == expected
+        assert {label.run for label in labels} == {RUN}
+        assert {(label.reviewer, label.folder) for label in labels} == {('Ann, "=A"', "data")}
+        assert all(label.id == f"r{label.row}" and label.labelled_at is not None for label in labels)
+        assert [label.comment for label in labels if label.comment] == ['=1, "a"\nb']
+        assert {(label.stratum, label.stratum_rows) for label in labels} == set(map(tuple, data["head"]["strata"]))
+        for file in (lines, table):
+            await page.run("localStorage.clear()")
+            await page.reload()
+            assert await page.run(ENTRY) == "1 of 20: 0 labelled"
+            field = await page.call("Runtime.evaluate", expression="document.getElementById('file')")
+            await page.call("DOM.setFileInputFiles", files=[str(file)], objectId=field["result"]["objectId"])
+            await page.until(f"{ENTRY}.includes('20 labelled')")
+            assert said(read_labels([await saved(page, tmp_path, "jsonl", ".jsonl")])) == said(labels)
+
+    in_browser(tmp_path, steps)
+
+
+def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
+    path, data = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "60")
+
+    async def steps(page: Tab) -> None:
+        await page.open(path)
+        await page.run(BEGIN)
+        for _, _, _, _, fields, _ in data["rows"]:
+            shown = await page.run(
+                "[...document.querySelectorAll('article > section')].map((s) => s.children[1].textContent)"
+            )
+            assert shown[0] == fields[0]
+            assert shown[2] == fields[2]["json"]
+            assert await page.run("document.querySelectorAll('article script, article img, article b b').length") == 0
+            await page.press("ArrowRight")
+        assert await page.run("document.scripts.length") == 2
+
+    in_browser(tmp_path, steps)
+
+
+def test_ten_thousand_rows_are_one_page(tmp_path, capsys):
+    rows = [{"question": f"{i} " + "word " * 200, "verdict": "yn"[i % 2]} for i in range(10_000)]
+    directory = run_of(tmp_path / "out", rows)
+    assert main(["review", str(directory), "--columns", "question,verdict", "--rows", "10000"]) == 0
+
+    async def steps(page: Tab) -> None:
+        await page.open(directory / REVIEW)
+        await page.run(BEGIN)
+        times = await page.run(
+            "Array.from({length: 200}, () => { const t = performance.now();"
+            " document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '1', bubbles: true}));"
+            " document.body.offsetHeight; return performance.now() - t; })"
+        )
+        assert (await page.run(ENTRY)).startswith("201 of 10000: 200 labelled")
+        with capsys.disabled():
+            size = (directory / REVIEW).stat().st_size
+            print(f"\n{size:,} bytes; a key press {sorted(times)[100]:.1f} ms, {max(times):.1f} at most")
+
+    in_browser(tmp_path, steps)
+
+
+def test_a_second_reviewer_has_labels_of_his_own_and_a_browser_that_keeps_nothing_says_so(tmp_path):
+    path, _ = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "10")
+    name = "document.getElementById('about').click(); document.getElementById('name').value = '%s';"
+    forget = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no') }})"
+    said = "document.getElementById('said').textContent"
+
+    async def steps(page: Tab) -> None:
+        await page.open(path)
+        await page.run(BEGIN)
+        await page.press("1", "2")
+        await page.run(name % "Bob" + "document.getElementById('start').click()")
+        assert "0 labelled" in await page.run(ENTRY)
+        await page.press("1")
+        await page.run(
+            name % "Bobby" + "document.getElementById('take').click(); document.getElementById('start').click()"
+        )
+        assert "1 labelled" in await page.run(ENTRY)  # the name was mistyped, the labels stay
+        await page.run(name % 'Ann, "=A"' + "document.getElementById('start').click()")
+        assert "2 labelled" in await page.run(ENTRY)
+        assert await page.run(said) == ""
+        await page.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
+        await page.reload()
+        assert "keeps nothing" in await page.run(said)
+        await page.run(BEGIN)
+        await page.press("1")
+        assert "1 labelled" in await page.run(ENTRY)
+
+    in_browser(tmp_path, steps)
