@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("architecture", "jobs", "synthesis")))
+JUDGES = ROOT / "docs/judges.md"
+"""A page without graphs, which shows what a run of minutes gave."""
 PYTHON = ".venv/bin/python"
 BLOCK = re.compile(r"(<!-- run: (?P<command>.+?) -->\n```(?P<language>\w+)\n)(?P<output>.*?)(?=```)", re.S)
 
@@ -43,9 +45,10 @@ def output_of(command: str, directory: Path) -> str:
 
 def main() -> None:
     """Refresh all pages."""
-    for page in PAGES:
+    for page in (*PAGES, JUDGES):
         with TemporaryDirectory() as name:
             directory = Path(name).resolve()
+            (directory / "jobs").symlink_to(ROOT / "jobs")
             before = page.read_text(encoding="utf-8")
             after = BLOCK.sub(lambda b: b[1] + output_of(b["command"], directory), before)  # noqa: B023 - used at once
         page.write_text(after, encoding="utf-8")

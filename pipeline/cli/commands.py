@@ -29,7 +29,18 @@ COMMANDS = {
         "build llama.cpp for this machine and prove it",
         "tools.build.command",
     ),
-    "compare": Command("outputs/A outputs/B ...", "compare runs", "pipeline.cli.results", "compare"),
+    "calibrate": Command(
+        "outputs/NAME --labels FILE ... --verdict COLUMN [--probability COLUMN] [--positive VALUE] [--precision 0.95]"
+        " [--width 0.1] [--swapped COLUMN] [--positions A,B] [--text COLUMN] [--folder data]",
+        "say how far verdicts can be trusted, by people's labels",
+        "pipeline.cli.calibrate",
+    ),
+    "compare": Command(
+        "outputs/A outputs/B ... [--labels FILE ... --verdict COLUMN]",
+        "compare runs",
+        "pipeline.cli.results",
+        "compare",
+    ),
     "completion": Command(
         "[--config-dir DIR]",
         "print a script for bash: source <(python -m pipeline completion)",
@@ -46,6 +57,12 @@ COMMANDS = {
         "STORE older=30d [dry_run=true]", "remove what nobody used for so long from a store", "pipeline.cli.prune"
     ),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
+    "review": Command(
+        "outputs/NAME --columns A,B [--rows 100] [--by VERDICT,NUMBER] [--blind]",
+        "write a page on which people label a sample",
+        "pipeline.cli.labels",
+        "review",
+    ),
     "schema": Command("", "print a JSON schema of job files, for editors", "pipeline.cli.jobs", "schema"),
     "status": Command("outputs/NAME [--nodes] [--json]", "show how far a run is", "pipeline.cli.status"),
     "verify": Command("outputs/NAME [repair=true]", "check results; repair=true mends them", "pipeline.cli.verify"),

@@ -21,6 +21,7 @@ import yaml
 
 from pipeline.api.groups import DataFields, DecodeFields, ModelFields
 from pipeline.config.fingerprint import flat
+from pipeline.run_dir.calibration_file import read_calibration
 from pipeline.run_dir.manifest import manifest
 from pipeline.run_dir.names import CARD, DATA, split_of
 from pipeline.run_dir.state import RunState, RunStatus
@@ -47,6 +48,9 @@ _FEATURES = {"float": "float32", "double": "float64", "halffloat": "float16"} | 
 """dtype in the Hub's metadata by Arrow type."""
 _PATH = re.compile(r"(/[^\s{}/]+){2,}")
 _SEAL = "<!-- Replaced by the next run as long as it is as it was written: {} -->\n"
+_HEADING = "\n## What people say of it\n\n"
+_PEOPLE = re.compile(_HEADING + r"People would [^\n]*\n\Z")
+"""The last section, of what `calibrate` has written."""
 log = logging.getLogger(__name__)
 
 
@@ -57,12 +61,49 @@ def keep_card(settings: JobSettings, directory: Path, state: RunState) -> None:
     if extra is None:
         return
     path = directory / CARD
-    text = _sealed(card(settings, state, extra.license, extra.text, _superseded(settings, directory, state)))
+    text = card(settings, state, extra.license, extra.text, _superseded(settings, directory, state))
+    text = _sealed(text + people_say(directory, state.run_id, manifest(state, RunStatus.DONE)))
     if _is_edited(path):
         log.info("%s was edited and stays as it is; remove it to have it written anew", path)
     elif not path.exists() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text)
         reached(Failpoint.CARD_WRITTEN)
+
+
+def renew_card(directory: Path, run: str, found: Mapping[str, Any]) -> Path | None:
+    """Have a card that is there, and no user has edited, say what the labels of now do. Returns its path; None if there
+    is none to change. `run`, `found`: id and manifest of the run. Raises StorageError if it cannot be written."""
+    path = directory / CARD
+    if not path.exists() or _is_edited(path):
+        return None
+    body = path.read_text(encoding="utf-8").rpartition(_SEAL.partition("{}")[0])[0]
+    write_atomically(path, _sealed(_PEOPLE.sub("", body) + people_say(directory, run, found)))
+    return path
+
+
+def people_say(directory: Path, run: str, found: Mapping[str, Any]) -> str:
+    """Return the section of the card on what people say of the rows; empty if nobody has, or it was of other rows."""
+    figures = read_calibration(directory)
+    if figures is None or figures.about.folder != DATA:
+        return ""
+    if stale := figures.stale(run, found):
+        log.warning("the dataset card leaves out what people say of the rows: %s; calibrate again", stale)
+        return ""
+    about, labels = figures.about, sum(line.rows or 0 for line in figures.of("labels") if line.value == "used")
+    rate = figures.one("corrected_rate", about.positive or "")
+    if rate is None:
+        rate, would = figures.one("agreement"), f"have agreed with `{about.verdict}` in"
+    else:
+        is_pass = about.positive in ("yes", "true", "1", "correct")
+        would = "have passed" if is_pass else f"have said `{about.positive}` as `{about.verdict}` of"
+    if rate is None or rate.estimate is None or rate.low is None or rate.high is None:
+        return ""
+    people = f"{len(about.reviewers):,} reviewer{'s' * (len(about.reviewers) != 1)}"
+    interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f} % with a confidence of 95 %"
+    return (
+        f"{_HEADING}People would {would} {100 * rate.estimate:.1f} % ({interval}) of these rows, by {labels:,} labels"
+        f" of {people}.\n"
+    )
 
 
 def remove_card(directory: Path) -> None:

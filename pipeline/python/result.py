@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from pipeline.api.errors import ConfigError, ExitCode, install
 from pipeline.api.records import REJECT_SCHEMA
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import datasets
     import polars as pl
     import pyarrow as pa
+
+    from pipeline.python.calibration import JudgeCalibration
 
 
 class Report:
@@ -37,6 +39,19 @@ class Report:
     def _repr_html_(self) -> str:
         page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
         return f'<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
+
+
+class CalibrationKeys(TypedDict, total=False):
+    """Options of `Result.calibrate`, as of the command."""
+
+    probability: str
+    positive: str
+    precision: float
+    width: float
+    swapped: str
+    positions: Sequence[str]
+    text: str
+    folder: str
 
 
 class Result:
@@ -135,6 +150,25 @@ class Result:
     def report(self) -> Report:
         """Write report.html anew, and return it."""
         return Report(write_report(self.directory))
+
+    def calibrate(
+        self, labels: str | Path | Iterable[str | Path], verdict: str, **options: Unpack[CalibrationKeys]
+    ) -> JudgeCalibration:
+        """Say how far people agree with the verdicts of the run, and write it beside the rows as `python -m pipeline
+        calibrate` does: calibration.parquet, labels.parquet, report.html.
+
+        Args:
+            labels: a file of labels, as `review` saves them, or several.
+            verdict: the column of the judge's verdicts.
+            options: `probability`, `positive`, `precision`, `width`, `swapped`, `positions`, `text` and `folder`, as of
+                the command (docs/judges.md).
+
+        Raises:
+            ConfigError: a file or a column is not what it should be, or no label fits a row.
+        """
+        from pipeline.python.calibration import calibration_of
+
+        return calibration_of(self._read(), labels, {"verdict": verdict, **options})
 
     def _read(self) -> Results:
         return read_results(self.directory)

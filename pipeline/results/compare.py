@@ -177,7 +177,7 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
     rows_a, rows_b = a.rows(folder), b.rows(folder)
     if rows_a is None or rows_b is None:
         return None
-    keys = _keys(a, b, rows_a, rows_b)
+    keys = join_keys(a, b, rows_a, rows_b)
     if not keys:
         return None
     booleans, numbers = measured(rows_a, rows_b, keys)
@@ -198,7 +198,7 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
     )
 
 
-def _keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame) -> list[str]:
+def join_keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame) -> list[str]:
     """Return the id column if both runs have the same and it is unique, else `row`; and `lineage` if there is one."""
     common = set(rows_a.collect_schema().names()) & set(rows_b.collect_schema().names())
     lineage = [LINEAGE.name] if LINEAGE.name in common else []

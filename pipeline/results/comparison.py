@@ -111,7 +111,7 @@ def _shares(shares: Sequence[PairedShare], letter: str) -> list[str]:
         p = f"{s.p:.2g}" if s.p >= SMALLEST_P else f"<{SMALLEST_P}"
         in_each = share(s.true_a, s.rows), share(s.true_b, s.rows)
         rows.append((s.column, f"{s.rows:,}", *in_each, f"{s.only_a:,}", f"{s.only_b:,}", p))
-    return _table(("true", "rows", "A", letter, "A only", f"{letter} only", "p"), rows)
+    return aligned(("true", "rows", "A", letter, "A only", f"{letter} only", "p"), rows)
 
 
 def _means(means: Sequence[PairedMean], letter: str) -> list[str]:
@@ -123,12 +123,12 @@ def _means(means: Sequence[PairedMean], letter: str) -> list[str]:
     ]
     equal = ", ".join(m.column for m in means if not m.differ)
     return [
-        *_table(("mean", "rows", "A", letter, f"{letter} - A", "std. error", "differ"), rows),
+        *aligned(("mean", "rows", "A", letter, f"{letter} - A", "std. error", "differ"), rows),
         *([one_line(f"equal in all rows: {equal}", LONGEST_SETTING)] if equal else []),
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return `head` and at most MOST_LINES rows as lines in aligned columns; nothing if there are no rows."""
     if not rows:
         return []

@@ -13,6 +13,7 @@ import polars as pl
 from markupsafe import Markup
 
 from pipeline.results.reader import Results
+from pipeline.results.report.calibrated import calibrated
 from pipeline.results.report.drawing import draw
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.panel import Chart, Panel
@@ -21,7 +22,7 @@ from pipeline.results.report.time_spent import counted, reuse, time_spent
 from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
 
 PANELS: Sequence[Callable[[Results], list[Panel]]] = (
-    *(samples, rejects, attempt_panel, over_time, time_spent, texts, reuse, counted, made_with),
+    *(samples, calibrated, rejects, attempt_panel, over_time, time_spent, texts, reuse, counted, made_with),
 )
 """In the order of the page."""
 

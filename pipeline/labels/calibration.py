@@ -1,0 +1,101 @@
+"""Calibrate a judge by people's labels: how far its verdicts can be trusted, and the run's rows by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from pipeline.api.errors import ConfigError
+from pipeline.labels.calibration_options import CalibrationOptions, keep_line, positive_of
+from pipeline.labels.design import design_of
+from pipeline.labels.joined_labels import JoinedLabels, join_labels
+from pipeline.labels.judge_bias import JudgeBias
+from pipeline.labels.judge_figures import JudgeFigures
+from pipeline.labels.judged_rows import PROBABILITY, VERDICT, judged_rows, require_columns
+from pipeline.results.reader import Results
+from pipeline.run_dir.calibration_file import CalibrationAbout, CalibrationFigures, folder_rows
+
+
+@dataclass(frozen=True)
+class CalibratedJudge:
+    """Figures, and the labels that they are made of."""
+
+    figures: CalibrationFigures
+    joined: JoinedLabels
+
+
+def bias_of(results: Results, options: CalibrationOptions) -> tuple[JudgeBias, CalibrationAbout]:
+    """Return what can be told of the judge without labels, and of what. Raises ConfigError."""
+    judged = judged_rows(results, options.folder, options.verdict)
+    require_columns(judged, swapped=options.swapped, text=options.text)
+    values = judged.select(VERDICT).drop_nulls().unique().sort(VERDICT).collect()[VERDICT].to_list()
+    positive = positive_of(options.positive, values)
+    about = CalibrationAbout(
+        run=results.run_id,
+        folder=options.folder,
+        folder_rows=folder_rows(results.manifest, options.folder),
+        verdict=options.verdict,
+        probability=None,
+        positive=positive,
+        values=[positive] if positive else values,
+        files=[],
+        reviewers=[],
+        precision=options.precision,
+        width=options.width,
+    )
+    return JudgeBias(judged, options.verdict, options.swapped, options.positions, options.text), about
+
+
+def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptions) -> CalibratedJudge:
+    """Return the figures of the verdicts of a run by the labels in `files`.
+
+    Raises:
+        ConfigError: a column or a file is missing or is not what it should be, no label fits, or none counts.
+    """
+    rows = judged_rows(results, options.folder, options.verdict)
+    likely = options.probability or f"{options.verdict}_probability"
+    require_columns(rows, probability=options.probability, swapped=options.swapped, text=options.text)
+    types = rows.collect_schema()
+    probability = likely if likely in types and types[likely].is_numeric() else None
+    if options.probability and probability is None:
+        raise ConfigError(f"--probability: column '{likely}' is a {types[likely]}, no number")
+    length = pl.col(options.text).cast(pl.String).str.len_chars() if options.text else None
+    joined = join_labels(results, files, options.verdict, options.folder, probability, length)
+    score = {
+        PROBABILITY: pl.lit(None, pl.Float64)
+        if probability is None
+        else pl.col(probability).cast(pl.Float64).fill_nan(None)
+    }
+    judged = rows.with_columns(**score)
+    design = design_of(judged, joined)
+    values = [*joined.verdicts, *sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())]
+    positive = positive_of(options.positive, values)
+    judge = JudgeFigures(judged, joined, design, values, [positive] if positive else values, probability is not None)
+    bias = JudgeBias(rows, options.verdict, options.swapped, options.positions, options.text)
+    keep, found = judge.threshold(positive, options.precision) if positive else (None, [])
+    lines = [
+        *judge.lines(),
+        *found,
+        *judge.needed(options.width),
+        *bias.lines(),
+        *bias.by_length(judge.targets, design),
+    ]
+    about = CalibrationAbout(
+        run=results.run_id,
+        folder=options.folder,
+        folder_rows=folder_rows(results.manifest, options.folder),
+        verdict=options.verdict,
+        probability=probability,
+        positive=positive,
+        values=values,
+        files=[path.name for path in files],
+        reviewers=joined.reviewers,
+        precision=options.precision,
+        width=options.width,
+        keep=None if keep is None else keep_line(options.verdict, positive or "", types[options.verdict], likely, keep),
+        notes=[*joined.notes, *design.notes, *judge.notes, *bias.notes],
+    )
+    return CalibratedJudge(CalibrationFigures(about, lines), joined)
