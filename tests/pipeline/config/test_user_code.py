@@ -90,8 +90,9 @@ def test_of_an_installed_package_the_package_counts_and_not_its_neighbours():
 
 def test_threads_parse_one_after_the_other(folder, monkeypatch):
     """Python 3.11's parser raises SystemError now and then where two threads use it at once."""
-    write(folder, {"mine_t.py": "import json\n"})
-    expected, parse, inside, most = code("mine_t"), ast.parse, [0], [0]
+    names = [f"mine_t{number}" for number in range(4)]
+    write(folder, {f"{name}.py": f"import json  # {name}\n" for name in names})
+    parse, inside, most = ast.parse, [0], [0]
 
     def noted(source: bytes) -> ast.AST:
         inside[0] += 1
@@ -102,8 +103,8 @@ def test_threads_parse_one_after_the_other(folder, monkeypatch):
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as threads:
         patched.setattr(ast, "parse", noted)
-        found = list(threads.map(code_of, ["mine_t"] * 4))
-    assert found == [expected] * 4
+        found = list(threads.map(code_of, names))
+    assert found == [code(name) for name in names]
     assert most == [1]
 
 
