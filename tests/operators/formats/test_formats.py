@@ -27,6 +27,7 @@ from pipeline.system.result_files import names_of, scan
 from tests.operators.flow import Flow, chain
 from tests.operators.formats.samples import NESTED, ROWS, SUFFIXES, TABLE, as_results, pack, usual
 from tests.operators.sources.reading import drain, read
+from tests.sets import often
 
 
 def test_every_ending_has_one_owner_a_sample_and_a_line_on_the_page() -> None:
@@ -47,7 +48,7 @@ def test_every_format_gives_the_same_rows_in_a_flow(path: Path, tmp_path: Path) 
     assert flow.committed == [0, 1, 2]
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 6, 7, 25, 26])
+@pytest.mark.parametrize("chunk_rows", often([1, 6, 7, 25, 26], 6, 26))
 def test_seek_gives_the_tail_and_limit_the_head(path: Path, chunk_rows: int) -> None:
     whole = read(path, chunk_rows)
     assert whole.values == ROWS

@@ -244,7 +244,7 @@ PROMPTS = ["The quick brown fox jumps over the lazy dog.", "12 + 3 ="]
 TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+@pytest.mark.parametrize("kind", often(["q8_0", "f32"], "q8_0"))
 def test_the_logits_are_the_same_without_noise_and_near_with_some(tmp_path, kind):
     source = TINY
     if kind == "f32":
@@ -265,6 +265,7 @@ def test_the_logits_are_the_same_without_noise_and_near_with_some(tmp_path, kind
     assert np.abs(logits - far).max() > 1e-2
 
 
+@pytest.mark.laws
 def test_a_width_that_is_less_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         deepen(["--of", str(TINY), "--layers", "1", "--n_ff", "64", "--out", str(tmp_path / "out.gguf")])

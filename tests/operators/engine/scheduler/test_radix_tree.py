@@ -26,6 +26,7 @@ from operators.engine.sequence.placement import NodeQueue, Order, PrefixNode, Ro
 from operators.settings.runtime import KERNEL_TOKENS, OptimiseSettings
 from pipeline.api.meter import StageMeter
 from tests.operators.engine.fixtures import GREEDY, Bench, sequences, shape
+from tests.sets import often
 
 MOST_CALLS = 40
 """Most calls of functions for a row that is admitted, on average."""
@@ -190,7 +191,7 @@ def rows_of(name: str, length: int) -> list[np.ndarray]:
     return [np.append(head[:n], tail[n:]) for n, tail in zip(SHAPES[name](length), tails, strict=True)]
 
 
-@pytest.mark.parametrize("length", [8_192, 16_384, 32_768])
+@pytest.mark.parametrize("length", often([8_192, 16_384, 32_768], 8_192))
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_waiting_row_costs_at_most_eight_bytes_a_token_beside_its_ids(name, length):
     queue, node, rows = queue_of(rows_of(name, length))
