@@ -141,7 +141,7 @@ def test_pictures_of_rows_are_in_the_page(tmp_path):
         {"seen": None, "verdict": "no", "text": url},
     ]
     directory = run_of(tmp_path / "out", rows)
-    assert main(["review", str(directory), "--columns", "seen,text,verdict"]) == ExitCode.DONE
+    assert main(["review", str(directory), "--columns", "seen,text,verdict", "--by", "verdict"]) == ExitCode.DONE
     text, data = data_of(directory / REVIEW)
     assert "A" * 100 not in text
     urls = {row: pictures for row, *_, pictures in data["rows"]}
@@ -153,9 +153,9 @@ def test_pictures_of_rows_are_in_the_page(tmp_path):
     ("arguments", "says"),
     [
         (["--columns", "questoin"], "no column 'questoin'; did you mean question?"),
-        (["--columns", "question"], "give --choices yes,no"),
+        (["--columns", "question"], "show the column of the verdict, name it with --by, or give --choices yes,no"),
         (["--columns", "question,verdict", "--by", "question"], "60 different values, so it is no verdict"),
-        (["--columns", "question", "--choices", "a,a"], "give --choices yes,no"),
+        (["--columns", "question", "--choices", ","], "show the column of the verdict"),
         (["--columns", "question,verdict", "--folder", "data/other"], "has no rows in data/other"),
         (["--columns", "question,verdict", "--rows", "0"], "--rows is at least 1"),
         (["--columns", "question,verdict", "--out", "nowhere/at/all.html"], "nowhere/at"),
