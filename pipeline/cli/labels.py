@@ -25,6 +25,7 @@ def review(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("--rows", type=int, default=100, help="rows to label (100)")
     parser.add_argument("--by", type=_names, help="columns that make strata: first the verdict, a number, disagreement")
     parser.add_argument("--choices", type=_names, help="labels with a button (choices of the step, or its values)")
+    parser.add_argument("--question", metavar="TEXT", help="guidelines above the buttons (What should VERDICT be?)")
     parser.add_argument("--blind", action="store_true", help="do not show the columns of --by")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows (0)")
     parser.add_argument("--folder", default=DATA, help="data/NAME of a second sink (data)")
@@ -52,7 +53,8 @@ def review(arguments: Sequence[str]) -> ExitCode:
         raise ConfigError(f"there are {len(choices)} labels to choose from; give --choices yes,no (1 to {MOST_VALUES})")
     sample = sample_of(rows, by, options.rows, options.seed)
     path = options.out or results.directory / REVIEW
-    ReviewPage(options.folder, shown, choices, by.verdict, options.blind).write(path, results, sample)
+    question = options.question or (f"What should {by.verdict} be?" if by.verdict else "Your label")
+    ReviewPage(options.folder, shown, choices, question, options.blind).write(path, results, sample)
     many = sum(len(stratum.places) for stratum in sample.strata)
     guessed = "" if options.by else f" by {', '.join(by.columns) or 'nothing'} (--by makes others)"
     then = f" --verdict {by.verdict or 'COLUMN'}" + (f" --folder {options.folder}" if options.folder != DATA else "")

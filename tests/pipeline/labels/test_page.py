@@ -92,13 +92,14 @@ def test_half_a_character_stays_out_of_the_page():
 def test_the_head_says_what_the_labels_are_of(directory):
     _, data = review(directory, "--rows", "20")
     head = data["head"]
-    assert [head[key] for key in ("run", "job", "folder", "choices", "verdict")] == [
+    assert [head[key] for key in ("run", "job", "folder", "choices", "question")] == [
         RUN,
         "judged",
         "data",
         ["no", "yes"],
-        "verdict",
+        "What should verdict be?",
     ]
+    assert review(directory, "--question", "Right?\nSay no in doubt.")[1]["head"]["question"].startswith("Right?\nSay")
     assert sum(rows for _, rows in head["strata"]) == 60
     assert len(data["rows"]) == 20
     assert {json.loads(name)["verdict"] for name, _ in head["strata"]} == {None, "yes", "no"}
