@@ -104,6 +104,7 @@ function tell() {
   $("skip").ariaPressed = now === null;
   const full = `This browser keeps no more: save a file now, ${loose.size} rows are in this open page alone.`;
   $("warning").textContent = store ? (loose.size ? full : "") : NOT_KEPT;
+  $("room").hidden = !store || !loose.size || !spare().length;
   $("undo").disabled = !undone.length;
   $("back").disabled = !place && !$("open").checked;
 }
@@ -172,7 +173,7 @@ document.title = `Review: ${head.job}`;
 $("job").textContent = head.job;
 $("question").textContent = head.question;
 
-const BUTTONS = { back: KEYS.k, next: KEYS.j, skip: KEYS.s, undo, about: ask,
+const BUTTONS = { back: KEYS.k, next: KEYS.j, skip: KEYS.s, undo, about: ask, room: makeRoom,
   jsonl: () => save(".jsonl"), csv: () => save(".defused.csv"), pick: () => $("file").click() };
 for (const [id, act] of Object.entries(BUTTONS)) $(id).addEventListener("click", act);
 $("open").addEventListener("change", () => {

@@ -69,4 +69,19 @@ function rename(name) {
   });
 }
 
+// Keys of labels of other pages that files have: they may go where a browser keeps no more.
+function spare() {
+  const others = Object.keys(store).filter((key) => /^review\/.*\/\d+$/.test(key) && !key.startsWith(BASE));
+  return others.filter((key) => JSON.parse(store.getItem(key))?.saved);
+}
+
+function makeRoom() {
+  for (const key of spare()) store.removeItem(key);
+  for (const [key, text] of memory) {
+    keep(key, text);
+    if (!memory.has(key)) loose.delete(key);
+  }
+  tell();
+}
+
 const isLabelled = (i) => typeof entries[i]?.label === "string";

@@ -71,6 +71,8 @@ def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
     async def steps(page: Tab) -> None:
         await page.open(path)
         await page.run(BEGIN)
+        row, _, name, *_ = data["rows"][0]
+        assert await page.run("document.getElementById('title').textContent") == f"{name}, row {row}"
         for i in range(10):
             await page.press("ny"[i % 2] if i < 5 else "12"[i % 2])  # by letters, and by numbers
         await page.press("k", "k", "2", "u", "j", "j", "c")  # row 8 is labelled otherwise, and that is undone
@@ -214,16 +216,26 @@ def test_a_full_browser_says_so_until_a_file_is_saved(tmp_path):
         await page.run(BEGIN)
         await page.press("1", "2")
         assert not await page.run(asks)
+        other = "JSON.stringify({{ label: 'x'.repeat(5000), at: '2026', saved: {} }})"
+        for key, is_saved in (("review/1/2/Ann/0", "true"), ("review/1/2/Ann/1", "undefined")):
+            await page.run(f"localStorage.setItem('{key}', {other.format(is_saved)})")
         await page.run(fill)
         await page.press("1", "2", "s")
         assert "3 rows are in this open page alone" in await page.run(WARNING)
         assert await page.run(asks)
+        await page.run("document.getElementById('room').click()")
+        assert await page.run(WARNING) == ""
+        others = "Object.keys(localStorage).filter((key) => key.startsWith('review/1/'))"
+        assert await page.run(others) == ["review/1/2/Ann/1"]  # no file has that one
+        await page.run(fill)
+        await page.press("1")
+        assert "1 rows are in this open page alone" in await page.run(WARNING)
         labels = read_labels([await saved(page, tmp_path, "jsonl", ".jsonl")])
-        assert len(labels) == 5
+        assert len(labels) == 6
         assert await page.run(WARNING) == ""
         assert not await page.run(asks)
         await page.reload()
-        assert "2 labelled" in await page.run(ENTRY)  # what was kept before
+        assert "4 labelled, 1 skipped" in await page.run(ENTRY)  # what was kept before
 
     in_browser(tmp_path, steps)
 
