@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "report": Command("outputs/NAME ...", "make report.html again", "pipeline.cli.results", "report"),
     "review": Command(
-        "outputs/NAME --columns A,B [--rows 100] [--by VERDICT,NUMBER] [--blind]",
+        "outputs/NAME --columns A,B [--rows 100] [--by VERDICT,NUMBER] [--choices A,B] [--question TEXT] [--blind]",
         "write a page on which people label a sample",
         "pipeline.cli.labels",
         "review",

@@ -8,7 +8,8 @@ from pathlib import Path
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.commands import PROGRAM, parser_of
 from pipeline.labels.page import ReviewPage
-from pipeline.labels.sample import MOST_VALUES, PLACE, by_columns, guessed_by, require, sample_of, values_of
+from pipeline.labels.sample import MOST_VALUES, PLACE, By, by_columns, require, sample_of
+from pipeline.labels.verdict_column import choices_of, guessed_by
 from pipeline.monitor.wording import bytes_text, printable
 from pipeline.results.batches import no_rows
 from pipeline.results.reader import read_results
@@ -23,7 +24,8 @@ def review(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("--columns", type=_names, required=True, help="columns to show, in this order")
     parser.add_argument("--rows", type=int, default=100, help="rows to label (100)")
     parser.add_argument("--by", type=_names, help="columns that make strata: first the verdict, a number, disagreement")
-    parser.add_argument("--choices", type=_names, help="labels with a button (the values of the verdict)")
+    parser.add_argument("--choices", type=_names, help="labels with a button (choices of the step, or its values)")
+    parser.add_argument("--question", metavar="TEXT", help="guidelines above the buttons (What should VERDICT be?)")
     parser.add_argument("--blind", action="store_true", help="do not show the columns of --by")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows (0)")
     parser.add_argument("--folder", default=DATA, help="data/NAME of a second sink (data)")
@@ -36,16 +38,23 @@ def review(arguments: Sequence[str]) -> ExitCode:
     if options.rows < 1 or options.seed < 0:
         raise ConfigError("--rows is at least 1, --seed at least 0")
     require(rows.collect_schema().names(), options.columns, "--columns")
-    by = by_columns(rows, options.by) if options.by else guessed_by(rows, options.columns)
+    by = by_columns(rows, options.by) if options.by else guessed_by(rows, options.columns, results.config)
+    if by is None and not options.choices:
+        raise ConfigError(
+            f"none of {', '.join(options.columns)} can be a verdict: a column of booleans, or of few texts; show the"
+            " column of the verdict, name it with --by, or give --choices yes,no for labels of your own"
+        )
+    by = by or By(None)
     shown = [name for name in options.columns if not (options.blind and name in by.columns)]
-    choices = options.choices or (values_of(rows, by.verdict) if by.verdict else [])
+    choices = options.choices or (choices_of(rows, by.verdict, results.config) if by.verdict else [])
     if not shown:
         raise ConfigError("--blind hides the columns of --by, and no other is in --columns; name one to judge")
-    if not choices or len(choices) > MOST_VALUES or len(set(choices)) < len(choices):
+    if not choices or len(choices) > MOST_VALUES:
         raise ConfigError(f"there are {len(choices)} labels to choose from; give --choices yes,no (1 to {MOST_VALUES})")
     sample = sample_of(rows, by, options.rows, options.seed)
     path = options.out or results.directory / REVIEW
-    ReviewPage(options.folder, shown, choices, by.verdict, options.blind).write(path, results, sample)
+    question = options.question or (f"What should {by.verdict} be?" if by.verdict else "Your label")
+    ReviewPage(options.folder, shown, choices, question, options.blind).write(path, results, sample)
     many = sum(len(stratum.places) for stratum in sample.strata)
     guessed = "" if options.by else f" by {', '.join(by.columns) or 'nothing'} (--by makes others)"
     then = f" --verdict {by.verdict or 'COLUMN'}" + (f" --folder {options.folder}" if options.folder != DATA else "")
@@ -63,4 +72,4 @@ def review(arguments: Sequence[str]) -> ExitCode:
 
 
 def _names(text: str) -> list[str]:
-    return [name for part in text.split(",") if (name := part.strip())]
+    return list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))

@@ -29,6 +29,8 @@ from pipeline.system.result_files import shown_rows
 
 PICTURE_SIDE = 480
 """Pixels of the longer side of a picture, at most."""
+SCRIPTS = ("review_kept.js", "review_files.js", "review.js")
+"""Parts of the page's one script, in their order: what is kept, files, what is seen and pressed."""
 _IN_SCRIPT = str.maketrans({"<": "\\u003c", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 """What could end the script that holds the data, or a line of it, by what JSON has for it."""
 
@@ -41,14 +43,14 @@ class ReviewPage:
         folder: of the rows, `data` or `data/NAME`.
         columns: whose values are shown, in this order.
         choices: labels that have a button.
-        verdict: column that the labels are about; None if there is none.
+        question: stands above the buttons; it may have several lines.
         blind: the strata's names are not readable at a glance.
     """
 
     folder: str
     columns: Sequence[str]
     choices: Sequence[str]
-    verdict: str | None = None
+    question: str
     blind: bool = False
 
     def write(self, path: Path, results: Results, sample: ReviewSample) -> None:
@@ -61,7 +63,7 @@ class ReviewPage:
             "folder": self.folder,
             "columns": self.columns,
             "choices": self.choices,
-            "verdict": self.verdict,
+            "question": self.question,
             "strata": [[stratum.name(blind=self.blind), len(stratum.places)] for stratum in sample.strata],
         }
         text = as_data(head)
@@ -128,8 +130,8 @@ def _pretty(value: object) -> str:
 def _template() -> str:
     """Return the page with style, script and the policy that names them by digest."""
     text = _file("review.html")
-    for name in ("css", "js"):
-        content = _file(f"review.{name}")
+    script = "\n".join(map(_file, SCRIPTS))
+    for name, content in (("css", _file("review.css")), ("js", script)):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         text = text.replace(f"{{{{ {name} }}}}", content).replace(f"{{{{ {name}_digest }}}}", digest)
     return text

@@ -31,6 +31,8 @@ PLACE = " place"
 """Column of rows that strata are made of: the position of each row in the files of the run."""
 LEAST = 2
 """Rows that are taken of each stratum, so that its spread can be told."""
+TEXTS = (pl.String, pl.Boolean, pl.Enum, pl.Categorical)
+"""Types of columns that a verdict has as it is; numbers may be one where they are few."""
 Names = Sequence[str]
 
 
@@ -112,7 +114,7 @@ def _differs(verdict: str) -> pl.Expr:
 def values_of(rows: pl.LazyFrame, column: str) -> list[str]:
     """Return the different values of a verdict as labels have them, without null, numbers in their order. Raises
     ConfigError if there are more than MOST_VALUES."""
-    if (many := _different(rows, column)) > MOST_VALUES + 1:
+    if (many := different_values(rows, column)) > MOST_VALUES + 1:
         raise ConfigError(
             f"column '{column}' has {many:,} different values, so it is no verdict (at most {MOST_VALUES});"
             " name the one of the verdict first in --by"
@@ -121,19 +123,9 @@ def values_of(rows: pl.LazyFrame, column: str) -> list[str]:
     return [text for value in values if (text := text_of(value)) is not None]
 
 
-def _different(rows: pl.LazyFrame, column: str) -> int:
+def different_values(rows: pl.LazyFrame, column: str) -> int:
+    """Return how many different values a column has, null among them."""
     return int(rows.select(pl.col(column).hash().n_unique()).collect().item())
-
-
-def guessed_by(rows: pl.LazyFrame, shown: Names) -> By:
-    """Return strata where the user names none: of the last of the columns `shown` that can be a verdict, and of its
-    probability if rows have that; without such a column all rows are one stratum."""
-    types = rows.collect_schema()
-    for name in reversed(shown):
-        if types[name] in (pl.String, pl.Boolean, pl.Enum, pl.Categorical) and _different(rows, name) <= MOST_VALUES:
-            likely = f"{name}_probability"
-            return By(name, (name,), likely if likely in types and types[likely].is_numeric() else None)
-    return By(None)
 
 
 def by_columns(rows: pl.LazyFrame, names: Names) -> By:
@@ -142,11 +134,11 @@ def by_columns(rows: pl.LazyFrame, names: Names) -> By:
     types = rows.collect_schema()
     require(types.names() + ([DISAGREEMENT] if LINEAGE.name in types else []), names, "--by")
     columns = [name for name in names if name in types]
-    values = [name for name in columns if types[name] in (pl.String, pl.Boolean, pl.Enum, pl.Categorical)]
+    values = [name for name in columns if types[name] in TEXTS]
     numbers = [name for name in columns if types[name].is_numeric()]
     if other := next((name for name in columns if name not in (*values, *numbers)), None):
         raise ConfigError(f"--by {other}: a column of {types[other]} makes no strata; texts, booleans and numbers do")
-    if not values and numbers and _different(rows, numbers[0]) <= MOST_VALUES:
+    if not values and numbers and different_values(rows, numbers[0]) <= MOST_VALUES:
         values = [numbers.pop(0)]
     if len(numbers) > 1:
         raise ConfigError(f"--by {', '.join(numbers)}: give one column of numbers; its bands make the strata")

@@ -21,10 +21,23 @@ KEYS = {"Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 class Tab:
     """A tab. `events`: what it has told, as {method, params}."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
+    def __init__(self, session: aiohttp.ClientSession, server: str, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._session, self._server, self._socket = session, server, socket
         self._calls = 0
         self.events: list[dict[str, Any]] = []
+
+    @classmethod
+    async def at(cls, session: aiohttp.ClientSession, server: str, page: dict[str, Any]) -> Tab:
+        """A tab that the browser says it has."""
+        found = cls(session, server, await session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0))
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            await found.call(f"{domain}.enable")
+        return found
+
+    async def another(self) -> Tab:
+        """A second tab of the same browser."""
+        async with self._session.put(f"{self._server}/json/new?about:blank") as answer:
+            return await Tab.at(self._session, self._server, json.loads(await answer.text()))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         self._calls += 1
@@ -94,15 +107,12 @@ async def tab(folder: Path, downloads: Path) -> AsyncIterator[Tab]:
         while not port.exists() or "\n" not in port.read_text():
             await asyncio.sleep(0.05)
         async with aiohttp.ClientSession() as session:
-            address = f"http://127.0.0.1:{port.read_text().split()[0]}/json/list"
-            async with session.get(address) as answer:
+            server = f"http://127.0.0.1:{port.read_text().split()[0]}"
+            async with session.get(f"{server}/json/list") as answer:
                 pages = [page for page in json.loads(await answer.text()) if page["type"] == "page"]
-            async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                found = Tab(socket)
-                for domain in ("Page", "Runtime", "Network", "Log"):
-                    await found.call(f"{domain}.enable")
-                await found.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
-                yield found
+            found = await Tab.at(session, server, pages[0])
+            await found.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
+            yield found
     finally:
         process.terminate()
         await process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ pytestmark = [
     pytest.mark.slow("a browser for each test"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
 ]
+NAME = "document.getElementById('about').click(); document.getElementById('name').value = '%s';"
+START = "document.getElementById('start').click();"
 BEGIN = "document.getElementById('name').value = 'Ann, \"=A\"'; document.getElementById('start').click()"
+SAID, WARNING = (f"document.getElementById('{name}').textContent" for name in ("said", "warning"))
 ENTRY = "document.getElementById('progress').textContent"
 
 
@@ -51,6 +55,11 @@ async def saved(page: Tab, folder: Path, button: str, ending: str) -> Path:
     return found[0].rename(folder / "saved" / found[0].name)  # a browser without a window overwrites files
 
 
+async def loaded(page: Tab, file: Path) -> None:
+    field = await page.call("Runtime.evaluate", expression="document.getElementById('file')")
+    await page.call("DOM.setFileInputFiles", files=[str(file)], objectId=field["result"]["objectId"])
+
+
 def said(labels: list[Label]) -> list[tuple[Any, ...]]:
     return [tuple(getattr(label, name) for name in Label.__slots__ if name != "where") for label in labels]
 
@@ -62,6 +71,8 @@ def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
     async def steps(page: Tab) -> None:
         await page.open(path)
         await page.run(BEGIN)
+        row, _, name, *_ = data["rows"][0]
+        assert await page.run("document.getElementById('title').textContent") == f"{name}, row {row}"
         for i in range(10):
             await page.press("ny"[i % 2] if i < 5 else "12"[i % 2])  # by letters, and by numbers
         await page.press("k", "k", "2", "u", "j", "j", "c")  # row 8 is labelled otherwise, and that is undone
@@ -90,8 +101,7 @@ def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
             await page.run("localStorage.clear()")
             await page.reload()
             assert await page.run(ENTRY) == "1 of 20: 0 labelled"
-            field = await page.call("Runtime.evaluate", expression="document.getElementById('file')")
-            await page.call("DOM.setFileInputFiles", files=[str(file)], objectId=field["result"]["objectId"])
+            await loaded(page, file)
             await page.until(f"{ENTRY}.includes('20 labelled')")
             assert said(read_labels([await saved(page, tmp_path, "jsonl", ".jsonl")])) == said(labels)
 
@@ -140,29 +150,138 @@ def test_ten_thousand_rows_are_one_page(tmp_path, capsys):
 
 def test_a_second_reviewer_has_labels_of_his_own_and_a_browser_that_keeps_nothing_says_so(tmp_path):
     path, _ = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "10")
-    name = "document.getElementById('about').click(); document.getElementById('name').value = '%s';"
     forget = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no') }})"
-    said = "document.getElementById('said').textContent"
 
     async def steps(page: Tab) -> None:
         await page.open(path)
         await page.run(BEGIN)
         await page.press("1", "2")
-        await page.run(name % "Bob" + "document.getElementById('start').click()")
+        await page.run(NAME % "Bob" + START)
         assert "0 labelled" in await page.run(ENTRY)
         await page.press("1")
-        await page.run(
-            name % "Bobby" + "document.getElementById('take').click(); document.getElementById('start').click()"
-        )
+        mine = "document.getElementById('take').click();"
+        await page.run(NAME % "Bobby" + mine + START)
         assert "1 labelled" in await page.run(ENTRY)  # the name was mistyped, the labels stay
-        await page.run(name % 'Ann, "=A"' + "document.getElementById('start').click()")
+        await page.run(NAME % 'Ann, "=A"' + mine + START)
+        assert "has labels already" in await page.run("document.getElementById('refused').textContent")
+        await page.run(mine + START)
         assert "2 labelled" in await page.run(ENTRY)
-        assert await page.run(said) == ""
+        await page.run(NAME % "Bobby" + START)
+        assert "1 labelled" in await page.run(ENTRY)
+        assert await page.run(SAID) == await page.run(WARNING) == ""
         await page.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
         await page.reload()
-        assert "keeps nothing" in await page.run(said)
+        for _ in range(3):  # a browser lets Escape close what it could not before
+            await page.press("Escape")
+        await page.run("document.getElementById('start').click(); decide('yes')")
+        assert await page.run(ENTRY) == "1 of 10: 0 labelled"  # nobody has labelled
         await page.run(BEGIN)
         await page.press("1")
         assert "1 labelled" in await page.run(ENTRY)
+        assert "keeps nothing" in await page.run(WARNING)
+
+    in_browser(tmp_path, steps)
+
+
+def test_two_tabs_share_labels_and_a_file_has_those_of_both(tmp_path):
+    path, _ = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "10")
+
+    async def steps(first: Tab) -> None:
+        await first.open(path)
+        await first.run(BEGIN)
+        second = await first.another()
+        await second.open(path)
+        await first.press("1", "1", "1", "1", "1")
+        await second.press("j", "j", "j", "2", "2", "2")
+        await first.until(f"{ENTRY}.includes('6 labelled, 6 not in a file yet')")
+        labels = read_labels([await saved(second, tmp_path, "jsonl", ".jsonl")])
+        assert sorted(label.label or "" for label in labels) == ["no", "no", "no", "yes", "yes", "yes"]
+        await first.until(f"{ENTRY}.endsWith('6 labelled')")
+        await first.press("s")
+        await second.until(f"{ENTRY}.endsWith('1 skipped, 1 not in a file yet')")
+
+    in_browser(tmp_path, steps)
+
+
+def test_a_full_browser_says_so_until_a_file_is_saved(tmp_path):
+    path, _ = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "10")
+    fill = (
+        "for (let i = 0, text = 'x'.repeat(1 << 20); text; i++)"
+        " try { localStorage.setItem('fill' + i, text); } catch { text = text.slice(text.length >> 1 || 1); }"
+    )
+    asks = "!dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+
+    async def steps(page: Tab) -> None:
+        await page.open(path)
+        await page.run(BEGIN)
+        await page.press("1", "2")
+        assert not await page.run(asks)
+        other = "JSON.stringify({{ label: 'x'.repeat(5000), at: '2026', saved: {} }})"
+        for key, is_saved in (("review/1/2/Ann/0", "true"), ("review/1/2/Ann/1", "undefined")):
+            await page.run(f"localStorage.setItem('{key}', {other.format(is_saved)})")
+        await page.run(fill)
+        await page.press("1", "2", "s")
+        assert "3 rows are in this open page alone" in await page.run(WARNING)
+        assert await page.run(asks)
+        await page.run("document.getElementById('room').click()")
+        assert await page.run(WARNING) == ""
+        others = "Object.keys(localStorage).filter((key) => key.startsWith('review/1/'))"
+        assert await page.run(others) == ["review/1/2/Ann/1"]  # no file has that one
+        await page.run(fill)
+        await page.press("1")
+        assert "1 rows are in this open page alone" in await page.run(WARNING)
+        labels = read_labels([await saved(page, tmp_path, "jsonl", ".jsonl")])
+        assert len(labels) == 6
+        assert await page.run(WARNING) == ""
+        assert not await page.run(asks)
+        await page.reload()
+        assert "4 labelled, 1 skipped" in await page.run(ENTRY)  # what was kept before
+
+    in_browser(tmp_path, steps)
+
+
+def test_a_digit_means_the_choice_with_that_number(tmp_path):
+    choices = {
+        ",".join(map(str, range(11))): [[str(i)] for i in range(10)] + [[]],
+        "+1,-1,0.5": [["1"], [], []],
+        "2 stars,1 star,none": [["2"], ["1"], ["n"]],
+        "false,true": [["1"], ["2"]],  # f is a key of the page
+        "yes,no": [["1", "y"], ["2", "n"]],
+    }
+
+    async def steps(page: Tab) -> None:
+        for number, (names, keys) in enumerate(choices.items()):
+            directory = run_of(tmp_path / str(number), rows_of(10))
+            await page.open(page_of(directory, f"--choices={names}")[0])
+            assert await page.run("keysOf") == keys, names
+
+    in_browser(tmp_path, steps)
+
+
+def test_after_the_last_row_keys_label_nothing_and_what_is_open_comes_back_open(tmp_path):
+    path, _ = page_of(run_of(tmp_path / "out", rows_of()), "--rows", "6")
+    entries = "JSON.stringify(entries.map(({ label, comment }) => [String(label), comment ?? '']))"
+
+    async def steps(page: Tab) -> None:
+        await page.open(path)
+        await page.run(BEGIN)
+        await page.press("f", *"111111")
+        assert "Save the labels" in await page.run(SAID)
+        await page.press("2", "2", "s")
+        assert json.loads(await page.run(entries)) == [["no", ""]] * 6
+        await page.press("u", "f", "k", "s", "c")  # the last row is open again, the one before skipped
+        await page.run("document.activeElement.value = 'why?'")
+        await page.run("document.activeElement.dispatchEvent(new Event('input'))")
+        before = await page.run(entries)
+        assert json.loads(before)[-2:] == [["null", ""], ["undefined", "why?"]]
+        table = (await saved(page, tmp_path, "csv", ".csv")).read_text(encoding="utf-8-sig")
+        excel = "\r\n".join(f"note;{line}" for line in table.replace(",", ";").splitlines())
+        for name, text in (("as it is.csv", table), ("excel.csv", excel)):
+            (tmp_path / name).write_text(text, encoding="utf-8-sig")
+            await page.run("localStorage.clear()")
+            await page.reload()
+            await loaded(page, tmp_path / name)
+            await page.until(f"{SAID}.includes('{name}')")
+            assert await page.run(entries) == before
 
     in_browser(tmp_path, steps)

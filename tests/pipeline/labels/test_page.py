@@ -92,13 +92,14 @@ def test_half_a_character_stays_out_of_the_page():
 def test_the_head_says_what_the_labels_are_of(directory):
     _, data = review(directory, "--rows", "20")
     head = data["head"]
-    assert [head[key] for key in ("run", "job", "folder", "choices", "verdict")] == [
+    assert [head[key] for key in ("run", "job", "folder", "choices", "question")] == [
         RUN,
         "judged",
         "data",
         ["no", "yes"],
-        "verdict",
+        "What should verdict be?",
     ]
+    assert review(directory, "--question", "Right?\nSay no in doubt.")[1]["head"]["question"].startswith("Right?\nSay")
     assert sum(rows for _, rows in head["strata"]) == 60
     assert len(data["rows"]) == 20
     assert {json.loads(name)["verdict"] for name, _ in head["strata"]} == {None, "yes", "no"}
@@ -141,7 +142,7 @@ def test_pictures_of_rows_are_in_the_page(tmp_path):
         {"seen": None, "verdict": "no", "text": url},
     ]
     directory = run_of(tmp_path / "out", rows)
-    assert main(["review", str(directory), "--columns", "seen,text,verdict"]) == ExitCode.DONE
+    assert main(["review", str(directory), "--columns", "seen,text,verdict", "--by", "verdict"]) == ExitCode.DONE
     text, data = data_of(directory / REVIEW)
     assert "A" * 100 not in text
     urls = {row: pictures for row, *_, pictures in data["rows"]}
@@ -153,9 +154,9 @@ def test_pictures_of_rows_are_in_the_page(tmp_path):
     ("arguments", "says"),
     [
         (["--columns", "questoin"], "no column 'questoin'; did you mean question?"),
-        (["--columns", "question"], "give --choices yes,no"),
+        (["--columns", "question"], "show the column of the verdict, name it with --by, or give --choices yes,no"),
         (["--columns", "question,verdict", "--by", "question"], "60 different values, so it is no verdict"),
-        (["--columns", "question", "--choices", "a,a"], "give --choices yes,no"),
+        (["--columns", "question", "--choices", ","], "show the column of the verdict"),
         (["--columns", "question,verdict", "--folder", "data/other"], "has no rows in data/other"),
         (["--columns", "question,verdict", "--rows", "0"], "--rows is at least 1"),
         (["--columns", "question,verdict", "--out", "nowhere/at/all.html"], "nowhere/at"),

@@ -19,7 +19,6 @@ from pipeline.labels.sample import (
     By,
     allocation,
     by_columns,
-    guessed_by,
     members,
     sample_of,
     strata,
@@ -108,10 +107,8 @@ def test_samples_that_disagree_are_a_stratum():
     ]
 
 
-def test_a_verdict_is_guessed_from_the_columns():
-    rows = judged().with_columns(text=pl.col("row").cast(pl.String))
-    assert guessed_by(rows, ["text", "verdict", "points"]) == By("verdict", ("verdict",), "verdict_probability")
-    assert guessed_by(rows, ["text"]) == By(None)
+def test_the_verdict_of_by_is_its_first_column_of_texts_or_of_few_numbers():
+    rows = judged()
     assert len(strata(rows, By(None))) == 1
     assert values_of(rows, "points") == ["1", "2", "3", "4", "5"]
     assert values_of(rows, "verdict") == ["no", "yes"]
