@@ -62,6 +62,11 @@ class LabelledRow:
         return {label.reviewer: label.label for label in self.said}
 
     @property
+    def key(self) -> str | None:
+        """KEY of `judged_rows`; None where rows have none."""
+        return None if self.row is None else f"{self.row} {'.'.join(map(str, self.lineage or ()))}"
+
+    @property
     def tied(self) -> bool:
         """Whether reviewers have labelled the row, and none of the labels has most."""
         return self.label is None and any(label.label is not None for label in self.said)

@@ -36,6 +36,7 @@ class Label:
         id: value of `data.id_column` as text.
         labelled_at: when, with a time zone.
         stratum, stratum_rows: of a sample of `review`: its stratum, and the rows of the run in that.
+        sample: what labels of the same strata have in common; None if the file does not say.
         where: file and line, for messages.
     """
 
@@ -50,6 +51,7 @@ class Label:
     labelled_at: datetime | None = None
     stratum: str | None = None
     stratum_rows: int | None = None
+    sample: str | None = None
     where: str = ""
 
     def joins_by_row(self, run: str, id_column: str | None) -> bool:
@@ -173,6 +175,7 @@ def _label(values: Mapping[str, Any], path: Path, where: str, id_column: str | N
             labelled_at=None if at is None else datetime.fromisoformat(at).astimezone(),
             stratum=plain_stratum(stratum) if stratum else None,
             stratum_rows=None if rows is None else _whole(rows),
+            sample=values.get("sample") or None,
             where=where,
         )
     except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const KEYS = { j: () => move(1), k: () => move(-1), u: undo, s: () => decide(null), c: () => $("comment").focus(),
   f: () => $("open").click(), "?": ask };
 [KEYS.ArrowRight, KEYS.ArrowLeft] = [KEYS.j, KEYS.k];
-const FIELDS = "run folder row lineage id reviewer label comment labelled_at stratum stratum_rows".split(" ");
+const FIELDS = "run folder row lineage id reviewer label comment labelled_at stratum stratum_rows sample".split(" ");
 const RUNS = /^['=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/; // what spreadsheets run gets a mark, as output.defuse does
 
 // What is kept: an entry {label, comment, at} by row. No label: it is open; null: it was skipped.
@@ -147,7 +147,7 @@ function records() {
     const [name, many] = head.strata[stratum];
     const said = { reviewer: who, label: entry.label ?? null, comment: entry.comment ?? "", labelled_at: entry.at };
     const of = { run: head.run, folder: head.folder, row, ...(lineage?.length ? { lineage } : {}), id };
-    return [{ ...of, ...said, stratum: name, stratum_rows: many }];
+    return [{ ...of, ...said, stratum: name, stratum_rows: many, sample: head.sample }];
   });
 }
 
