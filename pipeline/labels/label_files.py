@@ -1,8 +1,9 @@
 """Files of labels: JSON lines and CSV, as the page of `review` saves them, or made elsewhere.
 
 A file from elsewhere needs `label` and one of `row`, `id` and the name of the job's id column. In CSV an empty field is
-null, and a file whose name has `.defused` has a mark (') before texts that a spreadsheet would run, as `output.defuse`
-puts it there; it is taken off.
+null, and commas, semicolons or tabs are between fields, as the header has them. A CSV file with a column `defused`, or
+whose name has `.defused`, has a mark (') before texts that a spreadsheet would run, as `output.defuse` puts it there;
+it is taken off.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from pipeline.api.errors import ConfigError
 from pipeline.api.records import record_json
 
-MARK, MARKED = "'", ".defused"
+MARK, MARKED = "'", "defused"
 JSON_LINES = (".jsonl", ".ndjson")
 
 
@@ -120,11 +121,15 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each record of a file with its place."""
     try:
         if path.suffix == ".csv":
-            marked = path.stem.endswith(MARKED)
             with path.open(encoding="utf-8-sig", newline="") as file:
-                lines = csv.DictReader(file)
-                if "label" not in (columns := lines.fieldnames or []):
-                    raise ConfigError(f"{path} has no column 'label'; it has {', '.join(columns) or 'none'}")
+                header = file.readline()
+                file.seek(0)
+                lines = csv.DictReader(file, delimiter=next((each for each in ";\t" if each in header), ","))
+                columns = lines.fieldnames or []
+                marked = MARKED in columns or f".{MARKED}" in path.name  # a browser may have renamed it
+                if "label" not in columns:
+                    has = f"it has {', '.join(columns) or 'none'}{_renamed(columns, 'label')}"
+                    raise ConfigError(f"{path} has no column 'label'; {has}")
                 for fields in lines:
                     values = {k: v.removeprefix(MARK) if marked else v for k, v in fields.items() if k and v}
                     yield f"{path} line {lines.line_num}", values
@@ -137,8 +142,16 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise ConfigError(f"{path}: labels are JSON lines ({' or '.join(JSON_LINES)}) or CSV (.csv)")
     except OSError as error:
         raise ConfigError(f"labels in {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8; save it as UTF-8, in a spreadsheet as 'CSV UTF-8'") from error
+    except csv.Error as error:
         raise ConfigError(f"labels in {path} cannot be read: {error}") from error
+
+
+def _renamed(there: Iterable[str], *wanted: str) -> str:
+    """Return which of the names `there` to write otherwise, for the end of a message; nothing if none is near."""
+    near = [(name, want) for name in there for want in wanted if name.strip().lower() == want.lower()]
+    return "".join(f"; write '{want}' instead of '{name}'" for name, want in near)
 
 
 def _object(line: str, where: str) -> Mapping[str, Any]:
@@ -157,15 +170,18 @@ def _label(values: Mapping[str, Any], path: Path, where: str, id_column: str | N
         name = values.get(id_column)
     if row is None and name is None:
         column = f", '{id_column}'" if id_column not in (None, "id", "row") else ""
-        raise ConfigError(f"{where} names no row: it has neither 'row' nor 'id'{column}; it has {', '.join(values)}")
+        has = (
+            f"it has {', '.join(values)}{_renamed(values, 'row', 'id', *([id_column] if column and id_column else []))}"
+        )
+        raise ConfigError(f"{where} names no row: it has neither 'row' nor 'id'{column}; {has}")
     if "label" not in values and path.suffix != ".csv":  # of CSV an empty field is null
-        raise ConfigError(f"{where} has no 'label'; it has {', '.join(values)}")
+        raise ConfigError(f"{where} has no 'label'; it has {', '.join(values)}{_renamed(values, 'label')}")
     try:
         lineage, at = values.get("lineage"), values.get("labelled_at")
         stratum, rows = values.get("stratum"), values.get("stratum_rows")
         return Label(
             label=text_of(values.get("label")),
-            reviewer=str(values.get("reviewer") or path.name.removesuffix(path.suffix).removesuffix(MARKED)),
+            reviewer=str(values.get("reviewer") or path.name.removesuffix(path.suffix).replace(f".{MARKED}", "")),
             run=values.get("run") or None,
             folder=values.get("folder") or None,
             row=None if row is None else _whole(row),
@@ -191,4 +207,6 @@ def _lineage(value: Sequence[int] | str | None) -> tuple[int, ...] | None:
 def _whole(value: object) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(f"{value!r} is no whole number")
+    if isinstance(value, str) and value.removesuffix(".0").isdecimal():  # 7.0: pandas writes numbers so beside null
+        return int(value.removesuffix(".0"))
     return int(value)  # type: ignore[call-overload, no-any-return]

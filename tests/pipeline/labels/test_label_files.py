@@ -90,6 +90,23 @@ def test_rows_of_another_run_are_known_by_id():
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.defused.csv", "row,label\n3,'+1\n"),
+        ("a.defused (1).csv", "row,label\n3,'+1\n"),  # the second download of a browser
+        ("renamed.csv", "row,label,defused\n3,'+1,true\n"),  # as the page saves it
+        ("german.csv", "\ufeffrow;label;note\r\n3;+1;a,b\r\n"),
+        ("tabs.csv", "row\tlabel\n3\t+1\n"),
+        ("pandas.csv", "row,label\n3.0,+1\n"),
+    ],
+)
+def test_what_spreadsheets_browsers_and_pandas_make_of_a_file_says_the_same(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8", newline="")
+    assert [(label.row, label.label) for label in read_labels([path])] == [(3, "+1")]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("a.jsonl", '{"row": 1, "label": "x"}\n{"row":', "line 2 is no JSON"),
@@ -99,7 +116,11 @@ def test_rows_of_another_run_are_known_by_id():
         ("a.jsonl", '{"row": 1.5, "label": "x"}', "1.5 is no whole number"),
         ("a.csv", "row,verdict\n1,x\n", "no column 'label'"),
         ("a.csv", "row,label\none,x\n", "line 2 is no label"),
-        ("a.jsonl", b"\xff\xfe", "cannot be read"),
+        ("a.jsonl", b"\xff\xfe", "is no UTF-8"),
+        ("a.csv", "row,label\n1,größer\n".encode("cp1252"), "save it as UTF-8, in a spreadsheet as 'CSV UTF-8'"),
+        ("a.csv", "Id,Label\n1,x\n", "write 'label' instead of 'Label'"),
+        ("a.csv", "Key,label\n1,x\n", "write 'key' instead of 'Key'"),
+        ("a.jsonl", '{"row": 1, "Label": "x"}', "write 'label' instead of 'Label'"),
         ("a.txt", "", "JSON lines"),
     ],
 )
