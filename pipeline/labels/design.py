@@ -13,6 +13,7 @@ import polars as pl
 from pipeline.api.errors import ConfigError
 from pipeline.labels.joined_labels import JoinedLabels, LabelledRow
 from pipeline.labels.judged_rows import ID, KEY, VERDICT
+from pipeline.labels.label_files import Label
 from pipeline.labels.rates import Floats, Sampled, pooled
 from pipeline.labels.sample import SHOWN, members
 
@@ -71,8 +72,12 @@ def _refuse_several(rows: Sequence[LabelledRow]) -> None:
             " they have their 'stratum' and 'stratum_rows' (a skipped row has them, too)"
         )
     named = {label.stratum for label in drawn if label.sample}
-    of_sample = {label.sample: label for label in drawn if label.sample or label.stratum not in named}
-    of_strata = [{label.stratum: label for label in row.said if label.stratum is not None} for row in rows]
+    of_sample: dict[str | None, Label] = {
+        label.sample: label for label in drawn if label.sample or label.stratum not in named
+    }
+    of_strata: list[dict[str | None, Label]] = [
+        {label.stratum: label for label in row.said if label.stratum is not None} for row in rows
+    ]
     if several := next((labels for labels in (of_sample, *of_strata) if len(labels) > 1), None):
         one, other, *_ = several.values()
         raise ConfigError(
@@ -86,10 +91,10 @@ def _stratified(judged: pl.LazyFrame, joined: JoinedLabels, total: int) -> Desig
     seen: dict[str, list[LabelledRow]] = {}
     for row in joined.rows:
         seen.setdefault(row.stratum or "", []).append(row)
-    sizes = {name: _rows(name, rows) for name, rows in seen.items()}
+    said = {name: _rows(name, rows) for name, rows in seen.items()}
     names = sorted(seen, key=lambda name: (_verdict(seen[name]), _mean_probability(seen[name]), name))
     conditions = _conditions(judged, {name: seen[name] for name in names})
-    sizes, notes, conditions = _counted(judged, seen, conditions, sizes)
+    sizes, notes, conditions = _counted(judged, seen, conditions, said)
     labelled = {name for name in names if any(row.label is not None for row in seen[name])}
     heard = {_verdict(seen[name]) for name in labelled}
     mute = [name for name in names if _verdict(seen[name]) not in heard]
