@@ -15,8 +15,9 @@ from pipeline.cli.commands import parser_of
 from pipeline.labels.calibration import bias_of, calibrate
 from pipeline.labels.calibration_files import save
 from pipeline.labels.calibration_options import CalibrationOptions
-from pipeline.labels.calibration_text import bias_sections, sections_of
+from pipeline.labels.calibration_text import bias_sections, replaced_text, sections_of
 from pipeline.results.reader import read_results
+from pipeline.run_dir.calibration_file import read_calibration
 from pipeline.run_dir.names import DATA
 from pipeline.system.terminal import say
 
@@ -45,11 +46,12 @@ def main(arguments: Sequence[str]) -> ExitCode:
     )
     results = read_results(given.directory)
     if given.labels:
-        judge = calibrate(results, given.labels, options)
+        judge, before = calibrate(results, given.labels, options), read_calibration(results.directory)
         paths = save(results, judge)
         for section in sections_of(judge.figures):
             say([*section, ""])
-        say([f"written     {path}" for path in paths])
+        replaced = [] if before is None else [f"replaced    {replaced_text(before)}"]
+        say([*replaced, *(f"written     {path}" for path in paths)])
     else:
         bias, about = bias_of(results, options)
         sections = list(bias_sections(bias, about))

@@ -35,6 +35,12 @@ def bias_sections(bias: JudgeBias, about: CalibrationAbout) -> Iterator[list[str
         yield _as_text(table)
 
 
+def replaced_text(before: CalibrationFigures) -> str:
+    """Return what the files of a calibration were of that have been written anew."""
+    given, about = before.one("labels", "given"), before.about
+    return f"figures of {about.verdict} by {given.rows if given else 0:,} labels of {', '.join(about.files)}"
+
+
 def _notes(about: CalibrationAbout) -> list[str]:
     return [f"note: {note}" for note in about.notes]
 

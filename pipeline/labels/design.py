@@ -12,12 +12,10 @@ import polars as pl
 
 from pipeline.api.errors import ConfigError
 from pipeline.labels.joined_labels import JoinedLabels, LabelledRow
-from pipeline.labels.judged_rows import VERDICT
+from pipeline.labels.judged_rows import ID, KEY, VERDICT
+from pipeline.labels.label_files import Label
 from pipeline.labels.rates import Floats, Sampled, pooled
-from pipeline.labels.sample import members
-
-SHOWN = 60
-"""Characters of a stratum's name in a line."""
+from pipeline.labels.sample import SHOWN, members
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,30 +54,47 @@ def design_of(judged: pl.LazyFrame, joined: JoinedLabels) -> Design:
         raise ConfigError(
             f"none of {joined.given:,} labels counts ({_reasons(joined.counts)}); label some rows, or give other files"
         )
-    drawn = {row.stratum is not None for row in joined.rows}
-    if drawn == {True, False}:
-        raise ConfigError(
-            "some labels are of a sample with strata, others of none: what a label stands for cannot be told; give"
-            " files of one kind"
-        )
-    if drawn == {False}:
+    _refuse_several(joined.rows)
+    if all(row.stratum is None for row in joined.rows):
         note = f"the labels name no strata: they are taken as a simple random sample of {total:,} rows"
         every = Sampled(np.zeros(len(used), np.int64), np.array([total]))
         return Design(used, every, [pl.lit(True)], [note])
     return _stratified(judged, joined, total)
 
 
+def _refuse_several(rows: Sequence[LabelledRow]) -> None:
+    """Raise ConfigError if the labels are of several samples, in which a row would stand for others more than once."""
+    drawn = [label for row in rows for label in row.said if label.stratum is not None]
+    if drawn and (without := next((row for row in rows if row.stratum is None), None)):
+        raise ConfigError(
+            f"{without.said[0].where}: the row is of no stratum, and that of {drawn[0].where} is of one: what a label"
+            " stands for cannot be told; leave out rows that are not of the sample, or give a file of the page in which"
+            " they have their 'stratum' and 'stratum_rows' (a skipped row has them, too)"
+        )
+    named = {label.stratum for label in drawn if label.sample}
+    of_sample: dict[str | None, Label] = {
+        label.sample: label for label in drawn if label.sample or label.stratum not in named
+    }
+    of_strata: list[dict[str | None, Label]] = [
+        {label.stratum: label for label in row.said if label.stratum is not None} for row in rows
+    ]
+    if several := next((labels for labels in (of_sample, *of_strata) if len(labels) > 1), None):
+        one, other, *_ = several.values()
+        raise ConfigError(
+            f"{one.where} and {other.where} are of samples with other strata, by --by or --rows of `review` or of a run"
+            " that has grown between them: rows would count twice; give labels of one sample, or have pages with the"
+            " same --by and --rows (and another --seed) labelled"
+        )
+
+
 def _stratified(judged: pl.LazyFrame, joined: JoinedLabels, total: int) -> Design:
     seen: dict[str, list[LabelledRow]] = {}
     for row in joined.rows:
         seen.setdefault(row.stratum or "", []).append(row)
-    sizes = {name: _rows(name, rows) for name, rows in seen.items()}
+    said = {name: _rows(name, rows) for name, rows in seen.items()}
     names = sorted(seen, key=lambda name: (_verdict(seen[name]), _mean_probability(seen[name]), name))
-    conditions, notes = None, []
-    if all(row.of_this_run for row in joined.rows):
-        conditions = {name: members(name) for name in names}
-        sizes, grown = _counted(judged, conditions, sizes)
-        notes += grown
+    conditions = _conditions(judged, {name: seen[name] for name in names})
+    sizes, notes, conditions = _counted(judged, seen, conditions, said)
     labelled = {name for name in names if any(row.label is not None for row in seen[name])}
     heard = {_verdict(seen[name]) for name in labelled}
     mute = [name for name in names if _verdict(seen[name]) not in heard]
@@ -118,25 +133,65 @@ def _rows(name: str, rows: Sequence[LabelledRow]) -> int:
     return next(n for n in said if n is not None)
 
 
+def _conditions(judged: pl.LazyFrame, seen: Mapping[str, Sequence[LabelledRow]]) -> Mapping[str, pl.Expr] | None:
+    """Return the condition of the rows of each stratum; None if this run cannot tell which they are."""
+    types, found = judged.collect_schema(), dict[str, pl.Expr]()
+    for name, rows in seen.items():
+        try:
+            condition = members(name, types)
+        except ConfigError as error:
+            if not rows[0].of_this_run:
+                return None
+            raise ConfigError(f"{rows[0].said[0].where}: {error}; give 'stratum' as the page saves it") from error
+        if condition is None:
+            return None
+        found[name] = condition
+    return found
+
+
 def _counted(
-    judged: pl.LazyFrame, conditions: Mapping[str, pl.Expr], sizes: Mapping[str, int]
-) -> tuple[dict[str, int], list[str]]:
-    """Return how many rows with a verdict each stratum has, and a line if the run has changed since it was drawn: its
-    rows are those of then."""
-    judges = pl.col(VERDICT).is_not_null()
-    wanted = [c.sum().alias(f"a{i}") for i, c in enumerate(conditions.values())]
-    wanted += [(c & judges).sum().alias(f"b{i}") for i, c in enumerate(conditions.values())]
-    found = judged.select(wanted).collect(engine="streaming").row(0)
-    all_rows, with_verdict = found[: len(conditions)], found[len(conditions) :]
-    changed = [(name, sizes[name], now) for name, now in zip(conditions, all_rows, strict=True) if now != sizes[name]]
+    judged: pl.LazyFrame,
+    seen: Mapping[str, Sequence[LabelledRow]],
+    conditions: Mapping[str, pl.Expr] | None,
+    sizes: Mapping[str, int],
+) -> tuple[Mapping[str, int], list[str], Mapping[str, pl.Expr] | None]:
+    """Return how many rows with a verdict each stratum has, a line if these are not the rows that it was drawn from,
+    and `conditions` where they are. Raises ConfigError if the strata have more rows than there are."""
+    rows = {name: [row.key or row.id for row in seen[name]] for name in seen}
+    key = pl.col(KEY if KEY in judged.collect_schema() else ID)
+    aggregates = [pl.len(), pl.sum_horizontal(pl.lit(0), *(conditions or {}).values()).max()]
+    for name, condition in (conditions or {}).items():
+        has_verdict, labelled = pl.col(VERDICT).is_not_null(), key.is_in(rows[name])
+        aggregates += [condition.sum(), (condition & has_verdict).sum(), (condition & labelled).sum()]
+    named = [aggregate.alias(str(i)) for i, aggregate in enumerate(aggregates)]
+    every, most, *found = judged.select(named).collect(engine="streaming").row(0)
+    all_rows, with_verdict, again = (dict(zip(conditions or (), found[i::3], strict=True)) for i in range(3))
+    if conditions is not None and any(again[name] != len(rows[name]) for name in conditions):
+        conditions = None  # of another run, in which these rows are in other strata
+    if most > 1 if conditions is not None else sum(sizes.values()) > every:
+        where = next(iter(seen.values()))[0].said[0].where
+        raise ConfigError(
+            f"{where} and others: the strata of the labels have {sum(sizes.values()):,} rows (stratum_rows) of"
+            f" {every:,}: rows would count twice, or the labels are of other rows; give labels of one sample of these"
+        )
+    if conditions is None:
+        return sizes, [], None
+    changed = [name for name in conditions if all_rows[name] != sizes[name]]
     if not changed:
-        return dict(zip(conditions, with_verdict, strict=True)), []
-    name, then, now = changed[0]
+        return with_verdict, [], conditions
+    name = changed[0]
+    had = f"stratum {name[:SHOWN]} had {sizes[name]:,} rows and has {all_rows[name]:,}"
+    if not any(all_rows[name] > sizes[name] for name in changed):
+        return (
+            with_verdict,
+            [f"the rows are a part of those that were sampled ({had}): the figures are of this part"],
+            conditions,
+        )
     note = (
-        f"the run has changed since its rows were sampled (stratum {name[:SHOWN]} had {then:,} rows and has {now:,}):"
-        " the figures are of the rows of then; sample and label again with `review`"
+        f"the run has changed since its rows were sampled ({had}): the figures are of the rows of then; sample and"
+        " label again with `review`"
     )
-    return dict(sizes), [note]
+    return {n: sizes[n] if all_rows[n] > sizes[n] else with_verdict[n] for n in conditions}, [note], None
 
 
 def _thinned(joined: JoinedLabels, used: int) -> Iterator[str]:

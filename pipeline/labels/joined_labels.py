@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.api.errors import ConfigError
+from pipeline.api.errors import ConfigError, did_you_mean
 from pipeline.labels.judged_rows import (
     ID,
     KEY,
@@ -60,6 +60,11 @@ class LabelledRow:
     def labels(self) -> dict[str, str | None]:
         """What each reviewer says; None: skipped."""
         return {label.reviewer: label.label for label in self.said}
+
+    @property
+    def key(self) -> str | None:
+        """KEY of `judged_rows`; None where rows have none."""
+        return None if self.row is None else f"{self.row} {'.'.join(map(str, self.lineage or ()))}"
 
     @property
     def tied(self) -> bool:
@@ -118,8 +123,9 @@ def join_labels(
     more[LENGTH] = pl.lit(None, pl.UInt32) if length is None else length
     judged = judged_rows(results, folder, verdict, more)
     kind = judged.collect_schema()[verdict]
-    read = read_labels(files, id_column(results))
-    labels = [label if label.label is None else replace(label, label=as_verdict(label.label, kind)) for label in read]
+    verdicts = judged.drop_nulls(VERDICT).group_by(VERDICT).len().sort("len", VERDICT, descending=[True, False])
+    counted = dict(verdicts.collect(engine="streaming").iter_rows())
+    labels, notes = _as_verdicts(read_labels(files, id_column(results)), kind, counted)
     here = [label for label in labels if label.folder in (None, folder)]
     if not here and labels:
         raise ConfigError(f"{labels[0].where}: the labels are of {labels[0].folder}; give --folder {labels[0].folder}")
@@ -128,11 +134,10 @@ def join_labels(
     unknown = [label for place, label in found if place is None]
     if len(unknown) == len(found):
         raise ConfigError(_no_label_fits(results, files, folder, unknown))
-    verdicts = judged.drop_nulls(VERDICT).group_by(VERDICT).len().sort("len", VERDICT, descending=[True, False])
-    counted = dict(verdicts.collect(engine="streaming").iter_rows())
     joined = [(place, label) for place, label in found if place is not None]
     mute = [(place, label) for place, label in joined if places.rows[place][VERDICT] is None]
     kept = latest((place, label) for place, label in joined if places.rows[place][VERDICT] is not None)
+    _refuse_others(kept.values(), counted, verdict)
     by_row: dict[Hashable, list[Label]] = {}
     for (place, _), label in kept.items():
         by_row.setdefault(place, []).append(label)
@@ -146,8 +151,39 @@ def join_labels(
         "of rows that the run does not have": len(unknown),
         "of another folder": len(labels) - len(here),
     }
-    notes = [f"{len(unknown):,} labels fit no row of the run, the first is {unknown[0].where}"] if unknown else []
+    notes += [f"{len(unknown):,} labels fit no row of the run, the first is {unknown[0].where}"] if unknown else []
     return JoinedLabels(rows, len(labels), counts, [*notes, *_strange(rows, counted, verdict)], counted)
+
+
+def _as_verdicts(
+    labels: Iterable[Label], kind: pl.DataType, verdicts: Mapping[str, int]
+) -> tuple[list[Label], list[str]]:
+    """Return the labels as verdicts are written, those that are none in the first spelling of each, and a line on texts
+    that were read as others."""
+    made, spelled, read = list[Label](), dict[str, str](), Counter[str]()
+    for each in labels:
+        if each.label is None:
+            made.append(each)
+            continue
+        said = as_verdict(each.label, kind, verdicts)
+        said = said if said in verdicts else spelled.setdefault(said.casefold(), said)
+        made.append(replace(each, label=said))
+        if said != each.label and not kind.is_numeric() and (kind != pl.Boolean or said != each.label.lower()):
+            read[f"'{each.label}' as '{said}'"] += 1
+    texts = ", ".join(f"{text} ({n:,})" for text, n in read.most_common())
+    return made, [f"labels are read by what they say: {texts}"] if read else []
+
+
+def _refuse_others(labels: Iterable[Label], verdicts: Mapping[str, int], column: str) -> None:
+    """Raise ConfigError if there are verdicts to choose from, and no label is one: they are of another column."""
+    said = {label.label: label for label in labels if label.label is not None}
+    if len(verdicts) > 1 and said and not said.keys() & verdicts.keys():
+        name, first = next(iter(said.items()))
+        hint = did_you_mean(name, verdicts) or f"; {column} has {', '.join(verdicts)}"
+        raise ConfigError(
+            f"{first.where}: no label is a verdict, and this is '{name}'{hint}; write labels as the verdicts are, or"
+            " name the column that they are about (--verdict)"
+        )
 
 
 def _labelled(row: Mapping[str, Any], labels: Sequence[Label], run: str) -> LabelledRow:

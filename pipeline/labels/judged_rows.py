@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -16,6 +16,8 @@ from pipeline.results.reader import Results
 
 KEY, ID, VERDICT, PROBABILITY, LENGTH = " row", " id", " verdict", " probability", " length"
 """Columns of `judged_rows`, beside those of the run, which have other names."""
+WORDS = ({"true": "yes", "false": "no"}, {"yes": "true", "no": "false"})
+"""Words of two verdicts, and what people may write for each."""
 
 
 def judged_rows(results: Results, folder: str, verdict: str, more: Mapping[str, pl.Expr] = {}) -> pl.LazyFrame:
@@ -79,19 +81,22 @@ def verdict_text(rows: pl.LazyFrame, column: str) -> pl.Expr:
     )
 
 
-def as_verdict(label: str, kind: pl.DataType) -> str:
-    """Return a label as verdicts of a column of `kind` are written: `4` of people is 4.0 of a judge, and True is
-    true."""
-    if kind == pl.Boolean:
-        return label.lower() if label.lower() in ("true", "false") else label
-    if not kind.is_numeric():
+def as_verdict(label: str, kind: pl.DataType, verdicts: Iterable[str] = ()) -> str:
+    """Return a label as verdicts of a column of `kind` are written: `4` of people is 4.0 of a judge. Of texts `Yes ` is
+    yes if that is the one of the `verdicts` which it can be, and true is yes where no others than yes and no are."""
+    if kind.is_numeric():
+        try:
+            number = float(label)
+        except ValueError:
+            return label
+        return text_of(int(number) if kind.is_integer() and number.is_integer() else number) or label
+    plain, there = label.strip().casefold(), {each: each.strip().casefold() for each in verdicts}
+    if label in there:
         return label
-    try:
-        number = float(label)
-    except ValueError:
-        return label
-    whole = kind.is_integer() and number.is_integer()
-    return text_of(int(number) if whole else number) or label
+    words = next((words for words in WORDS if kind == pl.Boolean or (there and {*there.values()} <= {*words})), {})
+    plain = next((word for word, other in words.items() if other == plain), plain)
+    near = [each for each, word in there.items() if word == plain]
+    return near[0] if len(near) == 1 else plain if plain in words else label.strip()
 
 
 class LabelPlaces:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pipeline.api.records import record_json
 
 MARK, MARKED = "'", "defused"
 JSON_LINES = (".jsonl", ".ndjson")
+TEXTS = ("label", "reviewer", "run", "folder", "comment", "stratum", "sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Label:
         id: value of `data.id_column` as text.
         labelled_at: when, with a time zone.
         stratum, stratum_rows: of a sample of `review`: its stratum, and the rows of the run in that.
+        sample: what labels of the same strata have in common; None if the file does not say.
         where: file and line, for messages.
     """
 
@@ -51,6 +54,7 @@ class Label:
     labelled_at: datetime | None = None
     stratum: str | None = None
     stratum_rows: int | None = None
+    sample: str | None = None
     where: str = ""
 
     def joins_by_row(self, run: str, id_column: str | None) -> bool:
@@ -100,7 +104,12 @@ def read_labels(files: Iterable[Path], id_column: str | None = None) -> list[Lab
     Raises:
         ConfigError: a file cannot be read, or a line is no label.
     """
-    return [_label(values, path, where, id_column) for path in files for where, values in _records(path)]
+    reviewers = _reviewers(files := list(files))
+    return [
+        _label(values, path.suffix.lower(), where, id_column, reviewers[path])
+        for path in files
+        for where, values in _records(path)
+    ]
 
 
 def latest(labels: Iterable[tuple[Hashable, Label]]) -> dict[tuple[Hashable, str], Label]:
@@ -115,10 +124,27 @@ def latest(labels: Iterable[tuple[Hashable, Label]]) -> dict[tuple[Hashable, str
     return found
 
 
+def _reviewers(files: Iterable[Path]) -> dict[Path, str]:
+    """Return the reviewer of each file whose labels name none: its name without endings, after as many folders as tell
+    it from the other files (`ann/labels`), with its ending if no folder does."""
+
+    def name(path: Path, parts: int) -> str:
+        whole = path.resolve()
+        bare = whole.name.removesuffix(whole.suffix).replace(f".{MARKED}", "")
+        return "/".join([*whole.parts[-parts:-1], bare]) if parts <= len(whole.parts) else str(whole)
+
+    found = {}
+    for path in files:
+        others = [other for other in files if other.resolve() != path.resolve()]
+        parts = next(n for n in itertools.count(1) if name(path, n) not in {name(other, n) for other in others})
+        found[path] = name(path, parts)
+    return found
+
+
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each record of a file with its place."""
     try:
-        if path.suffix == ".csv":
+        if path.suffix.lower() == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
                 header = file.readline()
                 file.seek(0)
@@ -131,7 +157,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 for fields in lines:
                     values = {k: v.removeprefix(MARK) if marked else v for k, v in fields.items() if k and v}
                     yield f"{path} line {lines.line_num}", values
-        elif path.suffix in JSON_LINES:
+        elif path.suffix.lower() in JSON_LINES:
             with path.open(encoding="utf-8-sig") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
@@ -155,14 +181,14 @@ def _renamed(there: Iterable[str], *wanted: str) -> str:
 def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is no JSON object; a label is one, with 'label' and 'row' or 'id'")
     return values
 
 
-def _label(values: Mapping[str, Any], path: Path, where: str, id_column: str | None) -> Label:
+def _label(values: Mapping[str, Any], ending: str, where: str, id_column: str | None, reviewer: str) -> Label:
     name, row = values.get("id"), values.get("row")
     if name is None and id_column is not None:
         name = values.get(id_column)
@@ -172,27 +198,40 @@ def _label(values: Mapping[str, Any], path: Path, where: str, id_column: str | N
             f"it has {', '.join(values)}{_renamed(values, 'row', 'id', *([id_column] if column and id_column else []))}"
         )
         raise ConfigError(f"{where} names no row: it has neither 'row' nor 'id'{column}; {has}")
-    if "label" not in values and path.suffix != ".csv":  # of CSV an empty field is null
+    if "label" not in values and ending != ".csv":  # of CSV an empty field is null
         raise ConfigError(f"{where} has no 'label'; it has {', '.join(values)}{_renamed(values, 'label')}")
     try:
         lineage, at = values.get("lineage"), values.get("labelled_at")
-        stratum, rows = values.get("stratum"), values.get("stratum_rows")
+        texts = {field: _text(field, values.get(field)) for field in TEXTS}
+        stratum, rows = texts["stratum"], values.get("stratum_rows")
+        if rows is not None and _whole(rows) < 1:
+            raise ValueError(f"stratum_rows is {rows}; the stratum has this row, so it is 1 at least")
         return Label(
-            label=text_of(values.get("label")),
-            reviewer=str(values.get("reviewer") or path.name.removesuffix(path.suffix).replace(f".{MARKED}", "")),
-            run=values.get("run") or None,
-            folder=values.get("folder") or None,
+            label=texts["label"],
+            reviewer=texts["reviewer"] or reviewer,
+            run=texts["run"],
+            folder=texts["folder"],
             row=None if row is None else _whole(row),
             lineage=_lineage(lineage),
-            id=text_of(name),
-            comment=str(values.get("comment") or ""),
+            id=_text("id", name),
+            comment=texts["comment"] or "",
             labelled_at=None if at is None else datetime.fromisoformat(at).astimezone(),
             stratum=plain_stratum(stratum) if stratum else None,
             stratum_rows=None if rows is None else _whole(rows),
+            sample=texts["sample"],
             where=where,
         )
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"{where} is no label: {error}") from error
+
+
+def _text(field: str, value: object) -> str | None:
+    if isinstance(value, list | dict):
+        raise ValueError(f"'{field}' is a {'list' if isinstance(value, list) else 'object'}; it is a text or one value")
+    text = text_of(value)
+    if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"'{field}' has half a character, {text[:40]!a}; write the file anew as UTF-8")
+    return text
 
 
 def _lineage(value: Sequence[int] | str | None) -> tuple[int, ...] | None:
@@ -205,5 +244,8 @@ def _whole(value: object) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(f"{value!r} is no whole number")
     if isinstance(value, str) and value.removesuffix(".0").isdecimal():  # 7.0: pandas writes numbers so beside null
-        return int(value.removesuffix(".0"))
-    return int(value)  # type: ignore[call-overload, no-any-return]
+        value = value.removesuffix(".0")
+    number = int(value)  # type: ignore[call-overload]
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{str(value)[:40]} is no number of a row: it has more than 64 bits")
+    return int(number)

@@ -64,6 +64,7 @@ class ReviewPage:
             "columns": self.columns,
             "choices": self.choices,
             "question": self.question,
+            "sample": sample.name(results.run_id, self.folder),
             "strata": [[stratum.name(blind=self.blind), len(stratum.places)] for stratum in sample.strata],
         }
         text = as_data(head)

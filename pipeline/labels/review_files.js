@@ -1,6 +1,6 @@
 // Files of labels: what is saved, and read again.
 const FIELDS = ("run folder row lineage id reviewer label skipped comment labelled_at stratum stratum_rows"
-  + " defused").split(" ");
+  + " sample defused").split(" ");
 const RUNS = /^['=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/; // what spreadsheets run gets a mark, as output.defuse does
 
 function records() {
@@ -11,7 +11,7 @@ function records() {
     const label = { label: entry.label ?? null, ...(entry.label === null ? { skipped: true } : {}) };
     const said = { reviewer: who, ...label, comment: entry.comment ?? "", labelled_at: entry.at };
     const of = { run: head.run, folder: head.folder, row, ...(lineage?.length ? { lineage } : {}), id };
-    return [{ ...of, ...said, stratum: name, stratum_rows: many }];
+    return [{ ...of, ...said, stratum: name, stratum_rows: many, sample: head.sample }];
   });
 }
 

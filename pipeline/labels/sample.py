@@ -7,6 +7,7 @@ and `lineage`.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ LEAST = 2
 """Rows that are taken of each stratum, so that its spread can be told."""
 TEXTS = (pl.String, pl.Boolean, pl.Enum, pl.Categorical)
 """Types of columns that a verdict has as it is; numbers may be one where they are few."""
+SHOWN = 60
+"""Characters of a stratum's name in a line."""
 Names = Sequence[str]
 
 
@@ -74,28 +77,44 @@ class ReviewSample(NamedTuple):
     places: NDArray[np.int64]
     stratum: NDArray[np.int64]
 
+    def name(self, run: str, folder: str) -> str:
+        """Return what samples of the same strata of a run have in common, whatever their seeds: 16 hex digits."""
+        strata = [[stratum.name(blind=False), len(stratum.places)] for stratum in self.strata]
+        return hashlib.sha256(json.dumps([run, folder, strata]).encode()).hexdigest()[:16]
 
-def members(name: str) -> pl.Expr:
-    """Return the condition of the rows of a stratum, by the name that labels have of it. Raises ConfigError if it is no
-    name of a stratum of `review`."""
+
+def members(name: str, types: Mapping[str, pl.DataType]) -> pl.Expr | None:
+    """Return the condition of the rows of a stratum, by the name that labels have of it; None of a name that `review`
+    does not give. `types`: of the columns of the rows. Raises ConfigError if they can have no such stratum."""
+    text = plain_stratum(name)
+    if not text.startswith("{"):
+        return None
     try:
-        cell = json.loads(plain_stratum(name))
-        return pl.all_horizontal(pl.lit(True), *(_condition(column, value) for column, value in cell.items()))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"'{name}' is no stratum of a sample of review") from error
+        cell = json.loads(text)
+        return pl.all_horizontal(pl.lit(True), *(_condition(column, value, types) for column, value in cell.items()))
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(f"'{text[:SHOWN]}' is no stratum of the rows ({error})") from error
 
 
-def _condition(column: str, value: Any) -> pl.Expr:
+def _condition(column: str, value: Any, types: Mapping[str, pl.DataType]) -> pl.Expr:
+    """Return a part of what `members` does. Raises ValueError, TypeError or OverflowError if it is none."""
+    needs = [*value, LINEAGE.name, ROW.name] if isinstance(value, Mapping) else [column]
+    if lacks := [name for name in needs if name not in types]:
+        raise ValueError(f"they have no column '{lacks[0]}'")
     if isinstance(value, Mapping):
         ((verdict, differs),) = value.items()
-        return _differs(verdict).eq(differs)
+        return _differs(verdict).eq(bool(differs))
     if isinstance(value, list):
+        if not types[column].is_numeric():
+            raise ValueError(f"'{column}' is a {types[column]}")
         number = _number(column)
         if not value:
             return number.is_null()
-        low, high = value
+        low, high = (None if limit is None else float(limit) for limit in value)
         limits = [number >= low] if low is not None else []
         return pl.all_horizontal(number.is_not_null(), *limits, *([number < high] if high is not None else []))
+    if types[column].is_nested() or not isinstance(value, str | None):
+        raise ValueError(f"'{column}' is a {types[column]}, and the value no text")
     return pl.col(column).cast(pl.String).eq_missing(pl.lit(value, pl.String))
 
 

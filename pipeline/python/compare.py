@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from pipeline.python.result import Result
 from pipeline.results.compare import figures_by_name, joined
 from pipeline.results.comparison import letters_of, sections
 from pipeline.results.reader import Results, read_results
+from pipeline.run_dir.names import DATA
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,11 +45,21 @@ class Comparison:
         return self.text
 
 
-def compare(first: Result | str | Path, *others: Result | str | Path) -> Comparison:
+def compare(
+    first: Result | str | Path,
+    *others: Result | str | Path,
+    labels: str | Path | Iterable[str | Path] = (),
+    verdict: str | None = None,
+    folder: str = DATA,
+) -> Comparison:
     """Compare runs, each against the first. They are results, or directories of runs.
 
+    Args:
+        labels, verdict, folder: a file of people's labels, or several, and the column and the folder of the rows that
+            they are about: `text` then ends with which run's verdicts people agree with more (docs/judges.md).
+
     Raises:
-        ConfigError: there is only one, or a directory is not that of a run.
+        ConfigError: there is only one, a directory is not that of a run, or the labels are of no row of both.
 
     Example:
         >>> from pipeline import compare, run
@@ -74,7 +86,16 @@ def compare(first: Result | str | Path, *others: Result | str | Path) -> Compari
     kinds |= {"rows": pl.Int64}
     kinds |= dict.fromkeys(("first", "other", "difference", "standard_error", "p"), pl.Float64)
     kinds |= dict.fromkeys(("only_first", "only_other"), pl.Int64)
-    text = "\n\n".join("\n".join(section) for section in sections(runs, named))
+    said = list(sections(runs, named))
+    files = [Path(labels)] if isinstance(labels, str | Path) else [Path(file) for file in labels]
+    if bool(files) != bool(verdict):
+        raise ConfigError("labels and verdict go together: the labels are of rows, not of a column")
+    if verdict:
+        from pipeline.labels.paired_labels import by_labels
+
+        pairs = zip(letters[1:], runs[1:], strict=True)
+        said += [by_labels(runs[0], other, files, verdict, folder, letter) for letter, other in pairs]
+    text = "\n\n".join("\n".join(section) for section in said)
     return Comparison(text, pl.DataFrame(columns), pl.DataFrame(rows, schema=kinds))
 
 

@@ -214,7 +214,12 @@ REFUSED: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("an empty file", {}, [], "there are no labels in it"),
     ("another run", {}, [{"run": "r0", "row": 0, "label": "yes"}], "of run r0, not of run r1"),
     ("another id", {}, [{"row": 0, "id": "b0", "label": "yes"}], "row 0 of the run has the id 'a0'"),
-    ("two kinds", {}, [{"row": 0, "label": "no"}, {"row": 1, "label": "no", "stratum": "s"}], "of one kind"),
+    (
+        "two kinds",
+        {},
+        [{"row": 0, "label": "no"}, {"row": 1, "label": "no", "stratum": "s"}],
+        "line 1: the row is of no stratum",
+    ),
     ("no positive", {"positive": "yse"}, [{"row": 0, "label": "yes"}], "--positive: neither a verdict nor a label is"),
     ("no probability", {"probability": "id"}, [{"row": 0, "label": "yes"}], "--probability: column 'id' is a String"),
     (

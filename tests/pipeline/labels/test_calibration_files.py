@@ -33,13 +33,15 @@ def calibrate(out) -> str:
     return (out / CARD).read_text(encoding="utf-8")
 
 
-def test_the_card_of_a_run_says_what_people_would_and_the_next_attempt_writes_the_same(out):
+def test_the_card_of_a_run_says_what_people_would_and_the_next_attempt_writes_the_same(out, capsys):
     assert run(out) == ExitCode.DONE
     plain = (out / CARD).read_text(encoding="utf-8")
     card = calibrate(out)
     assert "People would have agreed with `finish_reason` in 83.3 % (43.6 to 97.0 % with a confidence of 95 %)" in card
     assert "by 6 labels of 1 reviewer." in card
+    capsys.readouterr()
     assert card == calibrate(out)
+    assert "replaced    figures of finish_reason by 6 labels of l.jsonl" in capsys.readouterr().out
     assert run(out) == ExitCode.DONE
     assert (out / CARD).read_text(encoding="utf-8") == card
     (out / CALIBRATION).unlink()

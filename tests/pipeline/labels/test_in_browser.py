@@ -96,6 +96,7 @@ def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
         assert {(label.reviewer, label.folder) for label in labels} == {('Ann, "=A"', "data")}
         assert all(label.id == f"r{label.row}" and label.labelled_at is not None for label in labels)
         assert [label.comment for label in labels if label.comment] == ['=1, "a"\nb']
+        assert {label.sample for label in labels} == {data["head"]["sample"]}
         assert {(label.stratum, label.stratum_rows) for label in labels} == set(map(tuple, data["head"]["strata"]))
         for file in (lines, table):
             await page.run("localStorage.clear()")

@@ -8,6 +8,7 @@ import pytest
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.labels.paired_labels import paired_difference
+from pipeline.python.compare import compare
 from tests.pipeline.labels.judged_runs import judged, labels
 
 
@@ -31,6 +32,7 @@ def test_rows_are_paired_by_id_wherever_they_stand_whichever_run_was_labelled(tm
     assert cells[1:3] == ["9", "44.4"]  # the row that b has no verdict of is left out
     assert cells[-3:] == ["1", "5", "0.22"]
     assert f"{100 * 4 / 9:+.1f} %" in printed
+    assert compare(*runs, labels=file, verdict="verdict").text.endswith(printed.rstrip())
     if of == "a":
         assert "1 labelled rows have no verdict in" in printed
 
