@@ -40,7 +40,7 @@ class Grade(Operator, Concludes):
     | exact | the same text, but for white space at both ends |
     | normalised | the same in NFKC without case, punctuation, a, an, the, and white space (SQuAD's exact match) |
     | f1 | as normalised; and `f1` is the F1 of the words that both have (SQuAD's) |
-    | number | the same number: the last one of each text, or that of a line `#### 42` |
+    | number | the same number in English form (1,234.5): the last one of each text, or that of a line `#### 42` |
     | regex | an answer in which the expected pattern is found |
     | contains | an answer that has the expected text somewhere, without case |
     | choice | the chosen option, as Choose gives it: expected is its text, a letter (A) or its place, a number from 0 |
@@ -49,7 +49,7 @@ class Grade(Operator, Concludes):
     Args:
         metric: one of the table.
         expected: column of what is right: texts or numbers, or lists of them, of which any will do. null: `expected`,
-            or where there is none `answer`. Not read by judge.
+            or where there is none `answer`. By judge it is only looked at: what the prompt of the verdict showed.
         answer: column of what was answered.
         by: columns whose values, together, are the groups of the table.
         extract: a regular expression, in the syntax of Rust: its first group, or else all that it finds first in the
@@ -95,7 +95,7 @@ class Grade(Operator, Concludes):
         except ValueError as error:
             raise ConfigError(f"extract {error}") from error
         self._metric, self._answer, self._extract = metric, answer, extract
-        self._expected = None if metric == JUDGE else expected
+        self._expected = expected
         self._by = [by] if isinstance(by, str) else by or []
         self._options, self._positive = options, positive
         self._fields = named(CORRECT[: 1 + (metric == F1)], as_)
@@ -109,15 +109,14 @@ class Grade(Operator, Concludes):
                 raise SchemaError(f"by: column '{name}' is {schema.field(name).type}, and a group has one value")
         if isinstance(self._options, str):
             require_column(schema, self._options, [pa.list_(pa.string())])
-        if self._metric != JUDGE:
-            self._expected = self._expected or next((name for name in EXPECTED if name in schema.names), None)
-            if self._expected is None:
-                there = ", ".join(schema.names)
-                raise SchemaError(f"say with expected: NAME which column has the expected answers; there are {there}")
-            kind = require_column(schema, self._expected).type
-            kind = kind.value_type if pa.types.is_list(kind) else kind
-            if not any(is_one(kind) for is_one in _VALUES):
-                raise SchemaError(f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them")
+        self._expected = self._expected or next((name for name in EXPECTED if name in schema.names), None)
+        if self._expected is None:
+            there = ", ".join(schema.names)
+            raise SchemaError(f"say with expected: NAME which column has the expected answers; there are {there}")
+        kind = require_column(schema, self._expected).type
+        kind = kind.value_type if pa.types.is_list(kind) else kind
+        if not any(is_one(kind) for is_one in _VALUES):
+            raise SchemaError(f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them")
         self._schema = add_columns(schema, *self._fields)
         return self._schema
 
@@ -126,13 +125,14 @@ class Grade(Operator, Concludes):
         answers = data.column(self._answer).to_pylist()
         if self._extract is not None:
             answers = pl.Series(answers, dtype=pl.String).str.extract(self._extract, self._group).to_list()
-        expected = repeat(self._positive) if self._expected is None else data.column(self._expected).to_pylist()
+        expected = data.column(self._expected).to_pylist()
         options = data.column(self._options).to_pylist() if isinstance(self._options, str) else repeat(self._options)
         failed: dict[int, str] = {}
         grades: list[tuple[bool, float]] = []
         for i, (answer, value, texts) in enumerate(zip(answers, expected, options, strict=False)):
             try:
-                grades.append(self._grade(answer or "", _texts(value, texts)))
+                right = _texts(value, texts)
+                grades.append(self._grade(answer or "", [self._positive] if self._metric == JUDGE else right))
             except ValueError as error:
                 failed[i] = f"column '{self._expected}' {error}"
         rejects, batch = set_apart(batch, failed)
@@ -144,8 +144,7 @@ class Grade(Operator, Concludes):
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
         """The accuracy by group."""
-        against = "" if self._expected is None else f" against {self._expected}"
-        yield f"{node}: {self._metric}, {self._answer}{against}"
+        yield f"{node}: {self._metric}, {self._answer} against {self._expected}"
         yield from accuracy_lines(directory, self._by, *(field.name for field in self._fields))
 
     def _grade(self, answer: str, expected: Sequence[str]) -> tuple[bool, float]:

@@ -48,9 +48,9 @@ def graded(expected: Any, answer: str | None, metric: str = "exact", /, **argume
         ("choice", "B", "green", False),
         ("choice", 1, "green", True),
         ("choice", [0, 1], "green", True),
-        ("judge", "is not read", "yes", True),
+        ("judge", "is only looked at", "yes", True),
         ("regex", ".*", "", False),
-        ("judge", "is not read", "no", False),
+        ("judge", "is only looked at", "no", False),
         *((metric, "1", answer, False) for metric in METRICS if metric != "choice" for answer in (None, "", " \n")),
     ],
 )
@@ -90,6 +90,7 @@ def test_the_first_group_of_extract_is_compared(extract, answer, right):
     [
         ("exact", " ", "column 'expected' has no expected answer: it is null or empty"),
         ("exact", [None, ""], "has no expected answer"),
+        ("judge", "", "has no expected answer"),
         ("number", "none", "column 'expected' has no number: 'none'"),
         ("number", ["1", "one"], "has no number: 'one'"),
         ("number", float("nan"), "has no number: 'NaN'"),
@@ -129,9 +130,10 @@ def test_without_a_name_the_column_expected_is_taken_or_else_answer():
     ("arguments", "more", "says"),
     [
         ({}, [], "say with expected: NAME which column has the expected answers; there are row, question, completion"),
+        ({"metric": "judge"}, [], "say with expected: NAME"),
         ({"expected": "gold"}, [], "needs a column 'gold'; the input has row, question, completion"),
         ({"answer": "reply"}, [], "needs a column 'reply'"),
-        ({"metric": "judge", "by": "subject"}, [], "needs a column 'subject'"),
+        ({"metric": "judge", "answer": "question", "by": "subject"}, [], "needs a column 'subject'"),
         ({"by": "tags"}, [("tags", pa.list_(pa.string()))], "a group has one value"),
         ({}, [("answer", pa.struct([("text", pa.string())]))], "not texts, numbers or lists of them"),
         ({}, [("answer", pa.string()), ("correct", pa.bool_())], "would write the column 'correct'"),
