@@ -165,13 +165,23 @@ def _texts(value: Any, options: Sequence[str] | None) -> list[str]:
     if not values:
         raise ValueError("has no expected answer: it is null or empty")
     if options is None:
-        return [each if isinstance(each, str) else record_json(each) for each in values]
+        return [text for each in values for text in _written(each)]
     return [_option(each, options) for each in values]
+
+
+def _written(value: Any) -> list[str]:
+    """Return how a text may say `value`: a boolean as JSON or Python, a whole number with and without `.0`, which a
+    column gets that has nulls or other numbers, too."""
+    if isinstance(value, bool):
+        return [str(value).lower(), str(value)]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return [str(int(value)), str(value)]
+    return [value if isinstance(value, str) else record_json(value)]
 
 
 def _option(value: Any, options: Sequence[str]) -> str:
     """Return the option that `value` means: its text, a letter, or its place, a whole number from 0."""
-    place = value if isinstance(value, int) and not isinstance(value, bool) else None
+    place = int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
     if isinstance(value, str):
         if value in options:
             return value

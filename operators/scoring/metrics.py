@@ -35,9 +35,18 @@ def normalised(text: str) -> str:
     """Return `text` as SQuAD's official script compares answers: in lower case, without punctuation, without the words
     a, an and the, and with single spaces. Before that its characters take the form NFKC, and punctuation is that of
     Unicode (the categories P), where the script knows that of ASCII alone; of ASCII both make the same."""
+    return " ".join(_ARTICLES.sub(" ", _bare(text)).split())
+
+
+def _bare(text: str) -> str:
     lower = unicodedata.normalize("NFKC", text).lower()
-    bare = "".join(c for c in lower if c not in string.punctuation and not unicodedata.category(c).startswith("P"))
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    return "".join(c for c in lower if c not in string.punctuation and not unicodedata.category(c).startswith("P"))
+
+
+def compared(text: str) -> str:
+    """Return `text` as `normalised`; what has articles alone (the letter A) keeps them, and what has punctuation alone
+    keeps it: else all of these would be equal."""
+    return normalised(text) or " ".join(_bare(text).split()) or text.strip()
 
 
 def token_f1(expected: str, answer: str) -> float:
@@ -85,9 +94,11 @@ def metrics(tolerance: float = 0.0) -> dict[str, Metric]:
     near = Fraction(str(tolerance))
     return {
         "exact": Metric(str.strip, lambda expected, answer: float(expected == answer.strip())),
-        "normalised": Metric(normalised, lambda expected, answer: float(expected == normalised(answer))),
+        "normalised": Metric(compared, lambda expected, answer: float(expected == compared(answer))),
         "number": Metric(_number, partial(same_number, tolerance=near)),
         "regex": Metric(_pattern, _found),
-        "contains": Metric(_folded, lambda expected, answer: float(expected in _folded(answer))),
-        "f1": Metric(normalised, lambda expected, answer: token_f1(expected, normalised(answer))),
+        "contains": Metric(
+            lambda text: _folded(text).strip(), lambda expected, answer: float(expected in _folded(answer))
+        ),
+        "f1": Metric(compared, lambda expected, answer: token_f1(expected, compared(answer))),
     }
