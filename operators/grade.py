@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from operators.rows.batches import set_apart
 from operators.scoring.accuracy import accuracy_lines
-from operators.scoring.columns import named
+from operators.scoring.columns import named, require_options
 from operators.scoring.metrics import groups_of, metrics
 from operators.settings.checks import check, check_one_of
 from pipeline.api import Batch, Concludes, ConfigError, Operator, Output, Scope, add_columns, require_column
@@ -24,6 +24,7 @@ CHOICE, JUDGE, F1 = "choice", "judge", "f1"
 METRICS = ("exact", "normalised", "number", "regex", "contains", F1, JUDGE, CHOICE)
 EXPECTED = ("expected", "answer")
 """Columns of expected answers, where none is named: the first of them that there is."""
+A_MAP = " a Map step before makes them (columns: {gold: answers.text}, or {gold: 'CAST(price AS DOUBLE)'})"
 _VALUES = (pa.types.is_string, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 CORRECT = (pa.field("correct", pa.bool_()), pa.field(F1, pa.float64()))
 
@@ -108,7 +109,7 @@ class Grade(Operator, Concludes):
             if pa.types.is_nested(require_column(schema, name).type):
                 raise SchemaError(f"by: column '{name}' is {schema.field(name).type}, and a group has one value")
         if isinstance(self._options, str):
-            require_column(schema, self._options, [pa.list_(pa.string())])
+            require_options(schema, self._options)
         self._expected = self._expected or next((name for name in EXPECTED if name in schema.names), None)
         if self._expected is None:
             there = ", ".join(schema.names)
@@ -116,7 +117,9 @@ class Grade(Operator, Concludes):
         kind = require_column(schema, self._expected).type
         kind = kind.value_type if pa.types.is_list(kind) else kind
         if not any(is_one(kind) for is_one in _VALUES):
-            raise SchemaError(f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them")
+            raise SchemaError(
+                f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them;" + A_MAP
+            )
         self._schema = add_columns(schema, *self._fields)
         return self._schema
 

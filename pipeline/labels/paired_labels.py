@@ -82,7 +82,7 @@ def _verdicts(
     keys = join_keys(owner, other, ours, theirs)
     if not keys:
         raise ConfigError(
-            f"neither an id column nor '{ROW.name}' tells the rows of both {owner.directory} and {other.directory} apart"
+            f"neither an id column nor '{ROW.name}' tells apart the rows of {owner.directory} and {other.directory}"
         )
     key = pl.col(ROW.name).cast(pl.String) if keys[0] == ROW.name else pl.col(ID)
     if LINEAGE.name in keys:

@@ -148,7 +148,8 @@ def test_without_a_name_the_column_expected_is_taken_or_else_answer():
         ({"by": "tags"}, [("tags", pa.list_(pa.string()))], "a group has one value"),
         ({}, [("answer", pa.struct([("text", pa.string())]))], "not texts, numbers or lists of them"),
         ({}, [("answer", pa.string()), ("correct", pa.bool_())], "would write the column 'correct'"),
-        ({"metric": "choice", "options": "choices"}, [("choices", pa.string())], "it must be list"),
+        ({"metric": "choice", "options": "choices"}, [("choices", pa.string())], "which a CSV cannot hold"),
+        ({}, [("answer", pa.decimal128(9, 2))], "a Map step before makes them"),
     ],
 )
 def test_columns_that_do_not_fit_are_named_before_a_row_is_read(arguments, more, says):
