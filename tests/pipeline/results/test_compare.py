@@ -198,7 +198,9 @@ def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
 
 
 def test_of_samples_the_prompts_are_what_differs_by_chance(tmp_path):
-    a = [{"row": i // 2, "lineage": [i % 2], "completion": "x", "ok": i > 3, "n": i * 1.0} for i in range(12)]
+    a: list[dict[str, Any]] = [
+        {"row": i // 2, "lineage": [i % 2], "completion": "x", "ok": i > 3, "n": i * 1.0} for i in range(12)
+    ]
     b = [{**row, "ok": row["ok"] or row["row"] == 0, "n": row["n"] + row["row"]} for row in a]
     found = compared(tmp_path, a, b)
     assert [tuple(s) for s in found.shares] == [("ok", 12, 8, 10, 0, 2, 0, 1)]
