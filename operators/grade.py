@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from operators.rows.batches import set_apart
 from operators.scoring.accuracy import accuracy_lines
-from operators.scoring.columns import named
+from operators.scoring.columns import named, require_options
 from operators.scoring.metrics import groups_of, metrics
 from operators.settings.checks import check, check_one_of
 from pipeline.api import Batch, Concludes, ConfigError, Operator, Output, Scope, add_columns, require_column
@@ -24,6 +24,7 @@ CHOICE, JUDGE, F1 = "choice", "judge", "f1"
 METRICS = ("exact", "normalised", "number", "regex", "contains", F1, JUDGE, CHOICE)
 EXPECTED = ("expected", "answer")
 """Columns of expected answers, where none is named: the first of them that there is."""
+A_MAP = " a Map step before makes them (columns: {gold: answers.text}, or {gold: 'CAST(price AS DOUBLE)'})"
 _VALUES = (pa.types.is_string, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 CORRECT = (pa.field("correct", pa.bool_()), pa.field(F1, pa.float64()))
 
@@ -40,7 +41,7 @@ class Grade(Operator, Concludes):
     | exact | the same text, but for white space at both ends |
     | normalised | the same in NFKC without case, punctuation, a, an, the, and white space (SQuAD's exact match) |
     | f1 | as normalised; and `f1` is the F1 of the words that both have (SQuAD's) |
-    | number | the same number: the last one of each text, or that of a line `#### 42` |
+    | number | the same number in English form (1,234.5): the last one of each text, or that of a line `#### 42` |
     | regex | an answer in which the expected pattern is found |
     | contains | an answer that has the expected text somewhere, without case |
     | choice | the chosen option, as Choose gives it: expected is its text, a letter (A) or its place, a number from 0 |
@@ -49,7 +50,7 @@ class Grade(Operator, Concludes):
     Args:
         metric: one of the table.
         expected: column of what is right: texts or numbers, or lists of them, of which any will do. null: `expected`,
-            or where there is none `answer`. Not read by judge.
+            or where there is none `answer`. By judge it is only looked at: what the prompt of the verdict showed.
         answer: column of what was answered.
         by: columns whose values, together, are the groups of the table.
         extract: a regular expression, in the syntax of Rust: its first group, or else all that it finds first in the
@@ -95,7 +96,7 @@ class Grade(Operator, Concludes):
         except ValueError as error:
             raise ConfigError(f"extract {error}") from error
         self._metric, self._answer, self._extract = metric, answer, extract
-        self._expected = None if metric == JUDGE else expected
+        self._expected = expected
         self._by = [by] if isinstance(by, str) else by or []
         self._options, self._positive = options, positive
         self._fields = named(CORRECT[: 1 + (metric == F1)], as_)
@@ -108,16 +109,17 @@ class Grade(Operator, Concludes):
             if pa.types.is_nested(require_column(schema, name).type):
                 raise SchemaError(f"by: column '{name}' is {schema.field(name).type}, and a group has one value")
         if isinstance(self._options, str):
-            require_column(schema, self._options, [pa.list_(pa.string())])
-        if self._metric != JUDGE:
-            self._expected = self._expected or next((name for name in EXPECTED if name in schema.names), None)
-            if self._expected is None:
-                there = ", ".join(schema.names)
-                raise SchemaError(f"say with expected: NAME which column has the expected answers; there are {there}")
-            kind = require_column(schema, self._expected).type
-            kind = kind.value_type if pa.types.is_list(kind) else kind
-            if not any(is_one(kind) for is_one in _VALUES):
-                raise SchemaError(f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them")
+            require_options(schema, self._options)
+        self._expected = self._expected or next((name for name in EXPECTED if name in schema.names), None)
+        if self._expected is None:
+            there = ", ".join(schema.names)
+            raise SchemaError(f"say with expected: NAME which column has the expected answers; there are {there}")
+        kind = require_column(schema, self._expected).type
+        kind = kind.value_type if pa.types.is_list(kind) else kind
+        if not any(is_one(kind) for is_one in _VALUES):
+            raise SchemaError(
+                f"expected: column '{self._expected}' is {kind}, not texts, numbers or lists of them;" + A_MAP
+            )
         self._schema = add_columns(schema, *self._fields)
         return self._schema
 
@@ -126,13 +128,14 @@ class Grade(Operator, Concludes):
         answers = data.column(self._answer).to_pylist()
         if self._extract is not None:
             answers = pl.Series(answers, dtype=pl.String).str.extract(self._extract, self._group).to_list()
-        expected = repeat(self._positive) if self._expected is None else data.column(self._expected).to_pylist()
+        expected = data.column(self._expected).to_pylist()
         options = data.column(self._options).to_pylist() if isinstance(self._options, str) else repeat(self._options)
         failed: dict[int, str] = {}
         grades: list[tuple[bool, float]] = []
         for i, (answer, value, texts) in enumerate(zip(answers, expected, options, strict=False)):
             try:
-                grades.append(self._grade(answer or "", _texts(value, texts)))
+                right = _texts(value, texts)
+                grades.append(self._grade(answer or "", [self._positive] if self._metric == JUDGE else right))
             except ValueError as error:
                 failed[i] = f"column '{self._expected}' {error}"
         rejects, batch = set_apart(batch, failed)
@@ -144,8 +147,7 @@ class Grade(Operator, Concludes):
 
     def report(self, directory: Path, node: str) -> Iterable[str]:
         """The accuracy by group."""
-        against = "" if self._expected is None else f" against {self._expected}"
-        yield f"{node}: {self._metric}, {self._answer}{against}"
+        yield f"{node}: {self._metric}, {self._answer} against {self._expected}"
         yield from accuracy_lines(directory, self._by, *(field.name for field in self._fields))
 
     def _grade(self, answer: str, expected: Sequence[str]) -> tuple[bool, float]:
@@ -166,13 +168,23 @@ def _texts(value: Any, options: Sequence[str] | None) -> list[str]:
     if not values:
         raise ValueError("has no expected answer: it is null or empty")
     if options is None:
-        return [each if isinstance(each, str) else record_json(each) for each in values]
+        return [text for each in values for text in _written(each)]
     return [_option(each, options) for each in values]
+
+
+def _written(value: Any) -> list[str]:
+    """Return how a text may say `value`: a boolean as JSON or Python, a whole number with and without `.0`, which a
+    column gets that has nulls or other numbers, too."""
+    if isinstance(value, bool):
+        return [str(value).lower(), str(value)]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return [str(int(value)), str(value)]
+    return [value if isinstance(value, str) else record_json(value)]
 
 
 def _option(value: Any, options: Sequence[str]) -> str:
     """Return the option that `value` means: its text, a letter, or its place, a whole number from 0."""
-    place = value if isinstance(value, int) and not isinstance(value, bool) else None
+    place = int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
     if isinstance(value, str):
         if value in options:
             return value

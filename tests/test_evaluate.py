@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from operators.prompts.columns import used_columns
+from operators.prompts.template import Template
 from pipeline import PROJECT, run
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
+from pipeline.config.compose import composed
+from pipeline.config.jobs import find_job
 from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs whole jobs with the model that ships")
@@ -43,6 +48,23 @@ def test_a_metric_grades_every_row_and_tells_the_accuracy(metric, tmp_path, caps
         assert right > 9
     if metric == "judge":
         assert [row["correct"] for row in rows] == [row["verdict"] == "yes" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("given", "row", "shown"),
+    [
+        ({}, {"expected": "a", "answer": "b"}, "a"),
+        ({}, {"answer": 42}, "42"),
+        ({}, {"expected": ["a", None, "b"]}, "a or b"),
+        ({"steps.grade.op.expected": "the gold"}, {"the gold": "c", "expected": "a"}, "c"),
+    ],
+)
+def test_a_judge_is_shown_what_every_other_metric_compares_with(given, row, shown):
+    job = composed(find_job("evaluate"), {"metric": "judge"}, given)
+    prompt = Template(job.nodes["verdict_prompt"].op["messages"][0]["content"], "prompt", strict=True)
+    used_columns(prompt, pa.schema([(name, pa.string()) for name in ("question", "completion", *row)]))
+    lines = prompt.render({"question": "Q", "completion": "C", **row}).splitlines()
+    assert lines[:3] == ["Question: Q", f"Right answer: {shown}", "Answer: C"]
 
 
 def test_numbers_of_a_file_of_ones_own_with_samples_and_a_comparison(tmp_path, capsys):

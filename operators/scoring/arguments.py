@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.scoring.columns import CHOICE, RERANK, SCORE, named
+from operators.scoring.columns import CHOICE, RERANK, SCORE, named, require_options
 from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.checks import check, check_one_of
 from operators.settings.runtime import EngineSettings
-from pipeline.api.records import require_column
 
 NORMALIZE = ("none", "bytes", "tokens")
 
@@ -67,7 +66,7 @@ class ChooseArguments:
 
     def _check_options(self, schema: pa.Schema) -> None:
         if self._column is not None:
-            require_column(schema, self._column, [pa.list_(pa.string())])
+            require_options(schema, self._column)
 
     def _options_of(self, data: pa.RecordBatch) -> list[list[str]]:
         """Return the options of each row; where a row has none, or one that is none, see `_why_not`."""

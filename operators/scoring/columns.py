@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from operators.generation.completions import LOGPROBS
 from operators.scoring.answers_rows import Answer
+from pipeline.api.errors import SchemaError
+from pipeline.api.records import require_column
 
 EMBEDDING = "embedding"
 SCORE = (
@@ -35,6 +37,16 @@ Choice = tuple[str, int, list[float], float]
 """The values of CHOICE in a row."""
 Ranking = tuple[list[int], list[float], list[str], int | None]
 """The values of RERANK in a row."""
+
+
+def require_options(schema: pa.Schema, name: str) -> None:
+    """Raise SchemaError unless the column `name` has lists of texts."""
+    if require_column(schema, name).type != pa.list_(pa.string()):
+        kind = schema.field(name).type
+        raise SchemaError(
+            f"options: column '{name}' has type {kind}; it must be list<item: string>, which a CSV cannot hold: give"
+            " JSON Lines or Parquet, or the same options for all rows (options: [yes, no])"
+        )
 
 
 def named(fields: Sequence[pa.Field], as_: str | None) -> list[pa.Field]:

@@ -96,6 +96,8 @@ def unknown_key(key: str) -> str:
     group, _, leaf = key.rpartition(".")
     if key == "prompt":
         return "unknown key 'prompt'; it is one of a step (steps: {answer: {prompt: ...}}), or is data.prompt_template"
+    if key in keys and group not in GROUPS:
+        return f"'{key}' cannot be given beside {group}=...; leave that one out, the keys of {group} do without it"
     if key in keys:
         return f"'{key}' is a key of another option of {group}; choose that one ({group}=...)"
     inside = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == group]

@@ -82,7 +82,7 @@ def _verdicts(
     keys = join_keys(owner, other, ours, theirs)
     if not keys:
         raise ConfigError(
-            f"rows of {owner.directory} and {other.directory} have no id column and no '{ROW.name}' in both"
+            f"neither an id column nor '{ROW.name}' tells apart the rows of {owner.directory} and {other.directory}"
         )
     key = pl.col(ROW.name).cast(pl.String) if keys[0] == ROW.name else pl.col(ID)
     if LINEAGE.name in keys:

@@ -27,7 +27,8 @@ class Comparison:
         figures: a row for each number of the runs (rows, tokens, times), a column for each run.
         paired: a row for each column of booleans (`kind` share) and numbers (mean) of each run but the first, over the
             `rows` in which both have a value: `first` and `other`, `difference`, its `standard_error`; of booleans how
-            many are true in one alone (`only_first`, `only_other`), and `p` of McNemar's exact test.
+            many are true in one alone (`only_first`, `only_other`), and `p` of McNemar's exact test. With samples `p`
+            and `standard_error` are over prompts.
 
     Example:
         >>> from pipeline import compare, run

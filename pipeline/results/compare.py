@@ -173,7 +173,7 @@ def _settings(run: Results) -> dict[str, Any]:
 
 
 def joined(a: Results, b: Results, folder: str) -> Joined | None:
-    """Join the rows of `folder` of both runs; None if one has no rows there, or they have no common key."""
+    """Join the rows of `folder` of both runs; None if one has no rows there, or no key tells the rows of both apart."""
     rows_a, rows_b = a.rows(folder), b.rows(folder)
     if rows_a is None or rows_b is None:
         return None
@@ -194,12 +194,13 @@ def joined(a: Results, b: Results, folder: str) -> Joined | None:
         pairs["in b"].null_count(),
         pairs["in a"].null_count(),
         [Agreement(c, int(same[c].sum()), _first(both.filter(~same[c]), c, rows_a, rows_b, keys)) for c in columns],
-        *paired(measures, booleans, numbers),
+        *paired(measures, booleans, numbers, _names(keys)[0] if LINEAGE.name in keys else None),
     )
 
 
 def join_keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame) -> list[str]:
-    """Return the id column if both runs have the same and it is unique, else `row`; and `lineage` if there is one."""
+    """Return the id column if both runs have the same and it is unique, else `row`; and `lineage` if both have one.
+    Where one run alone has samples, none of its rows is the partner of a row of the other, and there is no key."""
     common = set(rows_a.collect_schema().names()) & set(rows_b.collect_schema().names())
     lineage = [LINEAGE.name] if LINEAGE.name in common else []
     ids = [(run.config.get("data") or {}).get("id_column") for run in (a, b)]
@@ -207,7 +208,11 @@ def join_keys(a: Results, b: Results, rows_a: pl.LazyFrame, rows_b: pl.LazyFrame
         keys = [ids[0], *lineage]
         if all(_are_unique(rows, keys) for rows in (rows_a, rows_b)):
             return keys
-    return [ROW.name, *lineage] if ROW.name in common else []
+    if ROW.name not in common:
+        return []
+    both_or_none = lineage or not any(LINEAGE.name in rows.collect_schema() for rows in (rows_a, rows_b))
+    unique = both_or_none or all(_are_unique(rows, [ROW.name]) for rows in (rows_a, rows_b))
+    return [ROW.name, *lineage] if unique else []
 
 
 def _are_unique(rows: pl.LazyFrame, keys: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.api.records import LINEAGE
 from pipeline.monitor.wording import number, one_line, printable, share
 from pipeline.results.compare import (
     Agreement,
@@ -23,6 +24,11 @@ MOST_LINES = 40
 LONGEST_VALUE = 200
 LONGEST_SETTING = 160
 SMALLEST_P = 0.0001
+OVER_PROMPTS = "  p and std. error are over prompts: rows of one prompt depend on each other"
+NO_KEY = (
+    "neither an id column nor 'row' and 'lineage' tell the rows of both apart; of runs of which one has samples the"
+    " other needs as many (sampling.n)"
+)
 CONTEXT = 20
 """Characters that are shown before the first difference of two texts."""
 
@@ -80,7 +86,7 @@ def _rejects_head(letters: Sequence[str]) -> list[str]:
 
 def _rows(folder: str, rows: Joined | None, letter: str) -> list[str]:
     if rows is None:
-        return [f"rows of {folder}: cannot be joined, there is neither an id column nor a column 'row' in both"]
+        return [f"rows of {folder}: not joined, {NO_KEY}"]
     by = ", ".join(rows.keys)
     alone = f"{rows.only_a:,} only in A, {rows.only_b:,} only in {letter}"
     head = [f"rows of {folder}, joined by {by}: {rows.both:,} in both, {alone}"]
@@ -92,6 +98,7 @@ def _rows(folder: str, rows: Joined | None, letter: str) -> list[str]:
         *(line for column in rows.columns for line in _column(column, rows.both, letter)),
         *_indented(_shares(rows.shares, letter)),
         *_indented(_means([m for m in rows.means if m.differ or m.column not in listed], letter)),
+        *([OVER_PROMPTS] if LINEAGE.name in rows.keys and (rows.shares or rows.means) else []),
     ]
 
 

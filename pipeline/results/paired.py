@@ -21,7 +21,7 @@ SEEDS = ("seed",)
 
 class PairedShare(NamedTuple):
     """Boolean column of two runs, over the `rows` in which both have a value: how many are true in A, in B, in A alone
-    and in B alone."""
+    and in B alone; and in how many prompts more rows are true in A, and in B. Without samples a row is a prompt."""
 
     column: str
     rows: int
@@ -29,18 +29,21 @@ class PairedShare(NamedTuple):
     true_b: int
     only_a: int
     only_b: int
+    prompts_a: int
+    prompts_b: int
 
     @property
     def p(self) -> float:
-        """The p value of McNemar's exact test: no difference between A and B makes the rows that differ split at least
-        so unevenly with this probability."""
-        return mcnemar(self.only_a, self.only_b)
+        """The p value of McNemar's exact test: no difference between A and B makes the prompts that differ split at
+        least so unevenly with this probability. With samples it is the sign test of prompts, since samples of one
+        prompt depend on each other."""
+        return mcnemar(self.prompts_a, self.prompts_b)
 
 
 class PairedMean(NamedTuple):
     """Column of numbers in two runs, over the `rows` in which both have a finite value (means and `standard_error` of
-    the difference B - A are None if there are too few). `differ`: rows of all that both have with unequal values, null
-    among them."""
+    the difference B - A, over prompts, are None if there are too few). `differ`: rows of all that both have with
+    unequal values, null among them."""
 
     column: str
     rows: int
@@ -73,36 +76,55 @@ def means(rows: pl.LazyFrame, keys: Sequence[str]) -> tuple[dict[str, float | No
 
 
 def paired(
-    pairs: pl.LazyFrame, booleans: Sequence[str], numbers: Sequence[str]
+    pairs: pl.LazyFrame, booleans: Sequence[str], numbers: Sequence[str], prompt: str | None = None
 ) -> tuple[list[PairedShare], list[PairedMean]]:
     """Return the statistics of the columns. `pairs` has a row for each that both runs have, with the columns `a C` and
-    `b C` for each column C."""
-    wanted = [expression for c in booleans for expression in _counts(c)]
-    wanted += [expression for c in numbers for expression in _moments(c)]
+    `b C` for each column C. `prompt`: the column that says of which prompt a row is; None: each is of another."""
+    known = [*map(_counts, booleans), *map(_moments, numbers)]
+    values = [value.alias(f"{i} {k}") for i, each in enumerate(known) for k, value in enumerate(each)]
+    if not values:
+        return [], []
+    prompts = pairs.select(values) if prompt is None else pairs.group_by(prompt).agg(value.sum() for value in values)
+    names = [[pl.col(f"{i} {k}") for k in range(len(each))] for i, each in enumerate(known)]
+    wanted = [e for i, each in enumerate(names) for e in (_share(*each) if i < len(booleans) else _mean(*each))]
     named = [expression.alias(str(i)) for i, expression in enumerate(wanted)]
-    values = iter(pairs.select(named).collect(engine="streaming").row(0) if named else ())
+    row = iter(prompts.select(named).collect(engine="streaming").row(0))
     return (
-        [PairedShare(c, *islice(values, 5)) for c in booleans],
-        [PairedMean(c, *islice(values, 6)) for c in numbers],
+        [PairedShare(c, *islice(row, 7)) for c in booleans],
+        [PairedMean(c, *islice(row, 6)) for c in numbers],
     )
 
 
 def _counts(column: str) -> list[pl.Expr]:
-    """Return the fields of PairedShare behind `column`. False & null is False in Arrow and Polars, True & null null."""
+    """Return of each row whether both have a value, and whether it is true in A, in B, in A alone, in B alone."""
     a, b = pl.col(f"a {column}"), pl.col(f"b {column}")
-    of_a, of_b = a & b.is_not_null(), b & a.is_not_null()
-    return [(a.is_not_null() & b.is_not_null()).sum(), of_a.sum(), of_b.sum(), (a & ~b).sum(), (~a & b).sum()]
+    both = a.is_not_null() & b.is_not_null()
+    return [(both & value).fill_null(value=False).cast(pl.Int64) for value in (both, a, b, a & ~b, ~a & b)]
+
+
+def _share(rows: pl.Expr, true_a: pl.Expr, true_b: pl.Expr, only_a: pl.Expr, only_b: pl.Expr) -> list[pl.Expr]:
+    """Return the fields of PairedShare behind `column`, from the sums of prompts."""
+    sums = [value.sum() for value in (rows, true_a, true_b, only_a, only_b)]
+    return [*sums, (only_a > only_b).sum(), (only_b > only_a).sum()]
 
 
 def _moments(column: str) -> list[pl.Expr]:
-    """Return the fields of PairedMean behind `column`."""
+    """Return of each row whether both have a finite value, the two, their difference, and whether the sides differ."""
     sides = pl.col(f"a {column}"), pl.col(f"b {column}")
     a, b = map(_finite, sides)
-    difference = b - a
-    both = difference.is_not_null()
-    error = difference.std() / difference.count().sqrt()
-    means = [value.filter(both).mean() for value in (a, b)]
-    return [difference.count(), *means, difference.mean(), error, sides[0].ne_missing(sides[1]).sum()]
+    both = (b - a).is_not_null()
+    values = [pl.when(both).then(value).otherwise(0.0) for value in (a, b, b - a)]
+    return [both.cast(pl.Int64), *values, sides[0].ne_missing(sides[1]).cast(pl.Int64)]
+
+
+def _mean(rows: pl.Expr, a: pl.Expr, b: pl.Expr, difference: pl.Expr, differ: pl.Expr) -> list[pl.Expr]:
+    """Return the fields of PairedMean behind `column`, from the sums of prompts. The variance is that of a ratio of
+    sums over prompts; where a prompt is a row, that of a mean."""
+    count, prompts = rows.sum(), (rows > 0).sum()
+    means = [pl.when(count > 0).then(value.sum() / count) for value in (a, b, difference)]
+    squares = ((difference - rows * (difference.sum() / count)) ** 2).sum()
+    error = pl.when(prompts > 1).then((squares * prompts / (prompts - 1)).sqrt() / count)
+    return [count, *means, error, differ.sum()]
 
 
 def _finite(column: pl.Expr) -> pl.Expr:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.scoring.metrics import groups_of, last_number, metrics, normalised, token_f1
+from operators.scoring.metrics import groups_of, metrics, normalised, token_f1
+from operators.scoring.numbers import last_number
 
 ASCII = st.text(st.sampled_from("abehnt THEAN019.,!?'\"-$^`|~\t\n"), max_size=30)
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -75,8 +76,35 @@ NUMBERS: dict[str, int | float | str | None] = {
     "#### -3.": -3,
     "1,234.5": 1234.5,
     "1,000,000 people": 1000000,
-    "1,2": 2,
-    "1,2345": 2345,
+    "#### 42 apples\n\nQ: 7 apples": 42,
+    "#### **42**\n7": 42,
+    "#### $5 or 7": 5,
+    **dict.fromkeys(("1,2", "12,5", "1,2345", "1.234,56", "1.000.000", "1,23,456", "0,123", "1'234", "1\u2019234")),
+    **dict.fromkeys(("1 234", "12 345,6", "7 of 1.000.000", "#### 1.234,56", "1\u202f234,56", "3/4,5", "1.5,7e3")),
+    **dict.fromkeys(("2\u2075", "10^2^3", "2^5", "(1/2)^2", "\\sqrt{2}", "3\\sqrt5", "\u221a2")),
+    **dict.fromkeys(("\\frac{\\sqrt{3}}{2}", "\\frac{x}{2}", "\\frac{1}{2}^2", "101\u2082", "x_{2}")),
+    "101\u2082": 101,
+    "10\u00b2": 100,
+    "10^{-3}": 0.001,
+    "10\u207b\u00b3": 0.001,
+    "3\u00d710^4": 30000,
+    "1.5 \\times 10^{4}": 15000,
+    "\\frac{-1}{2}": -0.5,
+    "\\frac12": 0.5,
+    "2\\frac12": 2.5,
+    "EUR5": 5,
+    "EUR-5": -5,
+    "US$5": 5,
+    "\u20135": -5,
+    "3\u20135": 5,
+    "25 m\u00b2": 25,
+    "25\\text{ cm}^2": 25,
+    "\\boxed{12}^\\circ": 12,
+    "It is 5, 6, 7.": 7,
+    "v1.5": None,
+    "x10^{3}": None,
+    "3x10^4": 30000,
+    "2020 42": 42,
     "1\u202f234\u00a0567": 1234567,
     "1{,}234": 1234,
     "$18.50": 18.5,

@@ -111,6 +111,11 @@ def test_a_wrong_argument(capsys, argument, says):
     assert not Path("outputs").exists()
 
 
+def test_a_key_of_the_card_stands_alone(capsys):
+    says = refused(capsys, "job=squares.yaml", "output.card=true", "output.card.license=mit")
+    assert "'output.card.license' cannot be given beside output.card=...; leave that one out" in says
+
+
 def test_a_target_of_null_switches_off_what_the_job_file_says_of_it(capsys):
     write_job("aimed", "target: {accepted_rows: 20, max_rounds: 3, max_rows: 90}\n" + NODES)
     assert main(["job=aimed.yaml", "target.accepted_rows=null"]) == ExitCode.DONE

@@ -187,7 +187,7 @@ def compared(folder: Path, a: list[dict[str, Any]], b: list[dict[str, Any]], id_
 def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
     found = compared(tmp_path, rows_of(0), rows_of(1))
     (true,) = found.shares
-    assert (*true, true.p) == ("correct", 5, 4, 3, 2, 1, 1.0)
+    assert (*true, true.p) == ("correct", 5, 4, 3, 2, 1, 2, 1, 1.0)
     score, tokens = found.means
     # The differences are 0.5, 0 and -0.25: their variance is 7/48.
     assert list(score[1:6]) == pytest.approx([3, 3.5 / 3, 1.25, 0.25 / 3, math.sqrt(7 / 48 / 3)])
@@ -197,9 +197,37 @@ def test_the_shares_and_means_of_rows_in_which_both_have_a_value(tmp_path):
     assert [d.key for d in found.columns[1].first] == ["row 1", "row 3", "row 4"]
 
 
+def test_of_samples_the_prompts_are_what_differs_by_chance(tmp_path):
+    a: list[dict[str, Any]] = [
+        {"row": i // 2, "lineage": [i % 2], "completion": "x", "ok": i > 3, "n": i * 1.0} for i in range(12)
+    ]
+    b = [{**row, "ok": row["ok"] or row["row"] == 0, "n": row["n"] + row["row"]} for row in a]
+    found = compared(tmp_path, a, b)
+    assert [tuple(s) for s in found.shares] == [("ok", 12, 8, 10, 0, 2, 0, 1)]
+    assert found.shares[0].p == 1.0, "one prompt, where McNemar's test of rows would have 0.5"
+    (mean,) = found.means
+    once = compared(tmp_path / "once", a[::2], [{**row, "n": row["n"] + row["row"]} for row in a[::2]]).means[0]
+    assert mean.difference == once.difference == 2.5
+    assert mean.standard_error == pytest.approx(once.standard_error), "samples that agree tell no more than one"
+
+
+def test_a_run_of_samples_has_no_partners_in_one_without(tmp_path, capsys):
+    a = [{"row": i, "completion": "x", "ok": True} for i in range(2)]
+    b = [{**row, "lineage": [i]} for row in a for i in range(3)]
+    for side, rows in (("a", a), ("b", b), ("c", b[::3])):
+        results = made(tmp_path / side, rows)
+        (tmp_path / side / "manifest.json").write_text(json.dumps(dict(results.manifest)))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == ExitCode.DONE
+    assert "rows of data: not joined, neither an id column" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c")]) == ExitCode.DONE
+    assert "joined by row: 2 in both" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "b"), str(tmp_path / "b")]) == ExitCode.DONE
+    assert "p and std. error are over prompts" in capsys.readouterr().out
+
+
 def test_exchanging_the_runs_mirrors_the_figures(tmp_path):
     one, other = (compared(tmp_path / str(i), rows_of(i), rows_of(1 - i)) for i in range(2))
-    mirror = [(s.column, s.rows, s.true_b, s.true_a, s.only_b, s.only_a) for s in one.shares]
+    mirror = [(s.column, s.rows, s.true_b, s.true_a, s.only_b, s.only_a, s.prompts_b, s.prompts_a) for s in one.shares]
     assert mirror == [tuple(s) for s in other.shares]
     assert [s.p for s in one.shares] == [s.p for s in other.shares]
     for m, mirrored in zip(one.means, other.means, strict=True):
@@ -218,7 +246,7 @@ def test_only_rows_that_both_have_count_and_what_tells_them_apart_is_no_measure(
     a = [{"row": i, "id": i, "completion": "x", "ok": i < 3, "n": i, "judge_seed": i} for i in range(4)]
     b = [{**a[i], "row": 9 - i, "n": i + 0.5} for i in (2, 3)]
     found = compared(tmp_path, a, [*b, {**b[0], "id": 7, "ok": True}], "id")
-    assert [tuple(s) for s in found.shares] == [("ok", 2, 1, 1, 0, 0)]
+    assert [tuple(s) for s in found.shares] == [("ok", 2, 1, 1, 0, 0, 0, 0)]
     assert [tuple(m) for m in found.means] == [("n", 2, 2.5, 3.0, 0.5, 0.0, 2)]
 
 
