@@ -32,7 +32,7 @@ def bias_of(results: Results, options: CalibrationOptions) -> tuple[JudgeBias, C
     judged = judged_rows(results, options.folder, options.verdict)
     require_columns(judged, swapped=options.swapped, text=options.text)
     values = judged.select(VERDICT).drop_nulls().unique().sort(VERDICT).collect()[VERDICT].to_list()
-    positive = positive_of(options.positive, values)
+    positive, _ = positive_of(options.positive, values)
     about = CalibrationAbout(
         run=results.run_id,
         folder=options.folder,
@@ -71,14 +71,15 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
     }
     judged = rows.with_columns(**score)
     design = design_of(judged, joined)
-    values = [*joined.verdicts, *sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())]
-    positive = positive_of(options.positive, values)
-    judge = JudgeFigures(judged, joined, design, values, [positive] if positive else values, probability is not None)
+    strange = sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())
+    values = [*joined.verdicts, *strange]
+    positive, passes = positive_of(options.positive, list(joined.verdicts), strange)
+    judge = JudgeFigures(judged, joined, design, values, [positive] if positive else values, probability)
     bias = JudgeBias(rows, options.verdict, options.swapped, options.positions, options.text)
-    keep, found = judge.threshold(positive, options.precision) if positive else (None, [])
+    threshold = judge.threshold(options.verdict, positive, options.precision)
     lines = [
         *judge.lines(),
-        *found,
+        *threshold.lines,
         *judge.needed(options.width),
         *bias.lines(),
         *bias.by_length(judge.targets, design),
@@ -95,7 +96,9 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         reviewers=joined.reviewers,
         precision=options.precision,
         width=options.width,
-        keep=None if keep is None else keep_line(options.verdict, positive or "", types[options.verdict], likely, keep),
+        passes=passes,
+        keep=threshold.at and keep_line(options.verdict, positive or "", types[options.verdict], likely, threshold.at),
+        no_keep=threshold.why_none,
         notes=[*joined.notes, *design.notes, *judge.notes, *bias.notes],
     )
     return CalibratedJudge(CalibrationFigures(about, lines), joined)

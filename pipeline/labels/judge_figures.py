@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -21,8 +22,18 @@ from pipeline.run_dir.calibration_file import CalibrationLine
 MOST_DECIMALS = 17
 
 
+class KeptFrom(NamedTuple):
+    """The threshold of a job that keeps rows: the probability `at` which it starts, as text, or why there is none
+    (empty: nobody expects one), and its figures."""
+
+    at: str | None
+    why_none: str
+    lines: Sequence[CalibrationLine] = ()
+
+
 class JudgeFigures:
-    """A judge beside the labels of its rows. `targets`: the values that are told one against the rest."""
+    """A judge beside the labels of its rows. `targets`: the values that are told one against the rest. `probability`:
+    the column of how likely verdicts are; None: the rows have none."""
 
     def __init__(
         self,
@@ -31,16 +42,17 @@ class JudgeFigures:
         design: Design,
         values: Sequence[str],
         targets: Sequence[str],
-        has_probability: bool,
+        probability: str | None,
     ) -> None:
         self.targets, self.notes = targets, list[str]()
         self._judged, self._joined, self._design, self._values = judged, joined, design, values
+        self._probability = probability
         self._sample, self._rows, self._total = design.sample, design.rows, sum(joined.verdicts.values())
         self._said = np.array([row.label for row in design.rows], dtype=object)
         self._verdict = np.array([row.verdict for row in design.rows], dtype=object)
         self._right: Booleans = self._said == self._verdict
         likely = [row.probability for row in design.rows]
-        self._sure: Floats | None = np.array(likely, dtype=np.float64) if has_probability else None
+        self._sure: Floats | None = np.array(likely, dtype=np.float64) if probability else None
         if self._sure is not None and not np.isfinite(self._sure).all():
             unsure = int((~np.isfinite(self._sure)).sum())
             self.notes.append(
@@ -122,26 +134,33 @@ class JudgeFigures:
             made.append(CalibrationLine("mean_confidence", "", name, band.mean_score, band.low, band.high, band.labels))
         return made
 
-    def threshold(self, positive: str, wanted: float) -> tuple[str | None, list[CalibrationLine]]:
-        """Return the smallest probability of a positive verdict whose rows reach the precision, as text, and its
-        figures; None if none does."""
+    def threshold(self, verdict: str, positive: str | None, wanted: float) -> KeptFrom:
+        """Return the smallest probability of a positive verdict whose rows reach the precision `wanted`. `verdict`: the
+        name of the column."""
+        if self._sure is None:
+            lacks = f"the rows have no {verdict}_probability; a step with choices adds it with probability: true, or"
+            return KeptFrom(None, f"{lacks} name a column (--probability)" if positive else "")
+        if positive is None:
+            return KeptFrom(None, f"name the verdict to keep (--positive); there are {', '.join(self._joined.verdicts)}")
         judged, says = self._verdict == positive, self._said == positive
-        if self._sure is None or not judged.any():
-            return None, []
+        if not judged.any():
+            return KeptFrom(None, f"no labelled row has the verdict '{positive}'; label some")
         # Rows with other verdicts are kept by no threshold: they come last, and none of them is right to keep.
         score = np.where(judged, self._sure, -1.0)
         found = threshold(self._sample, says & judged, score, wanted)
         if found is None:
-            return None, []
+            reaches = f"no {self._probability} reaches a precision of {wanted:.0%} for '{positive}' by these labels"
+            return KeptFrom(None, f"{reaches}: label more rows, ask for less (--precision), or ask another judge")
         at = max(found.at, float(score[judged].min()))
         text, precision = _rounded_down(at, score), rate(self._sample, says, score >= at)
         stays = (pl.col(VERDICT) == positive) & (pl.col(PROBABILITY) >= float(text))
         kept, rows = int(self._judged.filter(stays).select(pl.len()).collect(engine="streaming").item()), self._total
-        return text, [
+        lines = [
             CalibrationLine("threshold", positive, "sure" if found.sure else "estimate", at, rows=int(judged.sum())),
             _line("threshold_precision", precision, int((score >= at).sum()), positive),
             CalibrationLine("threshold_kept", positive, estimate=kept / rows, rows=kept),
         ]
+        return KeptFrom(text, "", lines)
 
     def needed(self, width: float) -> list[CalibrationLine]:
         """Return how many more labels make intervals so narrow."""

@@ -94,8 +94,7 @@ def people_say(directory: Path, run: str, found: Mapping[str, Any]) -> str:
     if rate is None:
         rate, would = figures.one("agreement"), f"have agreed with `{about.verdict}` in"
     else:
-        is_pass = about.positive in ("yes", "true", "1", "correct")
-        would = "have passed" if is_pass else f"have said `{about.positive}` as `{about.verdict}` of"
+        would = "have passed" if about.passes else f"have said `{about.positive}` as `{about.verdict}` of"
     if rate is None or rate.estimate is None or rate.low is None or rate.high is None:
         return ""
     people = f"{len(about.reviewers):,} reviewer{'s' * (len(about.reviewers) != 1)}"
