@@ -96,6 +96,8 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         reviewers=joined.reviewers,
         precision=options.precision,
         width=options.width,
+        judged=judge.total,
+        unjudged=judge.unjudged,
         passes=passes,
         keep=threshold.at and keep_line(options.verdict, positive or "", types[options.verdict], likely, threshold.at),
         no_keep=threshold.why_none,

@@ -47,7 +47,13 @@ class JudgeFigures:
         self.targets, self.notes = targets, list[str]()
         self._judged, self._joined, self._design, self._values = judged, joined, design, values
         self._probability = probability
-        self._sample, self._rows, self._total = design.sample, design.rows, sum(joined.verdicts.values())
+        self._sample, self._rows, self.total = design.sample, design.rows, sum(joined.verdicts.values())
+        self.unjudged = int(judged.select(pl.col(VERDICT).is_null().sum()).collect(engine="streaming").item())
+        if self.unjudged:
+            self.notes.append(
+                f"{self.unjudged:,} of {self.total + self.unjudged:,} rows have no verdict: all shares are of the"
+                f" {self.total:,} that have one, but what a threshold keeps is of all"
+            )
         self._said = np.array([row.label for row in design.rows], dtype=object)
         self._verdict = np.array([row.verdict for row in design.rows], dtype=object)
         self._right: Booleans = self._said == self._verdict
@@ -112,7 +118,7 @@ class JudgeFigures:
             self._share("precision", says, judged, value),
         ]
         raw = self._joined.verdicts.get(value, 0)
-        made.append(CalibrationLine("raw_rate", value, estimate=raw / self._total, rows=self._total))
+        made.append(CalibrationLine("raw_rate", value, estimate=raw / self.total, rows=self.total))
         score, of_all = judged.astype(np.float64), (pl.col(VERDICT) == value).cast(pl.Float64)
         if self._sure is not None and len(self._values) == 2:
             score = np.where(judged, self._sure, 1 - self._sure)
@@ -154,11 +160,11 @@ class JudgeFigures:
         at = max(found.at, float(score[judged].min()))
         text, precision = _rounded_down(at, score), rate(self._sample, says, score >= at)
         stays = (pl.col(VERDICT) == positive) & (pl.col(PROBABILITY) >= float(text))
-        kept, rows = int(self._judged.filter(stays).select(pl.len()).collect(engine="streaming").item()), self._total
+        kept = int(self._judged.filter(stays).select(pl.len()).collect(engine="streaming").item())
         lines = [
             CalibrationLine("threshold", positive, "sure" if found.sure else "estimate", at, rows=int(judged.sum())),
             _line("threshold_precision", precision, int((score >= at).sum()), positive),
-            CalibrationLine("threshold_kept", positive, estimate=kept / rows, rows=kept),
+            CalibrationLine("threshold_kept", positive, estimate=kept / (self.total + self.unjudged), rows=kept),
         ]
         return KeptFrom(text, "", lines)
 

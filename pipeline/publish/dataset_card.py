@@ -99,8 +99,9 @@ def people_say(directory: Path, run: str, found: Mapping[str, Any]) -> str:
         return ""
     people = f"{len(about.reviewers):,} reviewer{'s' * (len(about.reviewers) != 1)}"
     interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f} % with a confidence of 95 %"
+    rows = f"the {about.judged:,} rows with a verdict" if about.unjudged else "these rows"
     return (
-        f"{_HEADING}People would {would} {100 * rate.estimate:.1f} % ({interval}) of these rows, by {labels:,} labels"
+        f"{_HEADING}People would {would} {100 * rate.estimate:.1f} % ({interval}) of {rows}, by {labels:,} labels"
         f" of {people}.\n"
     )
 

@@ -46,6 +46,7 @@ class CalibrationAbout:
 
     Args:
         run, folder, folder_rows: id of the run, and the folder of its rows with how many there were.
+        judged, unjudged: its rows with a verdict, of which all shares are but what a threshold keeps, and without one.
         verdict, probability, positive: columns, and the verdict that is told one against the rest; null: every one is.
         values: the verdicts of the run, the most frequent first, then other labels.
         files, reviewers: the files of labels by name, and who made them.
@@ -67,6 +68,8 @@ class CalibrationAbout:
     reviewers: Sequence[str]
     precision: float
     width: float
+    judged: int = 0
+    unjudged: int = 0
     passes: bool = False
     keep: str | None = None
     no_keep: str = ""
