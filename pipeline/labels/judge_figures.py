@@ -147,7 +147,9 @@ class JudgeFigures:
             lacks = f"the rows have no {verdict}_probability; a step with choices adds it with probability: true, or"
             return KeptFrom(None, f"{lacks} name a column (--probability)" if positive else "")
         if positive is None:
-            return KeptFrom(None, f"name the verdict to keep (--positive); there are {', '.join(self._joined.verdicts)}")
+            return KeptFrom(
+                None, f"name the verdict to keep (--positive); there are {', '.join(self._joined.verdicts)}"
+            )
         judged, says = self._verdict == positive, self._said == positive
         if not judged.any():
             return KeptFrom(None, f"no labelled row has the verdict '{positive}'; label some")
