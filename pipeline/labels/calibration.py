@@ -78,9 +78,8 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
     bias = JudgeBias(rows, options.verdict, options.swapped, options.positions, options.text)
     threshold = judge.threshold(options.verdict, positive, options.precision)
     lines = [
-        *judge.lines(),
+        *judge.lines(options.width),
         *threshold.lines,
-        *judge.needed(options.width),
         *bias.lines(),
         *bias.by_length(judge.targets, design),
     ]

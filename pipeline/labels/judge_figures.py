@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 
 from pipeline.api.intervals import Interval
-from pipeline.labels.agreement import cohen_kappa, krippendorff_alpha
+from pipeline.labels.agreement import cohen_kappa, krippendorff_alpha, reliability
 from pipeline.labels.design import Design
 from pipeline.labels.joined_labels import JoinedLabels
 from pipeline.labels.judged_rows import PROBABILITY, VERDICT
-from pipeline.labels.rates import Booleans, Floats, corrected_rate, labels_needed, rate, recall, reliability, threshold
+from pipeline.labels.rates import Booleans, Floats, corrected_rate, labels_needed, rate, recall, threshold
 from pipeline.run_dir.calibration_file import CalibrationLine
 
 MOST_DECIMALS = 17
@@ -67,8 +67,9 @@ class JudgeFigures:
             )
             self._sure = None
 
-    def lines(self) -> list[CalibrationLine]:
-        """Return the figures of labels, reviewers, agreement, each target, and confidence."""
+    def lines(self, width: float) -> list[CalibrationLine]:
+        """Return the figures of labels, reviewers, agreement, each target, and confidence. `width`: of the corrected
+        rate's interval that labels are counted for."""
         made = [CalibrationLine("labels", "given", rows=self._joined.given)]
         made += [CalibrationLine("labels", name, rows=n) for name, n in self._joined.counts.items()]
         made.append(CalibrationLine("labelled_rows", rows=len(self._rows)))
@@ -85,7 +86,7 @@ class JudgeFigures:
                 share, count = float(weights @ here), int(here.sum())
                 made.append(CalibrationLine("confusion", said, verdict, estimate=share, rows=count))
         for value in self.targets:
-            made += self._one_against_the_rest(value)
+            made += self._one_against_the_rest(value, width)
         return made + self._reliability()
 
     def _share(self, figure: str, hit: Booleans, among: Booleans | None = None, value: str = "") -> CalibrationLine:
@@ -110,7 +111,7 @@ class JudgeFigures:
         counted = sorted(Counter(both).items())
         return made + [CalibrationLine("reviewers_say", a, b, rows=n) for (a, b), n in counted]
 
-    def _one_against_the_rest(self, value: str) -> list[CalibrationLine]:
+    def _one_against_the_rest(self, value: str, width: float) -> list[CalibrationLine]:
         says, judged = self._said == value, self._verdict == value
         made = [
             _line("true_positive_rate", recall(self._sample, says, judged), int(says.sum()), value),
@@ -128,7 +129,9 @@ class JudgeFigures:
             score, means = np.zeros(len(says)), np.zeros(len(self._sample.rows))
         corrected = corrected_rate(self._sample, says, score, means)
         made.append(_line("corrected_rate", corrected.interval, corrected.labels, value))
-        return [*made, CalibrationLine("worth_labels", value, estimate=corrected.worth, rows=corrected.labels)]
+        made.append(CalibrationLine("worth_labels", value, estimate=corrected.worth, rows=corrected.labels))
+        more = labels_needed(self._sample, says, corrected, width)
+        return [*made, CalibrationLine("labels_needed", value, rows=more)]
 
     def _reliability(self) -> list[CalibrationLine]:
         if self._sure is None:
@@ -169,13 +172,6 @@ class JudgeFigures:
             CalibrationLine("threshold_kept", positive, estimate=kept / (self.total + self.unjudged), rows=kept),
         ]
         return KeptFrom(text, "", lines)
-
-    def needed(self, width: float) -> list[CalibrationLine]:
-        """Return how many more labels make intervals so narrow."""
-        return [
-            CalibrationLine("labels_needed", v, rows=labels_needed(self._sample, self._said == v, width))
-            for v in self.targets
-        ]
 
 
 def _line(figure: str, interval: Interval, rows: int, value: str = "", group: str = "") -> CalibrationLine:
