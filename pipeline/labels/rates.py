@@ -20,6 +20,9 @@ Whole = NDArray[np.int64]
 FEW = 5.0
 """Labels of the rarer kind with which scores get half the weight that the labels ask for: with one or two of them the
 weight is that of chance: intervals of 30 labels at a rate of 0.02 covered 81 to 93 %, and now 94 to 96 %."""
+LEAST = 2
+"""Labels of a stratum without which it is pooled: with a quarter of labels skipped, true positive rates of strata of
+one label covered 90 %."""
 MOST_THRESHOLDS = 100
 """Scores that `threshold` tests."""
 
@@ -96,8 +99,8 @@ class Sampled:
 
 
 def pooled(stratum: Whole, rows: Whole, verdict: Whole) -> Whole:
-    """Return the stratum into which each goes [H]: one with rows but no label goes into the nearest with the same
-    verdict that has one. Whoever calls it says which.
+    """Return the stratum into which each goes [H]: one with fewer than LEAST labels, which tell no spread, goes into
+    the nearest with the same verdict that has some, unless all its rows have one. Whoever calls it says which.
 
     Args:
         stratum: [n] index of the stratum of each labelled row.
@@ -109,11 +112,14 @@ def pooled(stratum: Whole, rows: Whole, verdict: Whole) -> Whole:
     """
     labels = np.bincount(stratum, minlength=len(rows))
     into = np.arange(len(rows))
-    for h in np.flatnonzero((labels == 0) & (rows > 0)):
-        near = np.flatnonzero((labels > 0) & (verdict == verdict[h]))
-        if not len(near):
+    for h in np.flatnonzero((labels < LEAST) & (labels < rows)):
+        own, sums = into[h], np.bincount(into, labels, len(rows))
+        near = np.flatnonzero((sums > 0) & (verdict == verdict[h]))
+        near = near[near != own]
+        if not len(near) and not sums[own]:
             raise ConfigError(f"no row of stratum {h}, nor another with its verdict, has a label: label some")
-        into[h] = near[np.abs(near - h).argmin()]
+        if len(near) and sums[own] < LEAST:
+            into[into == own] = near[np.abs(near - h).argmin()]
     return into
 
 

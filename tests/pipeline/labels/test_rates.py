@@ -178,9 +178,10 @@ def test_bands_have_as_many_labels_and_equal_scores_together():
     assert [(b[:3], b.accuracy) for b in some] == [(b[:3], b.accuracy) for b in bands]  # rows without one are in none
 
 
-def test_strata_without_labels_are_pooled_with_the_nearest_of_their_verdict():
+def test_strata_of_few_labels_are_pooled_with_the_nearest_of_their_verdict():
     into = pooled(whole(0, 2, 5), whole(10, 10, 10, 0, 10, 10), whole(0, 0, 0, 0, 1, 1))
-    assert into.tolist() == [0, 0, 2, 3, 5, 5]
+    assert into.tolist() == [2, 2, 2, 3, 5, 5]  # one label tells no spread, either
+    assert pooled(whole(0, 1, 1, 2), whole(1, 9, 9), whole(0, 0, 0)).tolist() == [0, 1, 1]  # all of the first have one
     with pytest.raises(ConfigError, match="no row of stratum 1, nor another with its verdict, has a label"):
         pooled(whole(0), whole(5, 5), whole(0, 1))
 
