@@ -72,9 +72,9 @@ def _plain(value: str) -> str:
     return value.strip().lower().removesuffix(".0")
 
 
-def keep_line(verdict: str, positive: str, kind: pl.DataType, probability: str, at: str) -> str:
-    """Return the line for a job that keeps positive rows from a probability on."""
+def keep_condition(verdict: str, positive: str, kind: pl.DataType, probability: str, at: str) -> str:
+    """Return the condition (`keep` of a step) of positive rows from a probability on."""
     named = [name if re.fullmatch(r"[A-Za-z_]\w*", name) else f'"{name}"' for name in (verdict, probability)]
     quoted = "'" + positive.replace("'", "''") + "'"
     value = positive if kind == pl.Boolean or kind.is_numeric() else quoted
-    return f"keep: {named[0]} = {value} AND {named[1]} >= {at}"
+    return f"{named[0]} = {value} AND {named[1]} >= {at}"

@@ -20,6 +20,8 @@ from pipeline.labels.rates import Booleans, Floats, corrected_rate, labels_neede
 from pipeline.run_dir.calibration_file import CalibrationLine
 
 MOST_DECIMALS = 17
+FEWEST_KEPT = 10
+"""Labelled rows that a threshold has to keep."""
 
 
 class KeptFrom(NamedTuple):
@@ -57,15 +59,19 @@ class JudgeFigures:
         self._said = np.array([row.label for row in design.rows], dtype=object)
         self._verdict = np.array([row.verdict for row in design.rows], dtype=object)
         self._right: Booleans = self._said == self._verdict
-        likely = [row.probability for row in design.rows]
-        self._sure: Floats | None = np.array(likely, dtype=np.float64) if probability else None
-        if self._sure is not None and not np.isfinite(self._sure).all():
-            unsure = int((~np.isfinite(self._sure)).sum())
+        likely = np.array([row.probability for row in design.rows], dtype=np.float64)
+        self._sure: Floats | None = likely if probability else None
+        if probability and (unsure := int(np.isnan(likely).sum())):
             self.notes.append(
-                f"{unsure:,} labelled rows have no probability: nothing is said by confidence; leave them out of the"
-                " run (where), or name another column (--probability)"
+                f"{unsure:,} of {len(likely):,} labelled rows have no {probability}: no threshold keeps such rows, and"
+                " accuracy by confidence leaves them out"
             )
-            self._sure = None
+        if len(joined.verdicts) == 1:
+            (only,) = joined.verdicts
+            self.notes.append(
+                f"all verdicts are '{only}': the judge tells no rows apart, and its agreement is only how often people"
+                f" say '{only}', too"
+            )
 
     def lines(self, width: float) -> list[CalibrationLine]:
         """Return the figures of labels, reviewers, agreement, each target, and confidence. `width`: of the corrected
@@ -122,8 +128,9 @@ class JudgeFigures:
         made.append(CalibrationLine("raw_rate", value, estimate=raw / self.total, rows=self.total))
         score, of_all = judged.astype(np.float64), (pl.col(VERDICT) == value).cast(pl.Float64)
         if self._sure is not None and len(self._values) == 2:
-            score = np.where(judged, self._sure, 1 - self._sure)
-            of_all = pl.when(pl.col(VERDICT) == value).then(pl.col(PROBABILITY)).otherwise(1 - pl.col(PROBABILITY))
+            sure, likely = np.where(np.isnan(self._sure), 1.0, self._sure), pl.col(PROBABILITY).fill_null(1.0)
+            score = np.where(judged, sure, 1 - sure)  # without a probability the verdict is all there is
+            of_all = pl.when(pl.col(VERDICT) == value).then(likely).otherwise(1 - likely)
         means = self._design.mean_score(self._judged, of_all)
         if means is None:  # the strata are of another run: labels alone say it
             score, means = np.zeros(len(says)), np.zeros(len(self._sample.rows))
@@ -143,20 +150,21 @@ class JudgeFigures:
             made.append(CalibrationLine("mean_confidence", "", name, band.mean_score, band.low, band.high, band.labels))
         return made
 
-    def threshold(self, verdict: str, positive: str | None, wanted: float) -> KeptFrom:
-        """Return the smallest probability of a positive verdict whose rows reach the precision `wanted`. `verdict`: the
-        name of the column."""
+    def threshold(self, positive: str | None, wanted: float, lacks: str) -> KeptFrom:
+        """Return the smallest probability of a positive verdict whose rows reach the precision `wanted`. `lacks`: why
+        there is no column of probabilities, if so."""
         if self._sure is None:
-            lacks = f"the rows have no {verdict}_probability; a step with choices adds it with probability: true, or"
-            return KeptFrom(None, f"{lacks} name a column (--probability)" if positive else "")
+            return KeptFrom(None, lacks if positive else "")
         if positive is None:
             return KeptFrom(
                 None, f"name the verdict to keep (--positive); there are {', '.join(self._joined.verdicts)}"
             )
-        judged, says = self._verdict == positive, self._said == positive
+        if positive not in self._joined.verdicts:
+            return KeptFrom(None, f"no verdict is '{positive}', all are {' or '.join(self._joined.verdicts)}")
+        judged, says = (self._verdict == positive) & ~np.isnan(self._sure), self._said == positive
         if not judged.any():
-            return KeptFrom(None, f"no labelled row has the verdict '{positive}'; label some")
-        # Rows with other verdicts are kept by no threshold: they come last, and none of them is right to keep.
+            return KeptFrom(None, f"no labelled row has the verdict '{positive}' and a {self._probability}; label some")
+        # Other rows are kept by no threshold: they come last, and none of them is right to keep.
         score = np.where(judged, self._sure, -1.0)
         found = threshold(self._sample, says & judged, score, wanted)
         if found is None:
@@ -171,7 +179,12 @@ class JudgeFigures:
             _line("threshold_precision", precision, int((score >= at).sum()), positive),
             CalibrationLine("threshold_kept", positive, estimate=kept / (self.total + self.unjudged), rows=kept),
         ]
-        return KeptFrom(text, "", lines)
+        if (labels := int((score >= at).sum())) >= FEWEST_KEPT:
+            return KeptFrom(text, "", lines)
+        few = f"only {labels} labelled rows have the verdict '{positive}' and {self._probability} >= {text}, too few to"
+        return KeptFrom(
+            None, f"{few} go by: label {FEWEST_KEPT - labels} more of them, or ask for less (--precision)", lines
+        )
 
 
 def _line(figure: str, interval: Interval, rows: int, value: str = "", group: str = "") -> CalibrationLine:

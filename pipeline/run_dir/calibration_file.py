@@ -51,7 +51,7 @@ class CalibrationAbout:
         values: the verdicts of the run, the most frequent first, then other labels.
         files, reviewers: the files of labels by name, and who made them.
         passes: whether `positive` says that a row is good, as yes does.
-        keep: the line for a job that keeps rows at a threshold; null: there is none.
+        keep: the condition of a job that keeps rows at a threshold; null: there is none.
         no_keep: why there is none; empty: nobody expects one.
         precision, width: what the threshold reaches, and the width of an interval that labels are counted for.
         notes: what a reader has to know, a line each.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -59,10 +61,12 @@ def keep_text(figures: CalibrationFigures) -> str:
         return about.no_keep and f"no threshold: {about.no_keep}"
     value = about.positive or ""
     precision, kept = figures.one("threshold_precision", value), figures.one("threshold_kept", value)
+    is_plain = not about.keep.startswith('"') and not re.search(r": | #|\n", about.keep)
+    line = f"keep: {about.keep if is_plain else json.dumps(about.keep, ensure_ascii=False)}"
     if precision is None or kept is None:
-        return about.keep
+        return line
     reason = f"precision {percent(precision.estimate)} ({limits(precision)}), keeps {percent(kept.estimate)} of rows"
-    return f"{about.keep} # {reason}"
+    return f"{line} # {reason}"
 
 
 def percent(value: float | None) -> str:
@@ -143,7 +147,9 @@ def _whole_run(figures: CalibrationFigures) -> ReportTable:
             ]
         )
     columns = ["value", "the judge says", "people would say", INTERVAL, "worth plain labels"]
-    caption = "Rows of the whole run: raw by the verdicts, and corrected by the labels (prediction-powered inference)"
+    likely = " and probabilities" if figures.about.probability and len(figures.about.values) == 2 else ""
+    corrected = f"corrected by the labels{likely} (prediction-powered inference)"
+    caption = f"Rows of the whole run: raw by the verdicts, and {corrected}"
     return ReportTable([*columns, f"labels to add for a width of {100 * figures.about.width:g} %"], rows, caption)
 
 
