@@ -274,7 +274,8 @@ def labels_needed(sample: Sampled, positive: Booleans, found: Corrected, width: 
 
 def _spread(sample: Sampled, labels: int) -> Floats:
     """Return so many labels, in each stratum [H] as many times those of now, or all its rows."""
-    spread, full = sample.labels * (labels / len(sample.stratum)), np.zeros(len(sample.rows), np.bool_)
+    spread = (sample.labels * (labels / len(sample.stratum))).astype(np.float64)
+    full = np.zeros(len(sample.rows), np.bool_)
     while (spread[~full] > sample.rows[~full]).any():
         full |= spread >= sample.rows
         spread[full] = sample.rows[full]

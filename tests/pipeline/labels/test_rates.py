@@ -155,7 +155,7 @@ def test_so_many_more_labels_make_the_interval_so_narrow():
     sizes = [n / (1 - n / rows) for n in (30 + more, 29 + more)]  # a run of 400 rows has no more than these
     widths = [found.high - found.low for found in (wilson(n / 2, n) for n in sizes)]
     assert widths[0] <= 0.1 < widths[1]
-    assert needed(hit, whole(rows), 0.1, hit * 0.8) < more  # scores that know the labels save some
+    assert needed(hit, whole(rows), 0.1, np.where(hit, 0.8, 0.0)) < more  # scores that know the labels save some
 
 
 def test_no_more_labels_are_needed_than_rows_have_none():
