@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("--labels", type=Path, nargs="+", metavar="FILE", default=[], help="files that `review` saves")
     parser.add_argument("--verdict", required=True, metavar="COLUMN", help="column of the judge's verdicts")
     parser.add_argument("--probability", metavar="COLUMN", help="how likely its verdict is (VERDICT_probability)")
-    parser.add_argument("--positive", metavar="VALUE", help="the verdict told one against the rest (yes, true ...)")
+    parser.add_argument("--positive", metavar="VALUE", help="the verdict told one against the rest (yes of yes and no)")
     parser.add_argument("--precision", type=float, default=0.95, help="what the threshold has to reach (0.95)")
     parser.add_argument("--width", type=float, default=0.1, help="of the interval to count labels for (0.1)")
     parser.add_argument("--swapped", metavar="COLUMN", help="the verdict with two answers in the other order")

@@ -1,16 +1,31 @@
-"""Agreement of reviewers with each other and with the judge, beyond what chance gives."""
+"""Agreement of reviewers with each other and with the judge, beyond what chance gives and by the judge's confidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.api.errors import ConfigError
+from pipeline.api.intervals import Interval
+from pipeline.labels.rates import Booleans, Floats, Sampled, rate
 
 Level = Literal["nominal", "ordinal", "interval"]
+SMALLEST_BAND = 10
+"""Labels of a band of the reliability curve, at least."""
+
+
+class Band(NamedTuple):
+    """Point of the reliability curve: the labelled rows with scores from `low` to `high`, both included, their mean
+    score and their accuracy (weighted as the run's rows)."""
+
+    low: float
+    high: float
+    labels: int
+    mean_score: float
+    accuracy: Interval
 
 
 def cohen_kappa(pairs: Sequence[tuple[str, str]], weights: Sequence[float] | None = None) -> float | None:
@@ -86,3 +101,24 @@ def _number(label: str, level: Level) -> float:
     if not np.isfinite(number):
         raise ConfigError(f"label {label!r} is no number, so it has no place in {level} agreement; use `nominal`")
     return number
+
+
+def reliability(sample: Sampled, right: Booleans, sure: Floats, bands: int = 10) -> list[Band]:
+    """Return the accuracy of the verdicts by the judge's confidence `sure` [n], in at most `bands` bands with about as
+    many labels each, some `SMALLEST_BAND` or more; equal scores are in one band, and rows without one (NaN) in none.
+
+    Raises:
+        ConfigError: a confidence is not from 0 to 1.
+    """
+    known = np.sort(sure[~np.isnan(sure)])
+    if not ((known >= 0) & (known <= 1)).all():
+        raise ConfigError("the confidence of a labelled row is no number from 0 to 1: leave it out")
+    count = max(1, min(bands, len(known) // SMALLEST_BAND))
+    starts = np.unique(known[[len(known) * i // count for i in range(count)]]) if len(known) else known
+    made = []
+    of_band = np.where(np.isnan(sure), 0, np.searchsorted(starts, sure, side="right"))
+    for inside in (of_band == i + 1 for i in range(len(starts))):
+        mean = float(np.average(sure[inside], weights=sample.weights[inside]))
+        ends = float(sure[inside].min()), float(sure[inside].max())
+        made.append(Band(*ends, int(inside.sum()), mean, rate(sample, right, inside)))
+    return made

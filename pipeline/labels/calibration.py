@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from pipeline.api.errors import ConfigError
-from pipeline.labels.calibration_options import CalibrationOptions, keep_line, positive_of
+from pipeline.labels.calibration_options import CalibrationOptions, keep_condition, positive_of
 from pipeline.labels.design import design_of
 from pipeline.labels.joined_labels import JoinedLabels, join_labels
 from pipeline.labels.judge_bias import JudgeBias
@@ -32,7 +32,7 @@ def bias_of(results: Results, options: CalibrationOptions) -> tuple[JudgeBias, C
     judged = judged_rows(results, options.folder, options.verdict)
     require_columns(judged, swapped=options.swapped, text=options.text)
     values = judged.select(VERDICT).drop_nulls().unique().sort(VERDICT).collect()[VERDICT].to_list()
-    positive = positive_of(options.positive, values)
+    positive, _ = positive_of(options.positive, values)
     about = CalibrationAbout(
         run=results.run_id,
         folder=options.folder,
@@ -56,12 +56,9 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         ConfigError: a column or a file is missing or is not what it should be, no label fits, or none counts.
     """
     rows = judged_rows(results, options.folder, options.verdict)
-    likely = options.probability or f"{options.verdict}_probability"
     require_columns(rows, probability=options.probability, swapped=options.swapped, text=options.text)
     types = rows.collect_schema()
-    probability = likely if likely in types and types[likely].is_numeric() else None
-    if options.probability and probability is None:
-        raise ConfigError(f"--probability: column '{likely}' is a {types[likely]}, no number")
+    probability, lacks = _probability(rows, types, options)
     length = pl.col(options.text).cast(pl.String).str.len_chars() if options.text else None
     joined = join_labels(results, files, options.verdict, options.folder, probability, length)
     score = {
@@ -71,15 +68,16 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
     }
     judged = rows.with_columns(**score)
     design = design_of(judged, joined)
-    values = [*joined.verdicts, *sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())]
-    positive = positive_of(options.positive, values)
-    judge = JudgeFigures(judged, joined, design, values, [positive] if positive else values, probability is not None)
+    strange = sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())
+    values = [*joined.verdicts, *strange]
+    positive, passes = positive_of(options.positive, list(joined.verdicts), strange)
+    judge = JudgeFigures(judged, joined, design, values, [positive] if positive else values, probability)
     bias = JudgeBias(rows, options.verdict, options.swapped, options.positions, options.text)
-    keep, found = judge.threshold(positive, options.precision) if positive else (None, [])
+    unused = [lacks] if lacks and f"{options.verdict}_probability" in types else []
+    threshold = judge.threshold(positive, options.precision, lacks)
     lines = [
-        *judge.lines(),
-        *found,
-        *judge.needed(options.width),
+        *judge.lines(options.width),
+        *threshold.lines,
         *bias.lines(),
         *bias.by_length(judge.targets, design),
     ]
@@ -95,7 +93,35 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         reviewers=joined.reviewers,
         precision=options.precision,
         width=options.width,
-        keep=None if keep is None else keep_line(options.verdict, positive or "", types[options.verdict], likely, keep),
-        notes=[*joined.notes, *design.notes, *judge.notes, *bias.notes],
+        judged=judge.total,
+        unjudged=judge.unjudged,
+        passes=passes,
+        keep=threshold.at
+        and keep_condition(options.verdict, positive or "", types[options.verdict], probability or "", threshold.at),
+        no_keep=threshold.why_none,
+        notes=[*joined.notes, *design.notes, *judge.notes, *bias.notes, *unused],
     )
     return CalibratedJudge(CalibrationFigures(about, lines), joined)
+
+
+def _probability(rows: pl.LazyFrame, types: pl.Schema, options: CalibrationOptions) -> tuple[str | None, str]:
+    """Return the column of how likely verdicts are; None, and why, if there is none. Raises ConfigError if the one that
+    the user names is no column of probabilities."""
+    name = options.probability or f"{options.verdict}_probability"
+    if name not in types:
+        adds = "a step with choices adds it with probability: true, or name a column (--probability)"
+        return None, f"the rows have no {name}; {adds}"
+    if not types[name].is_numeric():
+        why = f"column '{name}' is a {types[name]}, no number"
+        if options.probability:
+            raise ConfigError(f"--probability: {why}")
+        return None, f"{why}; name another (--probability)"
+    numbers = pl.col(name).cast(pl.Float64).fill_nan(None)
+    ends = rows.select(least=numbers.min(), most=numbers.max()).collect(engine="streaming").row(0)
+    beyond = next((end for end in ends if end is not None and not 0 <= end <= 1), None)
+    if beyond is None:
+        return name, ""
+    why = f"column '{name}' has {beyond:g}, and probabilities are 0 to 1"
+    if options.probability:
+        raise ConfigError(f"--probability: {why}; name another, or make one of it with operators.map.Map")
+    return None, f"{why}: it is not used; name another (--probability), or make one of it with operators.map.Map"

@@ -109,7 +109,8 @@ def _stratified(judged: pl.LazyFrame, joined: JoinedLabels, total: int) -> Desig
     into = pooled(stratum, rows, np.array([verdicts.index(_verdict(seen[name])) for name in names]))
     for at in np.flatnonzero(into != np.arange(len(names))).tolist():
         where, other = names[at][:SHOWN], names[into[at]][:SHOWN]
-        notes.append(f"no label of stratum {where} counts: those of {other} stand for its {rows[at]:,} rows")
+        few = "only one label" if at in stratum else "no label"
+        notes.append(f"{few} of stratum {where} counts: those of {other} stand for its {rows[at]:,} rows, too")
     kept = np.unique(into)
     sample = Sampled(np.searchsorted(kept, into[stratum]), np.bincount(into, rows).astype(np.int64)[kept])
     notes += _thinned(joined, len(used))

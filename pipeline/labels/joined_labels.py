@@ -152,7 +152,8 @@ def join_labels(
         "of another folder": len(labels) - len(here),
     }
     notes += [f"{len(unknown):,} labels fit no row of the run, the first is {unknown[0].where}"] if unknown else []
-    return JoinedLabels(rows, len(labels), counts, [*notes, *_strange(rows, counted, verdict)], counted)
+    notes += strange_labels([row.label for row in rows], counted, verdict)
+    return JoinedLabels(rows, len(labels), counts, notes, counted)
 
 
 def _as_verdicts(
@@ -206,9 +207,10 @@ def _labelled(row: Mapping[str, Any], labels: Sequence[Label], run: str) -> Labe
     )
 
 
-def _strange(rows: Iterable[LabelledRow], verdicts: Mapping[str, int], column: str) -> Iterator[str]:
+def strange_labels(labels: Iterable[str | None], verdicts: Iterable[str], column: str) -> Iterator[str]:
     """Yield a line on labels that no verdict of the run has: a person may say what the judge never does, or mistype."""
-    strange = Counter(row.label for row in rows if row.label is not None and row.label not in verdicts)
+    verdicts = list(verdicts)
+    strange = Counter(label for label in labels if label is not None and label not in verdicts)
     if strange:
         said = ", ".join(f"'{value}' ({n:,})" for value, n in strange.most_common())
         has = ", ".join(verdicts) or "none"

@@ -52,12 +52,18 @@ def id_column(results: Results) -> str | None:
 
 
 def require_columns(rows: pl.LazyFrame, **columns: str | None) -> None:
-    """Raise ConfigError if the rows lack a column that an option names."""
-    there = rows.collect_schema().names()
+    """Raise ConfigError if the rows lack a column that an option names, or that of `text` has no texts."""
+    types = rows.collect_schema()
+    there = types.names()
     for option, name in columns.items():
         if name is not None and name not in there:
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
             raise ConfigError(f"--{option}: the rows have no column '{name}'{hint}")
+        if name is not None and option == "text" and (types[name].is_nested() or types[name] == pl.Binary):
+            raise ConfigError(
+                f"--text: column '{name}' is a {types[name]}; name one of texts, or make one of it with"
+                " operators.map.Map"
+            )
 
 
 def verdict_text(rows: pl.LazyFrame, column: str) -> pl.Expr:

@@ -13,8 +13,8 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.intervals import Interval, mcnemar, quantile
 from pipeline.api.records import LINEAGE, ROW
 from pipeline.labels.design import design_of
-from pipeline.labels.joined_labels import LabelledRow, join_labels
-from pipeline.labels.judged_rows import ID, VERDICT, id_column, judged_rows
+from pipeline.labels.joined_labels import LabelledRow, join_labels, strange_labels
+from pipeline.labels.judged_rows import ID, VERDICT, as_verdict, id_column, judged_rows
 from pipeline.labels.label_files import read_labels
 from pipeline.labels.rates import Booleans, Floats, Sampled, Whole, rate
 from pipeline.results.compare import join_keys
@@ -42,8 +42,13 @@ def by_labels(a: Results, b: Results, files: Sequence[Path], verdict: str, folde
         raise ConfigError(f"no labelled row of {owner.directory} has a {verdict} in {other.directory}: nothing to pair")
     rows = [row for row, is_there in zip(design.rows, there, strict=True) if is_there]
     sample = _without_empty(design.sample.stratum[there], design.sample.rows)
+    judged_there = judged_rows(other, folder, verdict)
+    kind = judged_there.collect_schema()[verdict]
+    found = judged_there.select(pl.col(VERDICT).unique()).drop_nulls().sort(VERDICT).collect(engine="streaming")
+    values = found[VERDICT].to_list()
+    labels = [as_verdict(row.label or "", kind, values) for row in rows]  # 1 of whole numbers is 1.0 of others
     own = np.array([row.verdict == row.label for row in rows])
-    its = np.array([theirs[1][_key(row, theirs[0])] == row.label for row in rows])
+    its = np.array([theirs[1][_key(row, theirs[0])] == label for row, label in zip(rows, labels, strict=True)])
     right_a, right_b = (own, its) if owner is a else (its, own)
     difference = paired_difference(sample.weights, right_a, right_b)
     only_a, only_b = int((right_a & ~right_b).sum()), int((~right_a & right_b).sum())
@@ -53,6 +58,7 @@ def by_labels(a: Results, b: Results, files: Sequence[Path], verdict: str, folde
     counts = [f"{only_a:,}", f"{only_b:,}", f"{p:.2g}" if p >= SMALLEST_P else f"<{SMALLEST_P}"]
     left_out = int((~there).sum())
     notes = [f"{left_out:,} labelled rows have no {verdict} in {other.directory} and are left out"] if left_out else []
+    notes += strange_labels(labels, values, f"{verdict} of {other.directory}")
     return [
         f"{verdict} by people's labels, with intervals at 95 %; p by McNemar's exact test of the rows counted",
         *(f"  {line}" for line in aligned(head, [[verdict, *cells, *counts]])),

@@ -94,14 +94,14 @@ def people_say(directory: Path, run: str, found: Mapping[str, Any]) -> str:
     if rate is None:
         rate, would = figures.one("agreement"), f"have agreed with `{about.verdict}` in"
     else:
-        is_pass = about.positive in ("yes", "true", "1", "correct")
-        would = "have passed" if is_pass else f"have said `{about.positive}` as `{about.verdict}` of"
+        would = "have passed" if about.passes else f"have said `{about.positive}` as `{about.verdict}` of"
     if rate is None or rate.estimate is None or rate.low is None or rate.high is None:
         return ""
     people = f"{len(about.reviewers):,} reviewer{'s' * (len(about.reviewers) != 1)}"
     interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f} % with a confidence of 95 %"
+    rows = f"the {about.judged:,} rows with a verdict" if about.unjudged else "these rows"
     return (
-        f"{_HEADING}People would {would} {100 * rate.estimate:.1f} % ({interval}) of these rows, by {labels:,} labels"
+        f"{_HEADING}People would {would} {100 * rate.estimate:.1f} % ({interval}) of {rows}, by {labels:,} labels"
         f" of {people}.\n"
     )
 

@@ -25,7 +25,7 @@ class JudgeCalibration:
         text: as `python -m pipeline calibrate` prints it.
         figures: a row for each figure, the content of calibration.parquet (docs/judges.md).
         labels: a row for each labelled row and reviewer, the content of labels.parquet.
-        keep: the `keep:` line of a job that keeps rows at the threshold; None if there is none.
+        keep: the condition of rows at the threshold, as `keep` of a step takes it; None if there is none.
     """
 
     text: str

@@ -46,10 +46,13 @@ class CalibrationAbout:
 
     Args:
         run, folder, folder_rows: id of the run, and the folder of its rows with how many there were.
+        judged, unjudged: its rows with a verdict, of which all shares are but what a threshold keeps, and without one.
         verdict, probability, positive: columns, and the verdict that is told one against the rest; null: every one is.
         values: the verdicts of the run, the most frequent first, then other labels.
         files, reviewers: the files of labels by name, and who made them.
-        keep: the line for a job that keeps rows at a threshold; null: there is none.
+        passes: whether `positive` says that a row is good, as yes does.
+        keep: the condition of a job that keeps rows at a threshold; null: there is none.
+        no_keep: why there is none; empty: nobody expects one.
         precision, width: what the threshold reaches, and the width of an interval that labels are counted for.
         notes: what a reader has to know, a line each.
     """
@@ -65,7 +68,11 @@ class CalibrationAbout:
     reviewers: Sequence[str]
     precision: float
     width: float
+    judged: int = 0
+    unjudged: int = 0
+    passes: bool = False
     keep: str | None = None
+    no_keep: str = ""
     notes: Sequence[str] = field(default_factory=list)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -23,7 +25,8 @@ def calibrated(results: Results) -> list[Panel]:
     about, stale = figures.about, figures.stale(results.run_id, results.manifest)
     again = f" These figures are not of the rows that are here: {stale}. Calibrate again." if stale else ""
     said = f"How far people agree with {about.verdict}, by labels of {', '.join(about.reviewers)}.{again}"
-    folds = [Fold("The line for a job that keeps rows", keep_text(figures))] if about.positive else []
+    keep = keep_text(figures)
+    folds = [Fold("The line for a job that keeps rows", keep)] if keep else []
     folds += [Fold("What to know about these labels", "\n".join(about.notes))] if about.notes else []
     return [Panel("Calibration", said, _curve(figures), calibration_tables(figures), folds=folds)]
 
@@ -52,25 +55,18 @@ def _without_empty_columns(table: ReportTable) -> ReportTable:
 
 
 def keep_text(figures: CalibrationFigures) -> str:
-    """Return the `keep:` line of the threshold, or why there is none; empty if no verdict is the positive one."""
+    """Return the `keep:` line of the threshold, or why there is none; empty if nobody expects one."""
     about = figures.about
-    if about.positive is None:
-        return ""
-    precision, kept = figures.one("threshold_precision", about.positive), figures.one("threshold_kept", about.positive)
-    if about.keep is not None and precision is not None and kept is not None:
-        reason = (
-            f"precision {percent(precision.estimate)} ({limits(precision)}), keeps {percent(kept.estimate)} of rows"
-        )
-        return f"{about.keep} # {reason}"
-    if about.probability is None:
-        return (
-            f"no threshold: the rows have no {about.verdict}_probability; a step with choices adds it with"
-            " probability: true, or name a column (--probability)"
-        )
-    return (
-        f"no {about.probability} reaches a precision of {about.precision:.0%} for '{about.positive}' by these labels:"
-        " label more rows, ask for less (--precision), or ask another judge"
-    )
+    if about.keep is None:
+        return about.no_keep and f"no threshold: {about.no_keep}"
+    value = about.positive or ""
+    precision, kept = figures.one("threshold_precision", value), figures.one("threshold_kept", value)
+    is_plain = not about.keep.startswith('"') and not re.search(r": | #|\n", about.keep)
+    line = f"keep: {about.keep if is_plain else json.dumps(about.keep, ensure_ascii=False)}"
+    if precision is None or kept is None:
+        return line
+    reason = f"precision {percent(precision.estimate)} ({limits(precision)}), keeps {percent(kept.estimate)} of rows"
+    return f"{line} # {reason}"
 
 
 def percent(value: float | None) -> str:
@@ -151,7 +147,9 @@ def _whole_run(figures: CalibrationFigures) -> ReportTable:
             ]
         )
     columns = ["value", "the judge says", "people would say", INTERVAL, "worth plain labels"]
-    caption = "Rows of the whole run: raw by the verdicts, and corrected by the labels (prediction-powered inference)"
+    likely = " and probabilities" if figures.about.probability and len(figures.about.values) == 2 else ""
+    corrected = f"corrected by the labels{likely} (prediction-powered inference)"
+    caption = f"Rows of the whole run: raw by the verdicts, and {corrected}"
     return ReportTable([*columns, f"labels to add for a width of {100 * figures.about.width:g} %"], rows, caption)
 
 

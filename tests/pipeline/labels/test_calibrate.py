@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.intervals import wilson
 from pipeline.cli.main import main
 from pipeline.labels.sample import PLACE, By, sample_of
 from pipeline.python.result import load
+from pipeline.results.report.calibrated import keep_text
 from pipeline.results.report.page import page
 from pipeline.run_dir.calibration_file import read_calibration
 from tests.pipeline.labels.judged_runs import calibrated, figure, judged, labels
@@ -149,8 +151,9 @@ def test_the_keep_line_keeps_the_rows_whose_precision_it_says(tmp_path, positive
     judge = calibrated(results, said, "my verdict", **options)
     keep = judge.figures.about.keep
     assert keep is not None
+    assert yaml.safe_load(keep_text(judge.figures)) == {"keep": keep}
     frame = pl.read_parquet(tmp_path / "out/data/*.parquet").with_columns(people=pl.Series(people))
-    kept = pl.SQLContext(t=frame).execute(f"SELECT * FROM t WHERE {keep.removeprefix('keep: ')}", eager=True)
+    kept = pl.SQLContext(t=frame).execute(f"SELECT * FROM t WHERE {keep}", eager=True)
     precision, share = (figure(judge, f"threshold_{name}", options["positive"]) for name in ("precision", "kept"))
     assert len(kept) == share.rows == precision.rows > 20
     assert (kept["people"] == kept["my verdict"]).mean() == pytest.approx(precision.estimate)
@@ -223,6 +226,13 @@ REFUSED: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("no positive", {"positive": "yse"}, [{"row": 0, "label": "yes"}], "--positive: neither a verdict nor a label is"),
     ("no probability", {"probability": "id"}, [{"row": 0, "label": "yes"}], "--probability: column 'id' is a String"),
     (
+        "no texts",
+        {"text": "t"},
+        [{"row": 0, "label": "yes"}],
+        "--text: column 't' is a List(String); name one of texts",
+    ),
+    ("percents", {"probability": "p"}, [{"row": 0, "label": "yes"}], "--probability: column 'p' has 90, and prob"),
+    (
         "no place",
         {"swapped": "verdict", "positions": ["no", "yse"]},
         [{"row": 0, "label": "no"}],
@@ -240,7 +250,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
 
 @pytest.mark.parametrize(("options", "said", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
 def test_what_cannot_be_calibrated_is_refused(tmp_path, options, said, message):
-    results = judged(tmp_path / "out", rows_of(["yes", "no"] * 15))
+    results = judged(tmp_path / "out", rows_of(["yes", "no"] * 15, t=[["a"]] * 30, p=[90.0] * 30))
     with pytest.raises(ConfigError) as error:
         calibrated(results, labels(tmp_path / "l.jsonl", said), **{"verdict": "verdict", **options})
     assert message in str(error.value)

@@ -62,3 +62,28 @@ def test_labels_that_pair_nothing_are_refused(tmp_path, capsys, monkeypatch, arg
     labels(tmp_path / "l.jsonl", [{"id": "a0", "label": "yes"}])
     assert main(["compare", "a", "b", *arguments]) == ExitCode.CONFIG
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "label", "right", "note"),
+    [
+        (1, 1.0, "1", "100.0", ""),
+        (1.0, 1, "1.0", "100.0", ""),
+        (True, "true", "true", "100.0", ""),
+        (1, "one", "1", "0.0", "labels that no verdict has: '1' (4); verdict of b has one"),
+    ],
+    ids=str,
+)
+def test_each_run_is_compared_with_the_label_as_its_own_kind_writes_it(
+    tmp_path, capsys, monkeypatch, a, b, label, right, note
+):
+    monkeypatch.chdir(tmp_path)
+    judged(tmp_path / "a", [{"verdict": a}] * 4, run="a")
+    judged(tmp_path / "b", [{"verdict": b}] * 4, run="b")
+    labels(tmp_path / "l.jsonl", [{"id": f"a{i}", "label": label} for i in range(4)])
+    assert main(["compare", "a", "b", "--labels", "l.jsonl", "--verdict", "verdict"]) == ExitCode.DONE
+    printed = capsys.readouterr().out.partition("verdict by people's labels")[2]
+    cells = words(printed, "verdict")
+    assert (cells[2], cells[7]) == ("100.0", right)
+    assert ("labels that no verdict has" in printed) is bool(note)
+    assert note in printed

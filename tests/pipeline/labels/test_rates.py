@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.api.errors import ConfigError
 from pipeline.api.intervals import Interval, wilson
+from pipeline.labels.agreement import reliability
 from pipeline.labels.rates import (
     Booleans,
     Floats,
@@ -25,7 +26,6 @@ from pipeline.labels.rates import (
     pooled,
     rate,
     recall,
-    reliability,
     threshold,
 )
 
@@ -141,12 +141,29 @@ def test_the_threshold_is_the_lowest_that_is_sure():
     assert threshold(sample, np.zeros(400, bool), score, 0.9) is None
 
 
+def needed(hit: Booleans, rows: NDArray[np.int64], width: float, score: Floats | None = None) -> int:
+    sample = Sampled(np.arange(len(hit)) % len(rows), rows)
+    known = np.zeros(len(hit)) if score is None else score
+    found = corrected_rate(sample, hit, known, sample.means(known))
+    return labels_needed(sample, hit, found, width)
+
+
 def test_so_many_more_labels_make_the_interval_so_narrow():
-    hit = np.arange(30) < 15
-    assert labels_needed(Sampled(np.zeros(30, np.int64), whole(100)), hit, 0.9) == 0
-    more = labels_needed(Sampled(np.zeros(30, np.int64), whole(100)), hit, 0.1)
-    widths = [found.high - found.low for found in (wilson(n / 2, n) for n in (30 + more, 29 + more))]
+    hit, rows = np.arange(30) < 15, 400
+    assert needed(hit, whole(rows), 0.9) == 0
+    more = needed(hit, whole(rows), 0.1)
+    sizes = [n / (1 - n / rows) for n in (30 + more, 29 + more)]  # a run of 400 rows has no more than these
+    widths = [found.high - found.low for found in (wilson(n / 2, n) for n in sizes)]
     assert widths[0] <= 0.1 < widths[1]
+    assert needed(hit, whole(rows), 0.1, np.where(hit, 0.8, 0.0)) < more  # scores that know the labels save some
+
+
+def test_no_more_labels_are_needed_than_rows_have_none():
+    hit = np.arange(30) % 3 == 0
+    assert needed(hit, whole(30), 1e-9) == 0
+    assert needed(hit, whole(20, 70), 1e-9) == 60
+    half = np.arange(30) % 4 < 2  # in each of two strata, of which one has no more rows to label
+    assert needed(half, whole(15, 2000), 0.2) == pytest.approx(needed(half[1::2], whole(2000), 0.2), abs=5)
 
 
 def test_bands_have_as_many_labels_and_equal_scores_together():
@@ -155,11 +172,16 @@ def test_bands_have_as_many_labels_and_equal_scores_together():
     assert [(b.low, b.high, b.labels) for b in bands] == [(0.5, 0.9, 30), (0.95, 0.95, 20)]
     assert bands[0].mean_score == pytest.approx((25 * 0.5 + 5 * 0.9) / 30)
     assert [b.accuracy.estimate for b in bands] == [pytest.approx(5 / 30), 1.0]
+    unsure = Sampled(np.zeros(60, np.int64), whole(500))
+    right = np.append(sure > 0.6, np.zeros(10, np.bool_))
+    some = reliability(unsure, right, np.append(sure, np.full(10, math.nan)))
+    assert [(b[:3], b.accuracy) for b in some] == [(b[:3], b.accuracy) for b in bands]  # rows without one are in none
 
 
-def test_strata_without_labels_are_pooled_with_the_nearest_of_their_verdict():
+def test_strata_of_few_labels_are_pooled_with_the_nearest_of_their_verdict():
     into = pooled(whole(0, 2, 5), whole(10, 10, 10, 0, 10, 10), whole(0, 0, 0, 0, 1, 1))
-    assert into.tolist() == [0, 0, 2, 3, 5, 5]
+    assert into.tolist() == [2, 2, 2, 3, 5, 5]  # one label tells no spread, either
+    assert pooled(whole(0, 1, 1, 2), whole(1, 9, 9), whole(0, 0, 0)).tolist() == [0, 1, 1]  # all of the first have one
     with pytest.raises(ConfigError, match="no row of stratum 1, nor another with its verdict, has a label"):
         pooled(whole(0), whole(5, 5), whole(0, 1))
 
@@ -183,11 +205,12 @@ def test_scores_that_are_no_probabilities_are_refused():
         for call in (
             lambda s: corrected_rate(sample, one, s, np.array([0.5])),
             lambda s: corrected_rate(sample, one, np.array([0.1, 0.2]), s[1:]),
-            lambda s: reliability(sample, one, s),
         ):
             with pytest.raises(ConfigError, match="is no number from 0 to 1"):
                 call(np.array(score))
+    with pytest.raises(ConfigError, match="is no number from 0 to 1"):
+        reliability(sample, one, np.array([0.5, 2.0]))
     with pytest.raises(ConfigError, match="the score of a labelled row is no number"):
         threshold(sample, one, np.array([0.5, math.nan]), 0.9)
     with pytest.raises(ConfigError, match="the width of an interval is above 0, not 0"):
-        labels_needed(sample, one, 0)
+        needed(one, whole(10), 0)
