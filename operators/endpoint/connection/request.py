@@ -78,9 +78,9 @@ class Request:
     filled: Callable[[bytes], bytes] | None = None
     result: Any = None
     error: str | None = None
+    """Why its row is a reject."""
     is_unsent: bool = False
     """What `filled` needs could not be had, so nothing was sent."""
-    """Why its row is a reject."""
     tries: int = 0
     failures: int = 0
     queued_s: float = field(default_factory=time.perf_counter)
