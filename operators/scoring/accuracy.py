@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ SHOWN = 20
 """Most groups of a table, the largest."""
 WIDEST = 40
 """Most characters of a value in a table."""
+Group = tuple[str | None, ...]
+"""Values of the columns by which rows are grouped."""
 
 
 class Sums(NamedTuple):
@@ -70,10 +73,14 @@ def accuracy_lines(directory: Path, by: Sequence[str], correct: str, score: str 
     lines = [[*by, "right", "rows", "accuracy", "95 % interval", *(["F1", "95 % interval"] if score else [])]]
     lines[0][:0] = [] if by else [""]
     groups = counted(rows, by, measured)
-    largest = sorted(groups, key=lambda key: (-groups[key][0].rows, key))[:SHOWN] if by else []
+    in_order = sorted(groups, key=lambda key: [(value is not None, value or "") for value in key])
+    largest = set(sorted(in_order, key=lambda key: -groups[key][0].rows)[:SHOWN]) if by else set()
+    shown = [key for key in in_order if key in largest]
+    titles = [_titles(dict.fromkeys(key[i] for key in shown)) for i in range(len(by))]
     whole = counted(rows, [], measured)[()]
     if whole[0].rows:
-        lines += [[*map(_name, key), *_cells(groups[key])] for key in sorted(largest)]
+        for key in shown:
+            lines.append([*(title[value] for title, value in zip(titles, key, strict=True)), *_cells(groups[key])])
         lines.append(["all", *[""] * (len(by) - 1), *_cells(whole)])
         yield from _aligned(lines, max(len(by), 1))
     if whole[0].prompts < whole[0].rows:
@@ -87,10 +94,10 @@ def accuracy_lines(directory: Path, by: Sequence[str], correct: str, score: str 
         yield f"{filtered:,} rows were filtered out and are not counted"
 
 
-def counted(rows: pl.LazyFrame, by: Sequence[str], measured: Sequence[str]) -> dict[tuple[str, ...], list[Sums]]:
+def counted(rows: pl.LazyFrame, by: Sequence[str], measured: Sequence[str]) -> dict[Group, list[Sums]]:
     """Return the sums of the columns `measured` (booleans, numbers) by group. They are read batch by batch; in memory
     are the groups and, where rows have a lineage, a few numbers for each row of the input."""
-    keys = {f"by {i}": pl.col(name).cast(pl.String).fill_null("(null)") for i, name in enumerate(by)}
+    keys = {f"by {i}": pl.col(name).cast(pl.String) for i, name in enumerate(by)}
     values = {f"s {i}": pl.col(name).cast(pl.Float64) for i, name in enumerate(measured)}
     clusters = rows.filter(pl.col(measured[0]).is_not_null())
     if LINEAGE.name in rows.collect_schema():
@@ -107,7 +114,7 @@ def counted(rows: pl.LazyFrame, by: Sequence[str], measured: Sequence[str]) -> d
     found = {}
     for row in summed.collect(engine="streaming").iter_rows(named=True):
         each_sums = [[row[f"{name} {i}"] for i in range(3)] for name in values]
-        found[tuple(str(row[key]) for key in keys)] = [
+        found[tuple(row[key] for key in keys)] = [
             Sums(int(row["rows"]), row["prompts"], total, ss, sm, row["mm"]) for total, ss, sm in each_sums
         ]
     return found
@@ -123,8 +130,14 @@ def _percent(interval: Interval) -> tuple[str, str]:
     return f"{interval.estimate:.1%}", f"{100 * interval.low:.1f} to {interval.high:.1%}"
 
 
-def _name(value: str) -> str:
-    return textwrap.shorten(value, WIDEST, placeholder="...") or repr(value)
+def _titles(values: Iterable[str | None]) -> dict[str | None, str]:
+    """Return how a table names each of the values of a column: shortened, null as (null), and no two the same."""
+    titles = dict[str | None, str]()
+    for value in values:
+        short = "(null)" if value is None else textwrap.shorten(value, WIDEST, placeholder="...") or repr(value)
+        numbered = (f"{short} ({number})" for number in count(2))
+        titles[value] = next(title for title in chain([short], numbered) if title not in titles.values())
+    return titles
 
 
 def _aligned(lines: Sequence[Sequence[str]], texts: int) -> Iterator[str]:

@@ -54,6 +54,13 @@ def test_two_columns_are_one_group_and_nulls_are_a_value(tmp_path):
     ]
 
 
+def test_groups_that_look_alike_are_told_apart(tmp_path):
+    long = "x" * 50
+    frame = rows([True, False, True, True, False], subject=[None, "(null)", f"{long} 1", f"{long} 2", ""])
+    lines = list(accuracy_lines(results(tmp_path, frame), ["subject"], "correct"))
+    assert [line.rsplit(maxsplit=6)[0] for line in lines[1:-1]] == ["(null)", "''", "(null) (2)", "...", "... (2)"]
+
+
 def test_of_many_groups_the_largest_are_shown(tmp_path):
     names = [f"g{i:05d}" for i in range(10_000)] + ["big"] * 3
     lines = list(accuracy_lines(results(tmp_path, rows([True] * len(names), g=names)), ["g"], "correct"))
