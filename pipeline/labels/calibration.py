@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -14,7 +14,7 @@ from pipeline.labels.design import design_of
 from pipeline.labels.joined_labels import JoinedLabels, join_labels
 from pipeline.labels.judge_bias import JudgeBias
 from pipeline.labels.judge_figures import JudgeFigures
-from pipeline.labels.judged_rows import PROBABILITY, VERDICT, judged_rows, require_columns
+from pipeline.labels.judged_rows import VERDICT, judged_rows, require_columns, with_scores
 from pipeline.results.reader import Results
 from pipeline.run_dir.calibration_file import CalibrationAbout, CalibrationFigures, folder_rows
 
@@ -33,19 +33,7 @@ def bias_of(results: Results, options: CalibrationOptions) -> tuple[JudgeBias, C
     require_columns(judged, swapped=options.swapped, text=options.text)
     values = judged.select(VERDICT).drop_nulls().unique().sort(VERDICT).collect()[VERDICT].to_list()
     positive, _ = positive_of(options.positive, values)
-    about = CalibrationAbout(
-        run=results.run_id,
-        folder=options.folder,
-        folder_rows=folder_rows(results.manifest, options.folder),
-        verdict=options.verdict,
-        probability=None,
-        positive=positive,
-        values=[positive] if positive else values,
-        files=[],
-        reviewers=[],
-        precision=options.precision,
-        width=options.width,
-    )
+    about = _about(results, options, positive, values)
     return JudgeBias(judged, options.verdict, options.swapped, options.positions, options.text), about
 
 
@@ -59,14 +47,8 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
     require_columns(rows, probability=options.probability, swapped=options.swapped, text=options.text)
     types = rows.collect_schema()
     probability, lacks = _probability(rows, types, options)
-    length = pl.col(options.text).cast(pl.String).str.len_chars() if options.text else None
-    joined = join_labels(results, files, options.verdict, options.folder, probability, length)
-    score = {
-        PROBABILITY: pl.lit(None, pl.Float64)
-        if probability is None
-        else pl.col(probability).cast(pl.Float64).fill_nan(None)
-    }
-    judged = rows.with_columns(**score)
+    judged = with_scores(rows, probability, options.text)
+    joined = join_labels(results, judged, files, options.verdict, options.folder)
     design = design_of(judged, joined)
     strange = sorted({row.label or "" for row in design.rows} - joined.verdicts.keys())
     values = [*joined.verdicts, *strange]
@@ -81,18 +63,12 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         *bias.lines(),
         *bias.by_length(judge.targets, design),
     ]
-    about = CalibrationAbout(
-        run=results.run_id,
-        folder=options.folder,
-        folder_rows=folder_rows(results.manifest, options.folder),
-        verdict=options.verdict,
+    about = replace(
+        _about(results, options, positive, values),
         probability=probability,
-        positive=positive,
         values=values,
         files=[path.name for path in files],
         reviewers=joined.reviewers,
-        precision=options.precision,
-        width=options.width,
         judged=judge.total,
         unjudged=judge.unjudged,
         passes=passes,
@@ -102,6 +78,25 @@ def calibrate(results: Results, files: Sequence[Path], options: CalibrationOptio
         notes=[*joined.notes, *design.notes, *judge.notes, *bias.notes, *unused],
     )
     return CalibratedJudge(CalibrationFigures(about, lines), joined)
+
+
+def _about(
+    results: Results, options: CalibrationOptions, positive: str | None, values: Sequence[str]
+) -> CalibrationAbout:
+    """Return what figures without labels are of."""
+    return CalibrationAbout(
+        run=results.run_id,
+        folder=options.folder,
+        folder_rows=folder_rows(results.manifest, options.folder),
+        verdict=options.verdict,
+        probability=None,
+        positive=positive,
+        values=[positive] if positive else values,
+        files=[],
+        reviewers=[],
+        precision=options.precision,
+        width=options.width,
+    )
 
 
 def _probability(rows: pl.LazyFrame, types: pl.Schema, options: CalibrationOptions) -> tuple[str | None, str]:

@@ -23,7 +23,6 @@ from pipeline.labels.judged_rows import (
     LabelPlaces,
     as_verdict,
     id_column,
-    judged_rows,
 )
 from pipeline.labels.label_files import Label, latest, read_labels
 from pipeline.results.reader import Results
@@ -102,26 +101,14 @@ class JoinedLabels:
 
 
 def join_labels(
-    results: Results,
-    files: Sequence[Path],
-    verdict: str,
-    folder: str,
-    probability: str | None = None,
-    length: pl.Expr | None = None,
+    results: Results, judged: pl.LazyFrame, files: Sequence[Path], verdict: str, folder: str
 ) -> JoinedLabels:
     """Join the labels of `files` to the rows of `folder`: by row and lineage if they are of this run, else by id. Of
-    several labels of a reviewer for a row the last counts.
+    several labels of a reviewer for a row the last counts. `judged`: the rows (`judged_rows`), with or without scores.
 
     Raises:
         ConfigError: a file is none of labels, a key is of several rows, or no label fits a row.
     """
-    more = {
-        PROBABILITY: pl.lit(None, pl.Float64)
-        if probability is None
-        else pl.col(probability).cast(pl.Float64).fill_nan(None)
-    }
-    more[LENGTH] = pl.lit(None, pl.UInt32) if length is None else length
-    judged = judged_rows(results, folder, verdict, more)
     kind = judged.collect_schema()[verdict]
     verdicts = judged.drop_nulls(VERDICT).group_by(VERDICT).len().sort("len", VERDICT, descending=[True, False])
     counted = dict(verdicts.collect(engine="streaming").iter_rows())
@@ -197,8 +184,8 @@ def _labelled(row: Mapping[str, Any], labels: Sequence[Label], run: str) -> Labe
         lineage=tuple(map(int, lineage.split("."))) if lineage else None,
         id=row.get(ID),
         verdict=row[VERDICT],
-        probability=row[PROBABILITY],
-        length=row[LENGTH],
+        probability=row.get(PROBABILITY),
+        length=row.get(LENGTH),
         said=labels,
         label=votes[0][0] if votes and not is_tie else None,
         stratum=drawn.stratum,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
@@ -20,8 +20,8 @@ WORDS = ({"true": "yes", "false": "no"}, {"yes": "true", "no": "false"})
 """Words of two verdicts, and what people may write for each."""
 
 
-def judged_rows(results: Results, folder: str, verdict: str, more: Mapping[str, pl.Expr] = {}) -> pl.LazyFrame:
-    """Return the rows of a folder with their keys (those that the run has), VERDICT as text, and the columns `more`.
+def judged_rows(results: Results, folder: str, verdict: str) -> pl.LazyFrame:
+    """Return the rows of a folder with their keys (those that the run has) and VERDICT as text.
 
     Raises:
         ConfigError: there are no rows, no such column, or it has too many values for a verdict.
@@ -29,7 +29,17 @@ def judged_rows(results: Results, folder: str, verdict: str, more: Mapping[str, 
     rows = results.rows(folder)
     if rows is None:
         raise no_rows(results, folder)
-    return keyed(results, rows).with_columns(verdict_text(rows, verdict).alias(VERDICT), **more)
+    return keyed(results, rows).with_columns(verdict_text(rows, verdict).alias(VERDICT))
+
+
+def with_scores(judged: pl.LazyFrame, probability: str | None = None, text: str | None = None) -> pl.LazyFrame:
+    """Return rows of `judged_rows` with PROBABILITY (null without a column) and LENGTH of the text in characters."""
+    sure, length = pl.lit(None, pl.Float64), pl.lit(None, pl.UInt32)
+    if probability is not None:
+        sure = pl.col(probability).cast(pl.Float64).fill_nan(None)
+    if text is not None:
+        length = pl.col(text).cast(pl.String).str.len_chars()
+    return judged.with_columns(sure.alias(PROBABILITY), length.alias(LENGTH))
 
 
 def keyed(results: Results, rows: pl.LazyFrame) -> pl.LazyFrame:

@@ -34,15 +34,15 @@ def by_labels(a: Results, b: Results, files: Sequence[Path], verdict: str, folde
     """
     runs = {label.run for label in read_labels(files, id_column(a))}
     owner, other = (b, a) if b.run_id in runs and a.run_id not in runs else (a, b)
-    judged, joined = judged_rows(owner, folder, verdict), join_labels(owner, files, verdict, folder)
+    judged, judged_there = (judged_rows(run, folder, verdict) for run in (owner, other))
+    joined = join_labels(owner, judged, files, verdict, folder)
     design = design_of(judged, joined)
-    theirs = _verdicts(owner, other, folder, verdict, design.rows)
+    theirs = _verdicts(owner, other, folder, judged_there, design.rows)
     there = np.array([_key(row, theirs[0]) in theirs[1] for row in design.rows])
     if not there.any():
         raise ConfigError(f"no labelled row of {owner.directory} has a {verdict} in {other.directory}: nothing to pair")
     rows = [row for row, is_there in zip(design.rows, there, strict=True) if is_there]
     sample = _without_empty(design.sample.stratum[there], design.sample.rows)
-    judged_there = judged_rows(other, folder, verdict)
     kind = judged_there.collect_schema()[verdict]
     found = judged_there.select(pl.col(VERDICT).unique()).drop_nulls().sort(VERDICT).collect(engine="streaming")
     values = found[VERDICT].to_list()
@@ -80,10 +80,10 @@ def paired_difference(weights: Floats, right_a: Booleans, right_b: Booleans) -> 
 
 
 def _verdicts(
-    owner: Results, other: Results, folder: str, verdict: str, rows: Sequence[LabelledRow]
+    owner: Results, other: Results, folder: str, theirs: pl.LazyFrame, rows: Sequence[LabelledRow]
 ) -> tuple[Sequence[str], Mapping[str, str]]:
     """Return the columns by which rows of both are joined, and the other run's verdicts of labelled rows by key."""
-    ours, theirs = owner.rows(folder), judged_rows(other, folder, verdict)
+    ours = owner.rows(folder)
     assert ours is not None
     keys = join_keys(owner, other, ours, theirs)
     if not keys:
