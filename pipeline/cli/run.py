@@ -50,10 +50,9 @@ Do = Callable[[JobSettings, Resources], ExitCode]
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
 GOES_ON = "not begun; the same command goes on"
 NOT_RUN = "not run: its settings cannot work, see above"
-_DOES_NOTHING = {"run.dir": ".", "output_subdir": None, "job.chdir": False, "job.env_set": {}, "callbacks": {}} | {
-    "verbose": False,
-    "job_logging.root": None,
-    "hydra_logging.root": None,
+_DOES_NOTHING: Mapping[str, Any] = {
+    **{"run.dir": ".", "output_subdir": None, "job.chdir": False, "job.env_set": {}, "callbacks": {}},
+    **{"verbose": False, "job_logging.root": None, "hydra_logging.root": None},
 }
 """Settings of Hydra, as conf/config.yaml has them, with which it only composes."""
 _TEXTS = ("stop", "bad_words", "system", "template")
