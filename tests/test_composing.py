@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal import config_loader_impl
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
@@ -34,8 +31,8 @@ def anew(monkeypatch):
 
     def call(job: str, *overrides: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(config_loader_impl, "create_defaults_list", create_defaults_list)
-            patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", composing._compose)
+            for place, name, hydras in composing.replaced:
+                patch.setattr(place, name, hydras)
             return composed(job, *overrides)
 
     return call

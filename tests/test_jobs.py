@@ -31,7 +31,7 @@ from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs every job once")
 
-ROWS, SLOTS = 20, 4
+ROWS, SLOTS = 12, 4
 SMALL = (
     *(f"data.limit={ROWS}", f"runtime.slots={SLOTS}", "sampling.max_tokens=24"),
     *("chunk_rows=8", "progress=none", "output.card=true"),

@@ -20,7 +20,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.api.errors import ConfigError, ExitCode, HookFailed, PipelineError, worst
 from pipeline.api.runtime import Resources
@@ -50,6 +50,11 @@ Do = Callable[[JobSettings, Resources], ExitCode]
 _JOB_ARGUMENT = re.compile(r"(\+{0,2}job=)(.+)")
 GOES_ON = "not begun; the same command goes on"
 NOT_RUN = "not run: its settings cannot work, see above"
+_DOES_NOTHING: Mapping[str, Any] = {
+    **{"run.dir": ".", "output_subdir": None, "job.chdir": False, "job.env_set": {}, "callbacks": {}},
+    **{"verbose": False, "job_logging.root": None, "hydra_logging.root": None},
+}
+"""Settings of Hydra, as conf/config.yaml has them, with which it only composes."""
 _TEXTS = ("stop", "bad_words", "system", "template")
 _IN_TEMPLATE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 """Parts of a template in which `\\n` is a line break."""
@@ -128,17 +133,38 @@ def run_jobs(arguments: Sequence[str], dirs: Sequence[Path], do: Do | None = Non
 def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     """Have Hydra compose the jobs in sys.argv and call `task` with each.
 
-    `hydra.main` composes a job twice, at first to learn whether it is a sweep. Here one that is none is composed once;
-    sweeps and options are left to `hydra.main`.
+    `hydra.main` composes a job twice, at first to learn whether it is a sweep, and copies it several times for what
+    else Hydra does. Here one that is none, and for which it does nothing else, is composed once and passed on; others
+    are left to `hydra.main`.
     """
     overrides = sys.argv[1:]
     options = any(argument.startswith("-") for argument in overrides)
     if not options and not any(override.is_sweep_override() for override in PARSER.parse_overrides(overrides)):
-        # A job that sets hydra.mode=MULTIRUN is a sweep too: Hydra asserts that it is none.
-        with suppress(AssertionError), initialize_config_dir(str(CONF), version_base="1.3"):
-            GlobalHydra.instance().hydra.run("config", task, overrides)  # type: ignore[union-attr]
-            return
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = GlobalHydra.instance().hydra.compose_config("config", overrides, RunMode.RUN)  # type: ignore[union-attr]
+            if config.hydra.mode in (None, RunMode.RUN) and _does_nothing_else(config.hydra):
+                return _call(task, config)
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    return None
+
+
+def _does_nothing_else(of_hydra: DictConfig) -> bool:
+    """Return True if Hydra would set no variable, directory or logging of the process and write no file."""
+    return all(OmegaConf.select(of_hydra, key) == value for key, value in _DOES_NOTHING.items())
+
+
+def _call(task: Callable[[DictConfig], None], config: DictConfig) -> None:
+    """Call `task` with a composed config without its settings of Hydra, which HydraConfig has meanwhile."""
+    config.hydra.mode, config.hydra.runtime.output_dir = RunMode.RUN, str(Path.cwd())
+    known = HydraConfig.instance()
+    before = known.cfg
+    known.set_config(config)
+    try:
+        with open_dict(config):
+            del config["hydra"]
+        task(config)
+    finally:
+        known.cfg = before
 
 
 def _note_secrets(arguments: Sequence[str]) -> None:

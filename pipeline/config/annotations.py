@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pipeline.api.docstrings import arguments, as_written
@@ -95,11 +96,18 @@ def allowed(hint: Any) -> Allowed:
     return Allowed(words, lambda value: True, is_function=kind is Callable)
 
 
-def hints_of(factory: Any, *, with_marks: bool = False) -> dict[str, Any]:
+def hints_of(factory: Any, *, with_marks: bool = False) -> Mapping[str, Any]:
     """Return the annotations of a function's parameters, of a dataclass's fields or of a constructor's parameters.
     `with_marks`: `Secret` too."""
-    is_plain = isinstance(factory, type) and not dataclasses.is_dataclass(factory)
-    annotated: Any = factory.__init__ if is_plain else factory
+    return _hints_of_class(factory, with_marks) if isinstance(factory, type) else _hints(factory, with_marks)
+
+
+@lru_cache(maxsize=1024)
+def _hints_of_class(factory: type[Any], with_marks: bool) -> Mapping[str, Any]:
+    return _hints(factory if dataclasses.is_dataclass(factory) else factory.__init__, with_marks)
+
+
+def _hints(annotated: Any, with_marks: bool) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(annotated, include_extras=with_marks)
     except (NameError, TypeError, AttributeError):  # annotations that exist only for a type checker; no factory
@@ -179,8 +187,17 @@ def marked(nodes: Mapping[str, Any]) -> set[tuple[str, ...]]:
 
 def _secrets_of(factory: Any) -> Iterator[tuple[str, ...]]:
     """Yield the places of secrets below the arguments of `factory`."""
-    for name, hint in hints_of(factory, with_marks=True).items():
-        yield from ((name, *place) for place in _secrets_in(hint))
+    if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+        yield from _secrets_of_settings(factory)
+    else:
+        for name, hint in hints_of(factory, with_marks=True).items():
+            yield from ((name, *place) for place in _secrets_in(hint))
+
+
+@lru_cache(maxsize=1024)
+def _secrets_of_settings(settings: type[Any]) -> Sequence[tuple[str, ...]]:
+    hints = hints_of(settings, with_marks=True)
+    return [(name, *place) for name, hint in hints.items() for place in _secrets_in(hint)]
 
 
 def _secrets_in(hint: Any) -> Iterator[tuple[str, ...]]:

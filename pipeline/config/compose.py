@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, Node, OmegaConf, StringNode
+from omegaconf import MISSING, DictConfig, ListConfig, Node, OmegaConf, StringNode
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
@@ -108,6 +109,13 @@ def _store_schemas() -> None:
             store.store(group=group, name=name, node=OmegaConf.create({"defaults": [SCHEMA, "_self_"], **values}))
 
 
+@cache
+def _mappings() -> frozenset[str]:
+    """Return the keys of a job whose value is a mapping."""
+    schema = OmegaConf.structured(JobSettings)
+    return frozenset((*GROUPS, *(str(key) for key in schema if isinstance(schema._get_node(key), DictConfig))))
+
+
 def register_job(job: JobFile) -> None:
     """Register `job` as the option `job.key` of the group `job`, and make the modules in its folder importable."""
     try:
@@ -124,9 +132,7 @@ def register_job(job: JobFile) -> None:
         )
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{job.path} must hold keys and values, for example `data: {{path: prompts.jsonl}}`")
-    schema = OmegaConf.structured(JobSettings)
-    mappings = {*GROUPS, *(key for key in schema if isinstance(schema._get_node(key), DictConfig))}
-    listed = next((str(k) for k in node if k in mappings and isinstance(node._get_node(k), ListConfig)), None)
+    listed = next((str(k) for k in node if k in _mappings() and isinstance(node._get_node(k), ListConfig)), None)
     if listed is not None:
         example = _FORMS.get(listed, "{key: value}")
         raise ConfigError(f"{job.path}: {listed} is a list; it is a mapping, {listed}: {example}, without dashes")
@@ -187,27 +193,29 @@ def settings_of(config: DictConfig, start: datetime | None = None) -> JobSetting
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it
         config.target = OmegaConf.structured(TargetSettings)
     note_secrets(config)
-    settings = _at(config, start)
-    if "${now:" not in str(OmegaConf.to_container(config)):
+    written = str(OmegaConf.to_container(config))
+    settings = _at(config, start, written)
+    if "${now:" not in written:
         return expanded(settings)
     if settings.now is not None:
-        return expanded(_at(config, datetime.fromisoformat(settings.now)))
+        return expanded(_at(config, datetime.fromisoformat(settings.now), written))
     # A resumed run uses the time of its first attempt; one that is done, and takes more rows now, does not go on.
     is_new = settings.overwrite or (settings.append and _is_done(settings.directory / STATUS))
     first = None if is_new else _first_time(settings.directory / CONFIG)
     if first is not None:
-        settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
+        settings = dataclasses.replace(_at(config, first, written), output_dir=settings.output_dir)
     return expanded(dataclasses.replace(settings, now=(first or start).isoformat()))
 
 
-def _at(config: DictConfig, time: datetime) -> JobSettings:
-    """Return the settings with `time` for `${now:...}`."""
+def _at(config: DictConfig, time: datetime, written: str) -> JobSettings:
+    """Return the settings with `time` for `${now:...}`. `written`: `config` as a text, without what it refers to."""
     # Hydra registers its own `now`, which reads the clock for every pattern.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
         if config.append and config.data is not None and config.data.id_column is None:
             config.data.id_column = ROW_ID.name  # so that what draws random numbers knows rows by it, too
-        for free in (config.nodes, config.steps):  # `to_object` does not raise for a `???` below them
+        # `to_object` does not raise for a `???` below these.
+        for free in (config.nodes, config.steps) if MISSING in written else ():
             OmegaConf.to_container(free, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:

@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -210,8 +211,11 @@ def _files(root: Path, dotted: str, only: str | None) -> Iterator[tuple[str, Pat
     parts = dotted.split(".")
     if parts[0] in OURS or only not in (None, parts[0]):
         return
-    for length in range(1, len(parts) + 1):
-        place = root.joinpath(*parts[:length])
-        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-            if path.is_file():
-                yield ".".join(parts[:length]), path
+    place = str(root)
+    for length, part in enumerate(parts, 1):
+        place = os.path.join(place, part)  # noqa: PTH118 - asked for every import of a job's code at each run
+        for path in (f"{place}.py", f"{place}/__init__.py"):
+            if os.path.isfile(path):  # noqa: PTH113
+                yield ".".join(parts[:length]), Path(path)
+        if not os.path.isdir(place):  # noqa: PTH112 - nothing can be below it
+            return

@@ -42,9 +42,14 @@ def kept_errors(results: Results, wanted: Iterable[Key], columns: Mapping[str, s
     ]
 
 
+def with_placeholders(keys: Iterable[Key]) -> list[Key]:
+    """Return those of `keys` whose reason has a placeholder."""
+    return [key for key in keys if re.search("N|'…'", key[2])]
+
+
 def of_all_rows(rejects: pl.LazyFrame, wanted: Iterable[Key]) -> dict[Key, str]:
     """Return the reason of each of `wanted` with what all its rows have in common in place of placeholders."""
-    wanted = [key for key in wanted if re.search("N|'…'", key[2])]
+    wanted = with_placeholders(wanted)
     if not wanted:
         return {}
     values, placeholders = (pl.col(name).str.extract_all(_VALUE) for name in ("reason", "counted_as"))

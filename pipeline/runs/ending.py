@@ -28,7 +28,7 @@ from pipeline.monitor.snapshot import Snapshot
 from pipeline.monitor.summary import Outcome, closing_lines, report_lines, summary_lines, too_many_errors
 from pipeline.monitor.wording import of_the_limit
 from pipeline.results.reader import read_results
-from pipeline.results.reject_reasons import Key, kept_errors, of_all_rows
+from pipeline.results.reject_reasons import Key, kept_errors, of_all_rows, with_placeholders
 from pipeline.results.report import report_of_attempt
 from pipeline.run_dir.chunk_record import RejectCounts
 from pipeline.run_dir.manifest import digest, manifest, write_manifest
@@ -175,6 +175,8 @@ def _too_many_errors(state: RunState, max_error_rate: float) -> str:
 
 def _whole_reasons(job: CheckedJob, rejects: RejectCounts) -> dict[Key, Key]:
     """Return the keys of `rejects` whose rows all have one reason, with that reason in place of the counted one."""
+    if not with_placeholders(rejects):
+        return {}
     try:
         results, columns = read_results(job.directory), {name: k.column for name, k in job.graph.keepers.items()}
         left, stay = results.rejects(), kept_errors(results, rejects, columns)

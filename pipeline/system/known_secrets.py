@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
@@ -135,6 +136,7 @@ def named_in(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Return whether a value under this name is a secret: whole words of it count, in snake_case, kebab-case and
     camelCase; a number at its end does not."""

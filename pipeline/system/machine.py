@@ -8,6 +8,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -19,8 +20,10 @@ NODES = Path("/sys/devices/system/node")
 _PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
 
 
-def versions() -> dict[str, str]:
-    """Return versions of Python, this project and the packages that results depend on; '' if not installed."""
+@cache
+def versions() -> Mapping[str, str]:
+    """Return versions of Python, this project and the packages that results depend on; '' if not installed. Read
+    once: it takes as long as a small run."""
     return {"python": platform.python_version(), "pipeline": _own_version()} | {p: _version(p) for p in _PACKAGES}
 
 
@@ -53,6 +56,7 @@ def _own_version() -> str:
     return str(project["version"])
 
 
+@cache
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

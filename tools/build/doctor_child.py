@@ -26,7 +26,6 @@ from operators.llama.vision import libmtmd
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, install
-from tools.models.make_model import write_model
 
 ROWS = range(4)
 PROMPT_TOKENS = 12
@@ -62,6 +61,8 @@ def images() -> str:
 def decode(file_type: str, folder: Path, device: str = "cpu") -> dict[str, Any]:
     """Write a tiny model and decode with it, batched and token by token. Raises RuntimeError if the results are no
     numbers or differ, or there is no GPU and `device` is gpu. Frees nothing, as the process ends soon."""
+    from tools.models.make_model import write_model  # which `info` does without
+
     path = write_model(folder / "tiny.gguf", file_type=file_type).path
     if device == "gpu" and not llama_cpp.llama_supports_gpu_offload():
         raise RuntimeError("llama.cpp finds no GPU that it was built for")

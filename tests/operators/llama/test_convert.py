@@ -43,13 +43,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def bf16_cache(tmp_path_factory):
+    """The cache of two tests, in which the model that ships is converted once."""
+    return tmp_path_factory.mktemp("bf16")
+
+
 def generated(folder: Path, *overrides: str) -> list[str]:
     fixed = ("job=quickstart", "data.limit=4", "sampling.max_tokens=6", "runtime.slots=4", "progress=none")
     assert main([*fixed, f"output_dir={folder}", *overrides]) == ExitCode.DONE
     return pq.read_table(folder / "data").column("completion").to_pylist()
 
 
-def test_it_gives_the_completions_of_the_converted_file(tmp_path):
+def test_it_gives_the_completions_of_the_converted_file(tmp_path, bf16_cache, monkeypatch):
+    monkeypatch.setenv(PLACE, str(bf16_cache))
     texts = generated(tmp_path / "a", "model.weights=bf16", "output.card=true")
     (file,) = weights_cache().files()
     before = file.stat()
@@ -70,8 +77,9 @@ def test_as_is_converts_nothing_and_changes_no_fingerprint():
     assert weights_cache().files() == []
 
 
-def test_a_run_whose_auto_chose_a_type_is_repaired_and_resumed_with_it(tmp_path, capsys):
+def test_a_run_whose_auto_chose_a_type_is_repaired_and_resumed_with_it(tmp_path, bf16_cache, monkeypatch, capsys):
     """`model.weights=auto` of the version before; its fingerprint had what auto chose."""
+    monkeypatch.setenv(PLACE, str(bf16_cache))
     out = tmp_path / "out"
     generated(out, "model.weights=bf16")
     config = re.sub(r"( +)weights: bf16", r"\1weights: auto\n\1weights_chosen: bf16", (out / CONFIG).read_text())

@@ -84,7 +84,7 @@ def test_a_model_without_flash_attention_has_no_quantised_values(tmp_path):
     Attention("grok", no_flash=True).check("grok", EngineSettings(kv_type={"k": "q8_0"}))
 
 
-@pytest.mark.parametrize("kv_type", [*KV_TYPES, *BOTH[:2]], ids=str)
+@pytest.mark.parametrize("kv_type", often([*KV_TYPES, *BOTH[:2]], "f16", "q8_0", BOTH[0]), ids=str)
 def test_llama_cpp_takes_each_type_and_computes_nearly_the_same(kv_type):
     model = LlamaModel(TINY)
     logits = []

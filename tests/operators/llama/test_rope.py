@@ -19,6 +19,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.config.fingerprint import flat
 from tests.operators.llama.gguf_files import copied
 from tests.operators.llama.test_decoding import compute
+from tests.sets import often_cases
 from tools.models.vocabularies import MetaValue
 
 pytestmark = pytest.mark.slow("decodes with a model of several families")
@@ -45,7 +46,10 @@ def logits(settings: ModelSettings, rope: RopeSettings, ids: np.ndarray = IDS) -
     return found
 
 
-@pytest.mark.parametrize(("family", "architecture"), [("llama", "llama"), ("gemma3", "gemma3"), ("qwen3_5", "qwen35")])
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    often_cases([("llama", "llama"), ("gemma3", "gemma3"), ("qwen3_5", "qwen35")], "llama"),
+)
 @pytest.mark.parametrize("scaling", ["yarn", "linear"])
 def test_logits_are_to_the_bit_those_of_a_file_that_asks_for_the_same(family, architecture, scaling, tmp_path):
     plain = model_file(tmp_path, family, architecture)

@@ -119,6 +119,11 @@ def test_a_job_is_composed_once(here, monkeypatch):
     assert compose.call_count == 1
 
 
+def test_what_hydra_itself_is_asked_for_is_done(here):
+    assert main(["job=squares.yaml", "show=graph", "hydra.run.dir=made"]) == ExitCode.DONE
+    assert (here / "made").is_dir()
+
+
 def test_a_job_file_may_be_a_sweep(here):
     job = yaml.safe_load((here / "squares.yaml").read_text())
     job["hydra"] = {"mode": "MULTIRUN", "sweeper": {"params": {"seed": "1,2"}}}

@@ -24,7 +24,7 @@ from pipeline.settings import AGAIN, JobSettings, TargetSettings
 from pipeline.system.atomic_files import sha256_of
 from tests.pipeline.nights import BAD, Row, attempts, job, put, rows
 from tests.pipeline.squares import files, run
-from tests.sets import often_cases
+from tests.sets import often, often_cases
 
 pytestmark = pytest.mark.slow("runs jobs night after night, and breaks them off")
 
@@ -90,7 +90,7 @@ def test_rows_are_numbered_in_the_order_of_the_input_with_those_that_cannot_be_r
     assert (result.rows().collect()["row"].to_list(), result.rejects().collect()["row"].to_list()) == ([0, 2], [1])
 
 
-@pytest.mark.parametrize("form", ["parquet", "csv", "xlsx"])
+@pytest.mark.parametrize("form", often(["parquet", "csv", "xlsx"], "xlsx"))
 def test_a_changed_row_is_left_or_taken_again_as_told(tmp_path, caplog, capsys, form):
     first, changed = [{"id": "a", "x": 1}, {"id": "b", "x": 2}], [{"id": "a", "x": 5}, {"id": "c", "x": 3}]
     for name, expected in (("skip", [1, 2, 3]), (AGAIN, [2, 3, 5])):
@@ -155,7 +155,7 @@ def test_operators_that_remember_go_on_with_what_they_have(tmp_path, more):
         assert attempts(tmp_path) == before
 
 
-@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("ids", often([True, False], False))
 @pytest.mark.parametrize("middle", [{}, {"distinct": DEDUP}], ids=["", "Dedup"])
 def test_what_is_damaged_is_made_again_from_an_input_in_another_order(tmp_path, ids, middle):
     given: list[Row] = [{"id": f"r{i}" if ids else None, "x": i % 9} for i in range(23)]

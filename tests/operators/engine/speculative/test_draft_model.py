@@ -91,7 +91,7 @@ def test_completions_are_those_of_autoregressive_whatever_is_drafted(name, draft
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("slots", [1, 4, 16])
+@pytest.mark.parametrize("slots", often([1, 4, 16], 4))
 def test_the_same_model_drafts_every_token_of_a_greedy_row(slots):
     texts = prompts(16)
     bench = Drafting(slots, adaptive=False, draft_tokens=4)
