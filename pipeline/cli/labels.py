@@ -56,13 +56,14 @@ def review(arguments: Sequence[str]) -> ExitCode:
     question = options.question or (f"What should {by.verdict} be?" if by.verdict else "Your label")
     ReviewPage(options.folder, shown, choices, question, options.blind).write(path, results, sample)
     many = sum(len(stratum.places) for stratum in sample.strata)
-    guessed = "" if options.by else f" by {', '.join(by.columns) or 'nothing'} (--by makes others)"
+    guessed = "" if options.by else f" by {', '.join(by.columns)} (--by makes others)"
+    drawn = f"from {len(sample.strata)} strata{guessed}" if len(sample.strata) > 1 else "at random (--by makes strata)"
     then = f" --verdict {by.verdict or 'COLUMN'}" + (f" --folder {options.folder}" if options.folder != DATA else "")
     say(
         [
             *([f"{len(results.missing):,} files of the run are missing, see verify"] if results.missing else []),
             *([f"the run has {many:,} rows: all are on the page"] if many < options.rows else []),
-            f"{len(sample.places):,} of {many:,} rows, from {len(sample.strata)} strata{guessed}; labels:"
+            f"{len(sample.places):,} of {many:,} rows, {drawn}; labels:"
             f" {printable(', '.join(choices))}",
             f"page      {path} ({bytes_text(path.stat().st_size)}); open it in a browser, label, save a file",
             f"then      {PROGRAM} calibrate {results.directory} --labels FILE{then}",
