@@ -63,8 +63,7 @@ def review(arguments: Sequence[str]) -> ExitCode:
         [
             *([f"{len(results.missing):,} files of the run are missing, see verify"] if results.missing else []),
             *([f"the run has {many:,} rows: all are on the page"] if many < options.rows else []),
-            f"{len(sample.places):,} of {many:,} rows, {drawn}; labels:"
-            f" {printable(', '.join(choices))}",
+            f"{len(sample.places):,} of {many:,} rows, {drawn}; labels: {printable(', '.join(choices))}",
             f"page      {path} ({bytes_text(path.stat().st_size)}); open it in a browser, label, save a file",
             f"then      {PROGRAM} calibrate {results.directory} --labels FILE{then}",
         ]

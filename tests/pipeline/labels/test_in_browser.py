@@ -64,7 +64,7 @@ def said(labels: list[Label]) -> list[tuple[Any, ...]]:
     return [tuple(getattr(label, name) for name in Label.__slots__ if name != "where") for label in labels]
 
 
-def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
+def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path, capsys):
     path, data = page_of(run_of(tmp_path / "out", rows_of(), data={"id_column": "id"}), "--rows", "20")
     expected = {i: ("no", "yes")[i % 2] for i in range(20)}
 
@@ -98,6 +98,14 @@ def test_labels_outlive_a_reload_and_come_back_from_files(tmp_path):
         assert [label.comment for label in labels if label.comment] == ['=1, "a"\nb']
         assert {label.sample for label in labels} == {data["head"]["sample"]}
         assert {(label.stratum, label.stratum_rows) for label in labels} == set(map(tuple, data["head"]["strata"]))
+        told = []
+        for file in (lines, table):
+            capsys.readouterr()
+            assert main(["calibrate", str(path.parent), "--labels", str(file), "--verdict", "verdict"]) == 0
+            lines_of = capsys.readouterr().out.replace(file.name, "FILE").splitlines()
+            told.append([line for line in lines_of if not line.startswith(("written", "replaced"))])
+        assert told[0] == told[1]
+        assert ["given", "20"] in [line.split() for line in told[0]]
         for file in (lines, table):
             await page.run("localStorage.clear()")
             await page.reload()
