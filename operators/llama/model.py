@@ -23,9 +23,10 @@ from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
 from operators.llama.devices import devices
+from operators.llama.devices.no_room import no_room
 from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import initialise, last_errors
+from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
@@ -38,7 +39,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 
 log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
@@ -102,9 +103,12 @@ class LlamaModel:
         self._floats = header.floats
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
+        forget_errors()
         self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
+        if not self._model and (missing := no_room()) is not None:
+            raise ConfigError(f"model.gpu_layers={settings.gpu_layers} of {self._path.name}: {missing}")
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         info = system_info().decode(errors="replace").strip()
