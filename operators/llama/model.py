@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from operators.engine.backend.interface import Head, TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.placement import ON_CPU, Placement
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
@@ -62,7 +64,7 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     check_gpu(settings)
     path = weights_path(settings)
     facts = with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
-    return with_images(facts, settings, path)
+    return replace(with_images(facts, settings, path), placement=placed(settings))
 
 
 def check_gpu(settings: ModelSettings) -> None:
@@ -75,6 +77,13 @@ def check_gpu(settings: ModelSettings) -> None:
         "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
         " `python -m pipeline build backend=cuda`",
     )
+
+
+def placed(settings: ModelSettings) -> Placement:
+    """Return where the layers of a model lie."""
+    if settings.gpu_layers == 0:
+        return ON_CPU
+    return Placement(settings.gpu_layers, 0, tuple(gpus()), (settings.gpu_layers,) * len(gpus()))
 
 
 class LlamaModel:
@@ -92,7 +101,8 @@ class LlamaModel:
         params.vocab_only = vocab_only
         params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
-        self.is_cpu = settings.gpu_layers == 0
+        self.placement = placed(settings)
+        self.is_cpu = self.placement.on_cpu
         self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         self._floats = header.floats
