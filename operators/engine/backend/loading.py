@@ -34,7 +34,8 @@ def _loaded(settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    usual = {key.name: default_of(key) for key in fields(settings) if key.metadata.get("prompts")}
+    of_texts = [key for key in fields(settings) if key.metadata.get("prompts") or not key.metadata.get("loads", True)]
+    usual = {key.name: default_of(key) for key in of_texts}
     return ("model", repr(replace(settings, **usual)))
 
 

@@ -37,6 +37,15 @@ class Placement:
         """True if every layer is on a device with all its tensors, so that the CPU multiplies with none."""
         return not self.on_cpu and self.gpu_layers == self.layers and not any(to == HOST for _, to in self.elsewhere)
 
+    def device_of(self, layer: int) -> str:
+        """Return the name of what computes a layer: a device, or HOST. The number `layers` - 1 is what makes logits."""
+        place = layer - (self.layers - self.gpu_layers)
+        for name, count in zip(self.devices, self.counts, strict=True):
+            if 0 <= place < count:
+                return name
+            place -= count
+        return HOST
+
     def __str__(self) -> str:
         """Say it in words, the same for equal placements: a part of identities."""
         if self.on_cpu:
