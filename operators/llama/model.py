@@ -26,9 +26,10 @@ from operators.llama.contexts.context import LlamaContext
 from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
+from operators.llama.devices import devices
 from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import gpus, initialise, last_errors
+from operators.llama.library import initialise, last_errors
 from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
@@ -100,7 +101,9 @@ class LlamaModel:
         where = load_placed(settings, self._path, load) if not vocab_only else (*load(ON_CPU), ON_CPU)
         self._model, self.packed, self.placement = where
         self.is_cpu = self.placement.on_cpu
-        self.device = HOST if self.is_cpu else f"{self.placement} on {', '.join(gpus())}"
+        self.device = (
+            HOST if self.is_cpu else f"{self.placement} on {', '.join(each.description for each in devices())}"
+        )
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
         if not self._model:

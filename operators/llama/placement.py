@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp
-from llama_cpp import llama_cpp as binding
 
 from operators.engine.backend.loading import model_key
 from operators.engine.backend.placement import HOST, ON_CPU, Placement
-from operators.llama.devices import Device, describe, devices
+from operators.llama.devices import Device, describe, devices, ggml
 from operators.llama.layer_sizes import Layers, bytes_on, context_bytes, layers_of
 from operators.llama.library import forget_errors, last_errors, unlogged
 from operators.llama.packed import Packed
@@ -31,7 +30,7 @@ from operators.settings.runtime import EngineSettings
 
 MARGIN = 1 << 30
 """Bytes that `auto` leaves free on each device, for what drivers and guesses do not tell."""
-BUILD = "`python -m pipeline build backend=cuda` (for NVIDIA's) builds llama.cpp for one"
+BUILD = "`python -m pipeline build backend=cuda` builds llama.cpp for NVIDIA's; `python -m pipeline doctor` lists them"
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """The matrices of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX."""
 log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ def _used(settings: ModelSettings) -> tuple[Device, ...]:
     shares = settings.tensor_split
     fits = shares is None or len(shares) == len(used)
     check(fits, "model.tensor_split", shares, f"it has a share for each device that is used, {len(used)}; {there}")
-    needs = f"{there}; use 0 or auto, or {BUILD}" if not found else "model.device=none leaves no device for them"
+    needs = f"{there}; use 0 or auto. {BUILD}" if not found else "model.device=none leaves no device for them"
     check(bool(used) or settings.gpu_layers in (0, AUTO), "model.gpu_layers", settings.gpu_layers, needs)
     used = () if settings.gpu_layers == 0 else used
     for pattern, to in (settings.override_tensor or {}).items():
@@ -167,7 +166,7 @@ class _Properties(ctypes.Structure):
 def _hardware(device: Device) -> bytes | None:
     """Return the address of a device on the bus; None if its backend does not tell."""
     properties = _Properties()
-    binding._lib.ggml_backend_dev_get_props(ctypes.c_void_p(device.handle), ctypes.byref(properties))
+    ggml("ggml_backend_dev_get_props", None, ctypes.c_void_p(device.handle), ctypes.byref(properties))
     identity: bytes | None = properties.device_id
     return identity
 
@@ -273,12 +272,10 @@ def place(params: llama_cpp.llama_model_params, placement: Placement) -> object:
     split = (ctypes.c_float * max(len(placement.counts), llama_cpp.llama_max_devices()))(*placement.counts)
     params.tensor_split = split
     params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_LAYER
-    library = binding._lib
-    library.ggml_backend_dev_buffer_type.restype = library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
     moved = []
     for pattern, to in placement.elsewhere:
-        of_device = None if to == HOST else library.ggml_backend_dev_buffer_type(ctypes.c_void_p(handles[to]))
-        moved.append(_Override(pattern.encode(), of_device or library.ggml_backend_cpu_buffer_type()))
+        name, of = ("cpu", ()) if to == HOST else ("dev", (ctypes.c_void_p(handles[to]),))
+        moved.append(_Override(pattern.encode(), ggml(f"ggml_backend_{name}_buffer_type", ctypes.c_void_p, *of)))
     overrides = (_Override * (len(moved) + 1))(*moved)
     if moved:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
