@@ -74,8 +74,8 @@ def causal_context(
 
 
 def new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
-    """Make a context; None if llama.cpp refuses, and its log says why. Turns the model's own pooling of embeddings off: pooled by llama.cpp
-    they would depend on the neighbours, which share the sums."""
+    """Make a context; None if llama.cpp refuses, and its log says why. Turns the model's own pooling of embeddings off:
+    pooled by llama.cpp they would depend on the neighbours, which share the sums."""
     forget_errors()
     context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
     if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
@@ -109,7 +109,7 @@ def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_con
     scale_rope(params, settings.rope)
     flash = settings.flash_attention is not False
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
-    params.offload_kqv = params.op_offload = not on_cpu
+    params.offload_kqv, params.op_offload = settings.kv_offload and not on_cpu, settings.op_offload and not on_cpu
     return params
 
 
