@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
@@ -10,13 +11,17 @@ from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.interface import ROLLBACK_ROOM
+from operators.engine.backend.placement import Placement
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.devices.no_room import no_room
 from operators.llama.library import forget_errors, last_errors
 from operators.settings.checks import usable_cores
-from operators.settings.long_rows import FULL, YARN, RopeSettings
+from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
+
+MOST_AT_ONCE = 2048
+"""Tokens that a device computes at once. It does not stop in between; between two such parts of a call the CPU does."""
 
 
 class BatchView:
@@ -99,6 +104,16 @@ def context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) 
         params.embeddings = True
     params.kv_unified = not shape.per_sequence
     return params
+
+
+def for_placement(settings: EngineSettings, placement: Placement) -> EngineSettings:
+    """Return `settings` as contexts of a model with that placement have them: with one thread where that is enough, and
+    with fewer tokens that are computed at once, unless the cells of the cache follow from them."""
+    if placement.on_cpu:
+        return settings
+    threads = settings.threads or (1 if placement.computes_all(settings) else None)
+    most = settings.n_ubatch if settings.window_cache == SMALL else min(settings.n_ubatch, MOST_AT_ONCE)
+    return replace(settings, threads=threads, n_ubatch=most)
 
 
 def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:
