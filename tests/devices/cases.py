@@ -15,6 +15,7 @@ from operators.engine.backend.placement import HOST
 from operators.generation.memory import model_memory
 from operators.llama.contexts.context import LlamaContext
 from operators.llama.devices import describe, devices
+from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -61,6 +62,7 @@ def bits(model: LlamaModel, context: LlamaContext) -> str:
 def placed(path: str) -> dict[str, Any]:
     """Compute on the CPU and with each placement. Return the bits of each, what the devices did, the threads that the
     context has, and its identity."""
+    initialise()
     engine, answers = EngineSettings(slots=ROWS, max_sequence_tokens=128), {}
     for name, where in {HOST: {"gpu_layers": 0}, **PLACEMENTS}.items():
         before = own_counts()
@@ -85,7 +87,7 @@ def refused_for_memory(path: str, **engine: Any) -> list[str]:
 
 
 def forecast(path: str, gpu_layers: int | str, engine: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of the memory of devices before a model is loaded, at least and at most, and what it takes."""
+    """Return what is said of the memory of each device before a model is loaded, and what it takes."""
     settings, model = EngineSettings(**engine), ModelSettings(path=path, probe=False, gpu_layers=gpu_layers)
     needs = [need for need in model_memory(replace(model, room=settings), settings, "key") if need.device]
     loaded = LlamaModel(replace(model, room=settings))

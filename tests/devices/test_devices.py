@@ -1,5 +1,5 @@
-"""What computes on devices has the bits of the CPU wherever its layers are, fits into their memory as it is said before,
-and is refused by name where it does not."""
+"""What computes on devices has the bits of the CPU wherever its layers are, takes of their memory what is said before,
+and is refused by name where it does not fit."""
 
 from __future__ import annotations
 
