@@ -101,9 +101,8 @@ class LlamaModel:
         where = load_placed(settings, self._path, load) if not vocab_only else (*load(ON_CPU), ON_CPU)
         self._model, self.packed, self.placement = where
         self.is_cpu = self.placement.on_cpu
-        self.device = (
-            HOST if self.is_cpu else f"{self.placement} on {', '.join(each.description for each in devices())}"
-        )
+        used = ", ".join(each.description for each in devices() if each.name in self.placement.devices)
+        self.device = HOST if self.is_cpu else f"{self.placement} on {used}"
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
         if not self._model:
