@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from operators.engine.backend.loading import inspect_model
+from operators.llama.layer_sizes import bytes_on, context_bytes, layers_of
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -47,3 +49,18 @@ def computed(path: str, case: dict[str, Any], engine: dict[str, Any]) -> dict[st
         "weights": weights,
         "counts": counts,
     }
+
+
+def guessed(paths: list[str], engine: dict[str, Any]) -> list[list[int]]:
+    """Return for each model what it and a context are thought to take on the only device, and what they do."""
+    answers, settings = [], EngineSettings(**{**ENGINE, **engine})
+    for path in paths:
+        given = ModelSettings(path=path, probe=False, kernels="llama.cpp", gpu_layers="all", room=settings)
+        model = LlamaModel(given)
+        _, give_back = model.lease(settings)
+        layers = layers_of(Path(path))
+        thought = bytes_on(model.placement, layers, context_bytes(Path(path), given, settings))
+        answers.append([thought["Fake0"], own_counts()[0]["used"]])
+        give_back()
+        model.close()
+    return answers
