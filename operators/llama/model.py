@@ -38,7 +38,7 @@ from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.placement import check_placement, load_placed, place, placement_of, unloaded
-from operators.llama.trial import require_sound_build
+from operators.llama.probing.trial import require_sound_build
 from operators.llama.vision import LlamaVision
 from operators.llama.with_images import vision_of, with_images
 from operators.prompts.special_tokens import SpecialTokens
