@@ -10,7 +10,6 @@ import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.loading import inspect_model
 from operators.engine.backend.placement import HOST
 from operators.generation.memory import model_memory
 from operators.llama.contexts.context import LlamaContext
@@ -124,8 +123,3 @@ def failing(path: str) -> dict[str, Any]:
     except DecodeFailed as failure:
         failures.append(failure.code)
     return {"failures": failures, "bits": answers}
-
-
-def facts_of(path: str) -> str:
-    """Return where layers are that are left to model.gpu_layers=auto."""
-    return str(inspect_model(ModelSettings(path=path, probe=False)).placement)
