@@ -51,7 +51,8 @@ def test_layers_on_devices_have_the_bits_of_the_cpu_and_what_computes_is_told_ap
     assert answers["one layer and what makes logits"]["threads"] == answers[HOST]["threads"]
 
 
-@pytest.mark.parametrize("gpu_layers", [pytest.param("all", marks=pytest.mark.laws), 3])
+@pytest.mark.laws
+@pytest.mark.parametrize("gpu_layers", ["all", 4])
 def test_a_model_takes_of_the_memory_of_devices_what_is_said_before(gpus, gpu_layers):
     answer = gpus.call(cases.forecast, TINY, gpu_layers, {"slots": 4, "max_sequence_tokens": 256})
     for number in range(2):
@@ -73,6 +74,7 @@ def test_what_does_not_fit_is_named_with_what_makes_it_smaller(gpus):
     assert "use a smaller runtime.n_ubatch, fewer runtime.slots (each has logits), or fewer model.gpu_l" in computing
 
 
+@pytest.mark.laws
 def test_a_call_that_fails_can_be_made_again_and_one_that_is_aborted_ends(gpus):
     answer = gpus.having(fail_at=5).call(cases.failing, TINY)
     failed, aborted = answer["failures"][:-1], answer["failures"][-1]

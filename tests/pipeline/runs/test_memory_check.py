@@ -147,7 +147,7 @@ def on_device(
     """A job with such a step, and what it needs."""
     settings = job(directory, runtime=EngineFields(memory_limit_bytes=100 * MIB))
     settings.nodes["square"] = NodeSettings(
-        {"_target_": "tests.pipeline.runs.test_memory_check.OnDevice", **node}, "numbers"
+        {"_target_": "tests.pipeline.runs.test_memory_check.OnDevice", **of_node}, "numbers"
     )
     settings.nodes["write"] = NodeSettings({"_target_": f"{OPS}.Parquet"}, "square")
     settings.cluster = cluster
