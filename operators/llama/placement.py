@@ -108,6 +108,9 @@ def unloaded(settings: ModelSettings) -> None:
 
 def _used(settings: ModelSettings) -> tuple[Device, ...]:
     """Return the devices that may have layers. Raises ConfigError as check_placement does."""
+    named = (settings.device, settings.main_gpu, settings.tensor_split, settings.override_tensor)
+    if settings.gpu_layers == 0 and not any(each is not None for each in named):
+        return ()  # drivers take memory of a device that is asked for its own
     found = devices()
     there = f"there is {describe(found)}"
     names = [settings.device] if isinstance(settings.device, str) else settings.device
@@ -266,7 +269,7 @@ class _Override(ctypes.Structure):
 
 def place(params: llama_cpp.llama_model_params, placement: Placement) -> object:
     """Have llama.cpp load a model so. Returns what must live until it is loaded."""
-    handles = {device.name: device.handle for device in devices()}
+    handles = {} if placement.on_cpu else {device.name: device.handle for device in devices()}
     listed = (ctypes.c_void_p * (len(placement.devices) + 1))(*(handles[name] for name in placement.devices), None)
     params.devices = ctypes.cast(listed, ctypes.c_void_p)  # without one in the list llama.cpp makes no device ready
     params.n_gpu_layers = placement.gpu_layers

@@ -64,3 +64,13 @@ def guessed(paths: list[str], engine: dict[str, Any]) -> list[list[int]]:
         give_back()
         model.close()
     return answers
+
+
+def weights(path: str, cases: list[dict[str, Any]]) -> list[list[int]]:
+    """Return for each case the bytes of a loaded model on each device."""
+    answers = []
+    for case in cases:
+        model = LlamaModel(ModelSettings(path=path, probe=False, kernels="llama.cpp", **case))
+        answers.append([each["used"] for each in own_counts()])
+        model.close()
+    return answers
