@@ -97,11 +97,12 @@ def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, No
 
 
 def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:
-    """Return the bytes that a worker needs for itself: contexts, not the model file, whose pages a machine has once."""
+    """Return the bytes of its machine's memory that a worker needs for itself: contexts, not the model file, whose
+    pages a machine has once."""
     inside = {name for segment in segments for name in segment.nodes}
     models = graph.with_role(UsesModel).items()
     needs = [need for name, op in models if name in inside for need in op.memory_needs()]
-    return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
+    return sum({need.key: need.size_bytes for need in needs if not need.shared and need.device is None}.values())
 
 
 def calls_at_a_time(cluster: ClusterSettings) -> int:

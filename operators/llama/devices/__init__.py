@@ -60,6 +60,12 @@ def describe(devices: Sequence[Device]) -> str:
     return ", ".join(map(str, devices)) or "no GPU"
 
 
+def kinds_of(names: Sequence[str]) -> str:
+    """Return what the devices of these names are, without what changes: "CUDA0: NVIDIA H100 (CUDA)"."""
+    by_name = {device.name: device for device in devices()}
+    return ", ".join(f"{name}: {by_name[name].description} ({by_name[name].backend})" for name in names)
+
+
 def _device(handle: int, kind: int) -> Device:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _call("memory", None, handle, ctypes.byref(free), ctypes.byref(total))
