@@ -37,7 +37,7 @@ def test_patterns_that_llama_cpp_cannot_read_are_refused(gpus):
     case = {"override_tensor": {"(?P<name>attn)": "CPU"}}
     (answer,) = gpus.having(mb=2048).call(placing.placements, EXPERTS, [case])
     assert "ConfigError: model.override_tensor={'(?P<name>attn)': 'CPU'} cannot work: llama.cpp refuses it" in answer
-    assert "regex" in answer
+    assert "regular expression" in answer
 
 
 @pytest.mark.laws
