@@ -44,7 +44,8 @@ def test_patterns_that_llama_cpp_cannot_read_are_refused(gpus):
 @pytest.mark.parametrize(("keys", "engine"), PLACES, ids=str)
 def test_the_bits_are_those_of_the_cpu(gpus, keys, engine):
     there = gpus.having(mb=2048)
-    wanted, given = (there.call(placing.computed, EXPERTS, *case) for case in (({"gpu_layers": 0}, {}), (keys, engine)))
+    wanted = there.call(placing.computed, EXPERTS, {"gpu_layers": 0}, {})
+    given = there.call(placing.computed, EXPERTS, keys, engine)
     assert given["bits"] == wanted["bits"]
     assert not sum(each["graphs"] for each in wanted["counts"]), "with 0 layers no device computes"
     assert sum(each["graphs"] for each in given["counts"])
