@@ -199,7 +199,8 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
+        reduces = settings.device_sampling is True or (settings.device_sampling == AUTO and not self.is_cpu)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, reduces=reduces)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits)
         return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
