@@ -102,6 +102,8 @@ class LlamaContext:
 
     def _prove(self) -> None:
         """Find out whether calls are exact, and whether rows of several adapters may share them."""
+        if self._reduction is not None:  # it reads the logits of a row alone, and nothing reads what it makes
+            self._reduction.use(self._context, reduces=False)
         # BLAS takes products of many tokens from our kernels, and the trial has few.
         kernels = None if has_accelerator() else self._kernels
         self.mixes_adapters = self._adapters is None or (kernels is not None and self.shape.per_sequence)
