@@ -274,8 +274,8 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 
 def likeliest_words(logits: Logits, count: int) -> Keys:
-    """Return the keys of the `count` likeliest words of each row of `logits`, as a device leaves them: of equally likely
-    ones it takes others than the sampler would."""
+    """Return the keys of the `count` likeliest words of each row of `logits`. As a device, it takes others of equally
+    likely ones than the sampler would."""
     last = np.argsort(logits, axis=1, kind="stable")[:, -count:]
     return keys_of(np.take_along_axis(logits, last, 1), last)
 
