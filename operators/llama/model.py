@@ -38,7 +38,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 
 log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
@@ -207,7 +207,14 @@ class LlamaModel:
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, reduces=reduces)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits)
-        return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
+        context, give_back = self.contexts.lease(signature, functools.partial(self._context, settings, shape))
+        if settings.device_sampling is True and shape.candidates > context.shape.candidates:
+            give_back()
+            raise ConfigError(
+                "runtime.device_sampling=true cannot work: llama.cpp has no top-k on the device that makes the logits,"
+                f" or there are no more than {shape.candidates} words to leave any out; leave it at auto"
+            )
+        return context, give_back
 
     def _tell(self, settings: EngineSettings, shape: DecoderShape) -> None:
         """Log what is unusual of a context."""

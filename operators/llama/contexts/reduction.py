@@ -57,20 +57,18 @@ class Reduction:
         params.n_outputs_max_per_seq = OUTPUTS
 
     def tried(self, context: ctypes.c_void_p | None, *, asked: bool) -> Reduction | None:
-        """Return this, now that `context` is made; None if its device has no such operation, and the logits would come
-        whole. Raises ConfigError then if it was `asked` for."""
+        """Return this, now that `context` is made; None if its device has no such operation: then the logits would come
+        whole, one row after the other, and the chains are removed. Raises ConfigError then if it was `asked` for."""
         first = llama_cpp.llama_sampler_chain_get(self._chains[0], 0)
         if llama_cpp.llama_sampler_name(first).startswith(b"+"):
             return self
+        why = "llama.cpp has no top-k on the device that makes the logits"
         self.use(context, reduces=False)
+        self.free()
         if asked:
             llama_cpp.llama_free(context)
-            self.free()
-            raise ConfigError(
-                "runtime.device_sampling=true cannot work: llama.cpp has no top-k on the device that makes the logits;"
-                " leave it at auto"
-            )
-        log.info("logits come whole: llama.cpp has no top-k on the device that makes them (runtime.device_sampling)")
+            raise ConfigError(f"runtime.device_sampling=true cannot work: {why}; leave it at auto")
+        log.info("logits are copied whole: %s (runtime.device_sampling)", why)
         return None
 
     def use(self, context: ctypes.c_void_p | None, *, reduces: bool) -> None:
