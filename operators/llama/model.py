@@ -38,7 +38,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check, usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.errors import InputError
 
 log = logging.getLogger(__name__)
 HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
@@ -203,18 +203,10 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
-        reduces = settings.device_sampling is True or (settings.device_sampling == AUTO and not self.is_cpu)
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, reduces=reduces)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, on_device=not self.is_cpu)
         self._tell(settings, shape)
-        signature = (shape, settings.threads or usable_cores(), settings.of_bits)
-        context, give_back = self.contexts.lease(signature, functools.partial(self._context, settings, shape))
-        if settings.device_sampling is True and shape.candidates > context.shape.candidates:
-            give_back()
-            raise ConfigError(
-                "runtime.device_sampling=true cannot work: llama.cpp has no top-k on the device that makes the logits,"
-                f" or there are no more than {shape.candidates} words to leave any out; leave it at auto"
-            )
-        return context, give_back
+        signature = (shape, settings.threads or usable_cores(), settings.of_bits, settings.device_sampling)
+        return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 
     def _tell(self, settings: EngineSettings, shape: DecoderShape) -> None:
         """Log what is unusual of a context."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from operators.engine.backend.shape import CANDIDATES
 from pipeline import PROJECT
 from tests.devices.sampling_cases import completed
@@ -27,6 +29,7 @@ def test_a_call_copies_candidates_and_not_the_vocabulary(gpus):
     assert auto["copied"] < mixed["copied"] <= nucleus["copied"]
 
 
+@pytest.mark.laws
 def test_a_device_without_the_operation_keeps_whole_logits(gpus):
     ways = [{"device_sampling": False}, {}, {"device_sampling": True}]
     whole, auto, asked = gpus.having(count=1, no_op="TOP_K").call(completed, TINY, 99, ways)
@@ -34,6 +37,7 @@ def test_a_device_without_the_operation_keeps_whole_logits(gpus):
     assert "runtime.device_sampling=true cannot work: llama.cpp has no top-k on the device" in asked["refused"]
 
 
+@pytest.mark.laws
 def test_layers_on_the_cpu_alone_keep_whole_logits_unless_it_is_asked_for(gpus):
     whole, auto, asked = gpus.call(completed, TINY, 0, [{"device_sampling": False}, {}, {"device_sampling": True}])
     assert auto == whole

@@ -242,8 +242,7 @@ class FakeModel:
     def lease(
         self, settings: EngineSettings, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
     ) -> tuple[FakeDecoder, Callable[[], None]]:
-        reduces = settings.device_sampling is True
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, reduces=reduces)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
         self.decoders.append(FakeDecoder(shape, self._fail))
         return self.decoders[-1], lambda: None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from operators.settings.model import AUTO
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -141,10 +142,11 @@ def decoder_shape(
     block: int = 0,
     draft: int = 0,
     *,
-    reduces: bool = False,
+    on_device: bool = False,
 ) -> DecoderShape:
-    """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens. `reduces`: whether
-    its device may leave a few words of each row's logits."""
+    """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens. `on_device`:
+    whether a GPU makes its logits."""
+    reduces = settings.device_sampling is True or (settings.device_sampling == AUTO and on_device)
     next_alone = wanted is Wanted.NEXT and not block and not draft
     return DecoderShape(
         slots=settings.slots,

@@ -84,7 +84,7 @@ class LlamaContext:
         params.n_rs_seq = shape.draft if rolls_back else 0
         reduction = reduction_for(shape, n_vocab, params) if self.partial else None
         self._context: ctypes.c_void_p | None = causal_context(model, params, shape)
-        self._reduction = reduction.tried(self._context) if reduction is not None else None
+        self._reduction = reduction and reduction.tried(self._context, asked=settings.device_sampling is True)
         self.reduces, self.shape = False, replace(self.shape, candidates=shape.candidates if self._reduction else 0)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._states = States(self._context, self._memory, shape.streams)
