@@ -15,7 +15,19 @@ from operators.engine.backend.keys import is_reduced
 from operators.engine.backend.shape import CANDIDATES, DecoderShape
 from operators.engine.sampling.params import SamplingParams
 from operators.engine.sequence import Sequence
+from operators.engine.strategies.autoregressive import Autoregressive
+from operators.engine.strategies.base import DecodeSetup
+from operators.engine.strategies.block_diffusion.denoise import BlockDiffusion
+from operators.engine.strategies.block_diffusion.setup import BlockDiffusionSetup
 from operators.engine.strategies.reducing import PATIENCE, ReducedCalls
+from operators.engine.strategies.speculative.setup import SpeculativeSetup
+from operators.engine.strategies.speculative.strategy import Speculative
+from operators.settings import DecodeSettings, ModelSettings, SamplingSettings
+from operators.settings.block_diffusion import BlockDiffusionSettings
+from operators.settings.runtime import EngineSettings
+from operators.settings.speculative import SpeculativeSettings
+from pipeline import PROJECT
+from pipeline.api.errors import ConfigError
 from tests.operators.engine.fixtures import GREEDY, WARM, Bench, RecordingDecoder, prompts, shape
 from tests.operators.engine.test_constrained import KINDS
 from tests.operators.engine.test_constrained import params as constrained
@@ -116,3 +128,33 @@ def test_after_a_row_that_needs_all_logits_some_calls_have_them_too():
     rows = [Sequence(i, np.arange(5, dtype=np.int32) + i, kind, i, max_tokens=40) for i, kind in enumerate(kinds)]
     made = run(rows, shape(1, candidates=CANDIDATES)).reduced
     assert made == [True] * 40 + [False] * (40 + PATIENCE) + [True] * (40 - PATIENCE)
+
+
+USUAL = DecodeSetup(DecodeSettings(), Autoregressive)
+REFUSED: dict[str, tuple[DecodeSetup, dict[str, Any], dict[str, Any], str]] = {
+    "decode=block_diffusion": (BlockDiffusionSetup(BlockDiffusionSettings(), BlockDiffusion), {}, {}, "qwen3"),
+    "decode=speculative": (SpeculativeSetup(SpeculativeSettings(), Speculative), {}, {}, "qwen3"),
+    "recurrent layers": (USUAL, {}, {}, "qwen3_5"),
+    "runtime.window_cache=small": (USUAL, {}, {"window_cache": "small"}, "gemma3"),
+    "sampling.logprobs=2": (USUAL, {"logprobs": 2}, {}, "qwen3"),
+    "without sampling.top_k": (USUAL, {"temperature": 0.8, "top_k": 0}, {}, "qwen3"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_can_never_be_reduced_is_refused_where_it_was_asked_for(reason):
+    setup, sampling, engine, family = REFUSED[reason]
+    model = ModelSettings(path=str(PROJECT / f"tests/families/{family}.gguf"))
+    given = SamplingSettings(**sampling), EngineSettings(**engine), model
+    setup.check_device_sampling(*given)
+    asked = replace(given[1], device_sampling=True)
+    with pytest.raises(ConfigError, match="device_sampling=true cannot work: ") as refused:
+        setup.check_device_sampling(given[0], asked, model)
+    assert reason in str(refused.value)
+
+
+def test_what_rows_may_choose_is_left_to_them():
+    model = ModelSettings(path=str(PROJECT / "tests/families/qwen3.gguf"))
+    USUAL.check_device_sampling(SamplingSettings(), EngineSettings(device_sampling=True), model)
+    columns = SamplingSettings(top_k=0, temperature=1.0, per_row=["top_k"])
+    USUAL.check_device_sampling(columns, EngineSettings(device_sampling=True), model)
