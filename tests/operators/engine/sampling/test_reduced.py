@@ -15,6 +15,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.settings.sampling import SamplingSettings
 from operators.settings.structured import StructuredSettings
 from tests.operators.engine.sampling.rows import row
+from tests.operators.engine.sampling.test_plain import ACTS
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -66,6 +67,21 @@ def test_candidates_that_suffice_draw_what_all_words_do(values, step):
     ]
     assert len(enough) >= 12
     assert drawn(logits[enough], values, keys[enough]) == drawn(logits[enough], values)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_key_draws_the_same_from_candidates_or_needs_all(temperature):
+    """A new key that raises words or looks at all of them has to be in `needs_all`."""
+    logits = np.random.default_rng(3).normal(0, 2, (12, 900)).astype(np.float32)
+    needing = set()
+    for name, values in ACTS.items():
+        values = {"temperature": temperature, "top_k": 30, **values}
+        if SamplingParams(**values).needs_all is None:
+            assert drawn(logits, values, likeliest_words(logits, CANDIDATES)) == drawn(logits, values), name
+        else:
+            needing.add(name)
+    assert needing >= {"logit_bias", "logprobs", "mirostat"}
+    assert len(needing) < len(ACTS) // 2
 
 
 def test_words_as_likely_as_the_last_candidate_are_not_decided_among_candidates():
