@@ -22,6 +22,7 @@ from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
+from operators.generation.memory import draft_memory, model_memory
 from operators.generation.model_sampling import taken
 from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -38,10 +39,8 @@ from operators.generation.wiring import (
     chosen_settings,
     completion_keys,
     decode_setup,
-    draft_memory,
     identity_of,
     long_rows,
-    model_memory,
     of_engine,
     shared_engine,
     shared_store,
@@ -158,6 +157,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         key = repr((self._model_settings, self._engine_settings, self.decode))
         yield from model_memory(self._model_settings, self._engine_settings, key, draft=self._setup.draft)
         yield from draft_memory(self._setup, self._model_settings, self._engine_settings, key)
+
+    def devices(self) -> Iterable[str]:
+        return inspect_model(self._model_settings).placement.devices
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)

@@ -7,42 +7,48 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import Head, TokenIds
+from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.placement import HOST, ON_CPU, Placement
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.contexts.context import LlamaContext
+from operators.llama.contexts.context_params import for_placement
 from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
-from operators.llama.devices import devices
-from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
+from operators.llama.devices import kinds_of
+from operators.llama.devices.no_room import no_room
+from operators.llama.header import TOOL_USE, content_of, facts_of, head_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import initialise, last_errors
+from operators.llama.layer_sizes import device_sizes
+from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
-from operators.llama.trial import require_sound_build
+from operators.llama.placement import check_placement, load_placed, place, placement_of, unloaded
+from operators.llama.probing.trial import require_sound_build
 from operators.llama.vision import LlamaVision
 from operators.llama.with_images import vision_of, with_images
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
-from operators.settings.checks import check, usable_cores
+from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 
 log = logging.getLogger(__name__)
-HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
-"""Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
 
 def load(settings: ModelSettings) -> LlamaModel:
@@ -57,24 +63,20 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     Raises:
         InputError: it or a part of it is missing, no GGUF file or damaged, ends llama.cpp, or llama.cpp does not know
             its architecture.
-        ConfigError: no path is given, there are options, or gpu_layers is set and there is no GPU.
+        ConfigError: no path is given, there are options, or layers cannot be where `settings` have them.
     """
     check_options(settings, ())
-    check_gpu(settings)
+    check_placement(settings)
     path = weights_path(settings)
-    facts = with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
-    return with_images(facts, settings, path)
+    return placed(with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path), settings, path)
 
 
-def check_gpu(settings: ModelSettings) -> None:
-    """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
-    check(
-        not settings.gpu_layers or bool(devices()),
-        "model.gpu_layers",
-        settings.gpu_layers,
-        "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
-        " `python -m pipeline build backend=cuda`; `python -m pipeline doctor` lists the devices",
-    )
+def placed(facts: ModelFacts, settings: ModelSettings, path: Path) -> ModelFacts:
+    """Return `facts` with those of the vision encoder, and where the layers will be. Raises as `inspect` does."""
+    facts = with_images(facts, settings, path)
+    if facts.refusal is not None or (placement := placement_of(settings, path)).on_cpu:
+        return facts
+    return replace(facts, placement=placement, on_devices=device_sizes(path, settings, placement))
 
 
 class LlamaModel:
@@ -88,23 +90,26 @@ class LlamaModel:
     def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
         initialise()
         self._path = gguf_path(settings) if vocab_only else weights_path(settings)
-        params = llama_cpp.llama_model_default_params()
-        params.vocab_only = vocab_only
-        params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
-        self.is_cpu = settings.gpu_layers == 0
-        self.device = (
-            "CPU"
-            if self.is_cpu
-            else f"{settings.gpu_layers} layers on {', '.join(device.description for device in devices())}"
-        )
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         self._floats = header.floats
-        ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
-        self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
+
+        def load(placement: Placement) -> tuple[Any, Packed]:
+            params = llama_cpp.llama_model_default_params()
+            params.vocab_only, _alive = vocab_only, place(params, placement)
+            ours = placement.on_cpu and settings.kernels == AUTO and not vocab_only
+            forget_errors()
+            return load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
+
+        where = load_placed(settings, self._path, load) if not vocab_only else (*load(ON_CPU), ON_CPU)
+        self._model, self.packed, self.placement = where
+        self.is_cpu = self.placement.on_cpu
+        self.device = HOST if self.is_cpu else f"{self.placement} on {kinds_of(self.placement.devices)}"
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
+        if not self._model and (missing := no_room()) is not None:
+            raise ConfigError(f"{self._path.name}, {self.placement}: {missing}")
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         info = system_info().decode(errors="replace").strip()
@@ -124,7 +129,7 @@ class LlamaModel:
         self._vision: LlamaVision | None = None
         self._vision_free = threading.Lock()
         self._read_vocabulary()
-        self.head = self._read_head(header) if header.outputs and not vocab_only else None
+        self.head = head_of(self._model, header) if header.outputs and not vocab_only else None
 
     def _read_vocabulary(self) -> None:
         vocab = self._vocab
@@ -191,7 +196,7 @@ class LlamaModel:
         none. Raises as `inspect` does."""
         with self._vision_free:
             if self._vision is None:
-                self._vision = vision_of(self._settings, self._path, self._model, self._threads)
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads, gpu=not self.is_cpu)
             return self._vision
 
     @functools.cached_property
@@ -203,6 +208,7 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
+        settings = for_placement(settings, self.placement)
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, on_device=not self.is_cpu)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits, settings.device_sampling)
@@ -216,6 +222,7 @@ class LlamaModel:
             log.info("%s: %s", self._path.name, line)
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
+        settings = for_placement(settings, self.placement)
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
         return context, context.close
 
@@ -244,6 +251,7 @@ class LlamaModel:
         self, settings: EngineSettings, most_tokens: int, wanted: Wanted
     ) -> tuple[EncoderContext, Callable[[], None]]:
         self._abort.value = b""
+        settings = for_placement(settings, self.placement)
         keep_rows_apart(settings.deterministic)
         labels = len(self.head.labels) if self.head else 0
 
@@ -266,25 +274,13 @@ class LlamaModel:
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None
+            unloaded(self._settings)
 
     def _closing(self, vocab: ctypes.c_void_p, eos_id: int) -> tuple[int, ...]:
         """Return the tokens that end a text; BERT's vocabularies have a separator there, whatever their flags say."""
         if llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return (llama_cpp.llama_vocab_sep(vocab),)
         return (eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) and eos_id >= 0 else ()
-
-    def _read_head(self, header: Header) -> Head:
-        """Read what is known of the classifier head. Between the two texts of a pair stand the tokens that
-        llama-server puts there: the one that ends a text, and a separator."""
-        model, vocab = self._model, self._vocab
-        labels = [llama_cpp.llama_model_cls_label(model, i) for i in range(llama_cpp.llama_model_n_cls_out(model))]
-        names = (f"LABEL_{i}" if text is None else text.decode("utf-8", "replace") for i, text in enumerate(labels))
-        sep_id: int = llama_cpp.llama_vocab_sep(vocab)
-        eos_id: int = llama_cpp.llama_vocab_eos(vocab)
-        ends = (sep_id if eos_id < 0 else eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
-        separates = (sep_id,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
-        is_probability = header.architecture in HEADS_OF_PROBABILITIES
-        return Head(tuple(names), is_probability, ends + separates, template_in(model, b"rerank"))
 
     def _tokenize_one(self, text: bytes, special: bool) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""

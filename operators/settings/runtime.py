@@ -93,6 +93,9 @@ class EngineSettings:
         device_sampling: the device leaves of each row's logits the likeliest words, so that no more is copied to the
             host: auto (where layers lie on a GPU), true (anywhere; refused where it cannot be) or false. A call with a
             row that needs all words has them, so no text depends on it (docs/devices.md).
+        kv_offload: keep the KV cache of layers on devices there, too; false: in the memory of the machine, where each
+            step has to send it from.
+        op_offload: have devices compute large products of layers that are on the CPU.
         flash_attention: compute attention in one operation; null leaves it open. By our kernels that is the faster way,
             by llama.cpp's on the CPU for short rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
@@ -124,6 +127,8 @@ class EngineSettings:
     kernels: str = not_in_data(AUTO, *one_of(KERNELS))
     device_sampling: Any = not_in_data(AUTO, *_SWITCH)
     flash_attention: bool | None = in_data(True, open=None)
+    kv_offload: bool = when_given(True)
+    op_offload: bool = when_given(True)
     memory_limit: str | None = not_in_data(None)
     lookahead_rows: int = not_in_data(256, *_ONE)
     deterministic: bool = in_data(True)

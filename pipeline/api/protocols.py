@@ -87,6 +87,15 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device such as a GPU: the device's name, and the bytes that are free and that it has."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class MemoryNeed:
     """Memory that a node allocates in `open`.
 
@@ -96,6 +105,7 @@ class MemoryNeed:
         size_bytes: lower bound.
         shared: pages of a file, which all workers of a machine (`cluster`) have once.
         at_most: it is an upper bound instead, as of a cache that few rows never fill.
+        device: whose memory it is; None: the machine's.
     """
 
     key: Hashable
@@ -103,6 +113,7 @@ class MemoryNeed:
     size_bytes: int
     shared: bool = False
     at_most: bool = False
+    device: DeviceMemory | None = None
 
 
 class Operator:
@@ -241,6 +252,11 @@ class UsesModel:
 
     def memory_needs(self) -> Iterable[MemoryNeed]:
         """Return the large allocations of `open` whose size is known. Called after `plan`; loads no model."""
+        return ()
+
+    def devices(self) -> Iterable[str]:
+        """Return the names of the devices beside the CPU that `open` computes on, as far as is known. Called after
+        `plan`; loads no model."""
         return ()
 
     def identity(self) -> Identity | None:

@@ -94,6 +94,12 @@ class DecoderShape:
         return max(drafts, self.streams * self.block, 2)
 
     @property
+    def output_copies(self) -> int:
+        """Numbers that llama.cpp has room for on the host of each word of an output: its logit, and with candidates
+        their ids, logits and probabilities."""
+        return 4 if self.candidates else 1
+
+    @property
     def cells(self) -> int:
         """Tokens that fit into the KV cache."""
         return self.n_ctx or self.slots * self.max_sequence_tokens
