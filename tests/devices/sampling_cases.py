@@ -21,7 +21,7 @@ from pipeline.api.meter import StageMeter
 from tests.devices.fake_gpu import Counts
 from tests.operators.engine.fixtures import worker_on
 
-WARM = {"temperature": 1.0, "top_k": 40, "top_p": 0.9}
+WARM: dict[str, Any] = {"temperature": 1.0, "top_k": 40, "top_p": 0.9}
 ROWS, TOKENS = 8, 12
 
 
@@ -36,7 +36,7 @@ def completed(path: str, gpu_layers: int, ways: list[dict[str, Any]]) -> list[di
     tokens, the bytes that were copied, and the counts of its calls; or why it was refused."""
     model = LlamaModel(ModelSettings(path=path, gpu_layers=gpu_layers))
     prompts = [np.arange(3 + i, dtype=np.int32) * (7 + i) % 300 for i in range(ROWS)]
-    answers = []
+    answers: list[dict[str, Any]] = []
     for way in ways:
         params = [SamplingParams(), SamplingParams(**WARM), SamplingParams(**(WARM | way.pop("sampling", {})))]
         settings = EngineSettings(slots=4, threads=1, max_sequence_tokens=64, **way)
