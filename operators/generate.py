@@ -127,6 +127,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         self._engine_settings = self._setup.of_images(self._engine_settings, self.model)
         check_room(self._model_settings, self._engine_settings)
         self._setup.check(self.sampling, self._engine_settings, self._model_settings)
+        self._setup.check_device_sampling(self.sampling, self._engine_settings, self._model_settings)
         require_column(schema, PROMPT_IDS.name, [PROMPT_IDS.type])
         if have_images(schema):
             self._setup.check_images(self._engine_settings, self._model_settings)

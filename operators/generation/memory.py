@@ -46,16 +46,17 @@ def model_memory(
     if facts.images is not None:
         made = f"what it makes of images ({name}; runtime.image_mb)"
         yield MemoryNeed(("images", key), made, usual.image_mb << 20, at_most=True)
-    shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
-    kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     small = facts.attention is not None and facts.attention.keeps_window_alone(usual)
+    on_device = not (facts.placement.on_cpu or facts.sizes.recurrent or small)
+    shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft, on_device=on_device)
+    kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
     width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
     windows = ", windows small" if small else ""
     each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens{_types(usual)}{windows}"
     states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
     kept = contexts * (kv + states)
     sizes = _by_layers(facts, kept) if usual.kv_offload else {HOST: kept}
-    sizes[HOST] = sizes.get(HOST, 0) + contexts * 4 * shape.outputs * width
+    sizes[HOST] = sizes.get(HOST, 0) + contexts * 4 * shape.outputs * shape.output_copies * width
     what = (
         f"{contexts} context(s) of {name}: {'KV cache, recurrent states' if states else 'KV cache'} of {each}, outputs"
     )

@@ -118,7 +118,7 @@ def context_bytes(path: Path, settings: ModelSettings, room: EngineSettings) -> 
     return ContextBytes(
         -(-kept // max(layers.n_layers, 1)),
         computing + _STATES * states // max(layers.n_layers, 1),
-        _F32_BYTES * outputs * header.n_vocab,
+        _F32_BYTES * outputs * header.n_vocab * (1 if usual.device_sampling is False else 2),  # the top-k reads a copy
     )
 
 

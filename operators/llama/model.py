@@ -209,9 +209,9 @@ class LlamaModel:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
         settings = for_placement(settings, self.placement)
-        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
+        shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, on_device=not self.is_cpu)
         self._tell(settings, shape)
-        signature = (shape, settings.threads or usable_cores(), settings.of_bits)
+        signature = (shape, settings.threads or usable_cores(), settings.of_bits, settings.device_sampling)
         return self.contexts.lease(signature, functools.partial(self._context, settings, shape))
 
     def _tell(self, settings: EngineSettings, shape: DecoderShape) -> None:

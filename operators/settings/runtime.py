@@ -9,7 +9,18 @@ from typing import Any
 from operators.settings.checks import SIZE, check, parse_size
 from operators.settings.long_rows import FULL, KV_PARTS, KV_RULE, SMALL, RopeSettings, is_quantised, kv_types_of
 from operators.settings.model import AUTO, KERNELS
-from pipeline.api.keys import above_0, at_least, check_values, counted, in_data, key, not_in_data, one_of, when_given
+from pipeline.api.keys import (
+    Rule,
+    above_0,
+    at_least,
+    check_values,
+    counted,
+    in_data,
+    key,
+    not_in_data,
+    one_of,
+    when_given,
+)
 
 KV_LAYOUTS = ("per_sequence", "unified")
 ADMISSIONS = ("reserve", "optimistic")
@@ -20,6 +31,7 @@ DEFAULT_SEQUENCE_TOKENS = 1024
 KERNEL_TOKENS = 64
 """CPU flash attention uses another kernel from this many tokens of a row on."""
 _ONE, _ONE_OR_NULL = at_least(1, "it is 1 or more"), at_least(1, "it is 1 or more, or null")
+_SWITCH: Rule = ("it is auto, true or false", lambda value: value == AUTO or isinstance(value, bool))
 _SECONDS = above_0("it is above 0 seconds, or null")
 
 
@@ -78,6 +90,9 @@ class EngineSettings:
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         kernels: auto (our kernels compute the quantised matrices that they know, and attention, where this CPU has the
             instructions; docs/kernels.md) or llama.cpp (its own do).
+        device_sampling: the device leaves of each row's logits the likeliest words, so that no more is copied to the
+            host: auto (where layers lie on a GPU), true (anywhere; refused where it cannot be) or false. A call with a
+            row that needs all words has them, so no text depends on it (docs/devices.md).
         kv_offload: keep the KV cache of layers on devices there, too; false: in the memory of the machine, where each
             step has to send it from.
         op_offload: have devices compute large products of layers that are on the CPU.
@@ -110,6 +125,7 @@ class EngineSettings:
     # The cells of a small window, whose order is that of sums, are as many as it has tokens and n_ubatch together.
     n_ubatch: int = key(512, *_ONE, fingerprint=lambda settings: settings.window_cache == SMALL)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS))
+    device_sampling: Any = not_in_data(AUTO, *_SWITCH)
     flash_attention: bool | None = in_data(True, open=None)
     kv_offload: bool = when_given(True)
     op_offload: bool = when_given(True)

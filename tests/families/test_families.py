@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from operators.llama.model import inspect
+from operators.settings import ModelSettings
 from operators.settings.runtime import OptimiseSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
@@ -115,6 +117,20 @@ def test_ids_hold_where_bits_may_not(family, way, tmp_path, monkeypatch):
     monkeypatch.setenv(PLACE, str(tmp_path))
     assert main(job(family, tmp_path / "out", *OTHER_WAYS[way])) == ExitCode.DONE
     assert not differences(family, tmp_path / "out")
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("family", FAMILIES)
+def test_candidates_change_no_byte_of_the_data(family, usual, tmp_path, capfd):
+    """Sampling on the device, which is the CPU here; a model that cannot go back is refused."""
+    code = main(job(family, tmp_path / "out", "runtime.device_sampling=true"))
+    sizes = inspect(ModelSettings(path=str(HERE / f"{family}.gguf"))).sizes
+    if sizes is not None and sizes.recurrent:
+        assert code == ExitCode.CONFIG
+        assert "runtime.device_sampling=true cannot work" in capfd.readouterr().err
+    else:
+        assert code == ExitCode.DONE
+        assert data(tmp_path / "out") == data(usual(family))
 
 
 def test_a_reference_says_enough_and_rests_on_no_tie():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake_vision import FakeVision
 from operators.engine.backend.interface import Buffer, Encoder, Head, Logits, TokenIds
+from operators.engine.backend.keys import Keys, keys_of
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.engine.backend.placement import ON_CPU
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
@@ -51,6 +53,7 @@ class FakeDecoder:
 
     partial = True
     rollback = 0
+    reduces = False
     most_shared = math.inf
     mixes_adapters = True
 
@@ -89,7 +92,7 @@ class FakeDecoder:
         self._droppable = np.bincount(slots, minlength=len(self._droppable)) - 1
         kinds = (hashes[self.batch.output[:n] != 0] >> np.uint64(33)) % np.uint64(_KINDS)
         logits: Logits = self._table[kinds]
-        return logits
+        return cast(Logits, likeliest_words(logits, self.shape.candidates)) if self.reduces else logits
 
     def truncate(self, slot: int, length: int) -> None:
         dropped = int(self._length[slot]) - length
@@ -269,6 +272,13 @@ def inspect(settings: ModelSettings) -> ModelFacts:
         raise ConfigError(f"model.weights={settings.weights} cannot work: the fake model has no weights")
     names = list(settings.adapters or ())
     return ModelFacts("fake-1", FakeModel.n_ctx_train, N_EMBD, adapters=dict(zip(names, names, strict=True)))
+
+
+def likeliest_words(logits: Logits, count: int) -> Keys:
+    """Return the keys of the `count` likeliest words of each row of `logits`. As a device, it takes others of equally
+    likely ones than the sampler would."""
+    last = np.argsort(logits, axis=1, kind="stable")[:, -count:]
+    return keys_of(np.take_along_axis(logits, last, 1), last)
 
 
 def _logit_table() -> Logits:

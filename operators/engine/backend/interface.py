@@ -41,12 +41,17 @@ class Decoder(Protocol):
     passed may be overwritten, none or what fits into the window; else any."""
     lone_tokens: int
     """A row of fewer tokens has bit-identical logits alone and beside others; 0: no row has."""
+    reduces: bool
+    """Set before a call: whether it leaves of the logits of each row those of the likeliest `shape.candidates` words,
+    where that is not 0."""
     mixes_adapters: bool
     """True if rows with different adapters (`BatchBuffer.adapters`) may share a call, or there are no adapters."""
 
     def decode(self) -> Logits:
         """Compute `batch`; returns float32 [outputs, n_vocab] in batch order, a view that is valid until the next call;
-        with Wanted.EMBEDDINGS [outputs, n_embd]. Raises DecodeFailed if the backend refuses the batch."""
+        with Wanted.EMBEDDINGS [outputs, n_embd]. Where it `reduces` they are keys of candidates, uint64 [outputs,
+        shape.candidates] (keys.py). Raises DecodeFailed if the backend refuses the
+        batch."""
 
     def truncate(self, slot: int, length: int) -> None:
         """Keep the first `length` tokens of `slot`. Raises DecodeFailed if it is not `partial` and there are more,

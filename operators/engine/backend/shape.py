@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from operators.settings.model import AUTO
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, KERNEL_TOKENS, EngineSettings
 from pipeline.api.errors import ConfigError
+
+CANDIDATES = 128
+"""Words of a row that a device may leave of its logits."""
 
 
 class Wanted(StrEnum):
@@ -39,6 +43,7 @@ class DecoderShape:
             those before it (causal attention).
         flash_attention: the model may compute KERNEL_TOKENS and more tokens of a row by another kernel than fewer.
         draft: tokens that a row may bring to a call beyond one, with logits for each.
+        candidates: words of a row that a device may leave of its logits (`Decoder.reduces`); 0: it leaves all.
         exact: every operation computes a token in the same way in any call, so that `deterministic` needs no rules.
     """
 
@@ -53,6 +58,7 @@ class DecoderShape:
     block: int = 0
     flash_attention: bool = True
     draft: int = 0
+    candidates: int = 0
     exact: bool = False
 
     @property
@@ -86,6 +92,12 @@ class DecoderShape:
             return self.n_batch
         drafts = min(self.streams * (1 + self.draft), max(self.n_ubatch, self.streams))
         return max(drafts, self.streams * self.block, 2)
+
+    @property
+    def output_copies(self) -> int:
+        """Numbers that llama.cpp has room for on the host of each word of an output: its logit, and with candidates
+        their ids, logits and probabilities."""
+        return 4 if self.candidates else 1
 
     @property
     def cells(self) -> int:
@@ -130,9 +142,18 @@ def max_sequence_tokens(settings: EngineSettings, n_ctx_train: int) -> int:
 
 
 def decoder_shape(
-    settings: EngineSettings, n_ctx_train: int, wanted: Wanted = Wanted.NEXT, block: int = 0, draft: int = 0
+    settings: EngineSettings,
+    n_ctx_train: int,
+    wanted: Wanted = Wanted.NEXT,
+    block: int = 0,
+    draft: int = 0,
+    *,
+    on_device: bool = False,
 ) -> DecoderShape:
-    """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens."""
+    """Return the sizes of a decoder with `settings`, for a model trained for `n_ctx_train` tokens. `on_device`:
+    whether a GPU makes its logits."""
+    reduces = settings.device_sampling is True or (settings.device_sampling == AUTO and on_device)
+    next_alone = wanted is Wanted.NEXT and not block and not draft
     return DecoderShape(
         slots=settings.slots,
         max_sequence_tokens=max_sequence_tokens(settings, n_ctx_train),
@@ -145,4 +166,5 @@ def decoder_shape(
         block=block,
         flash_attention=settings.flash_attention is not False,
         draft=draft,
+        candidates=CANDIDATES if reduces and next_alone else 0,
     )

@@ -53,7 +53,7 @@ class Recovery:
     def _attempt(self, batch: StepBatch) -> None:
         self._strategy.fill(batch)
         try:
-            logits = batch.decode(self._decoder)
+            logits = self._strategy.decode(batch)
         except DecodeFailed as failure:
             self._undo(batch, failure)
             parts = self._scheduler.halves(batch)

@@ -85,7 +85,7 @@ class StepLoop:
         if not (batch.decoding or batch.chunks):
             return _NO_LOGITS
         try:
-            logits = batch.decode(self.decoder)
+            logits = self.strategy.decode(batch)
         except DecodeFailed as failure:
             self._recovery.recover(batch, failure)
             return None

@@ -8,14 +8,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from operators.engine.backend.keys import from_keys, to_keys
+
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Keys = npt.NDArray[np.uint64]
-_SIGN = np.uint32(0x80000000)
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
 
 
 class Few:
@@ -96,20 +94,6 @@ class Few:
 def row_sums(values: Doubles) -> Doubles:
     """Return float64 [rows, 1]: the sum of each row, added from left to right."""
     return values.cumsum(axis=1)[:, -1:]
-
-
-def to_keys(logits: Floats, ids: Ids) -> Keys:
-    """Return uint64 that rise with the logit, among equal logits with falling id; all above 0. Takes no NaN."""
-    bits = (logits + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0: they are equal
-    rising = np.where(bits & _SIGN, ~bits, bits | _SIGN)
-    return (rising.astype(np.uint64) << _HALF) | (_LOW - ids.astype(np.uint64))
-
-
-def from_keys(keys: Keys) -> tuple[Ids, Floats]:
-    """Return the ids and logits of which `to_keys` made `keys`."""
-    rising = (keys >> _HALF).astype(np.uint32)
-    logits = np.where(rising & _SIGN, rising & ~_SIGN, ~rising).astype(np.uint32).view(np.float32)
-    return (_LOW - (keys & _LOW)).astype(np.int64), logits
 
 
 def by_logit(logits: Floats, ids: Ids) -> tuple[Ids, Floats]:

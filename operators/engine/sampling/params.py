@@ -19,6 +19,10 @@ from operators.engine.sampling.truncation import MinP, TopK, TopNSigma, TopP, Ty
 from operators.engine.sampling.whole_vocabulary import Full
 from operators.settings.sampling import STEP_ORDER
 
+MOST_TOP_K = 100
+"""Largest top-k of a row that draws from CANDIDATES words: the others are for those that its bans and penalties
+drop."""
+
 
 class ChainStep(Protocol):
     """A step of the chain: changes logits or drops candidates. Both forms leave the same candidates with the same
@@ -125,6 +129,25 @@ class SamplingParams:
         of it."""
         edited = self.chain.edits or self.bias is not None or self.min_tokens or self.long_bad_words
         return self.chain.greedy and not edited and self.logprobs is None and self.constraint is None
+
+    @cached_property
+    def needs_all(self) -> str | None:
+        """The key for which a token cannot be drawn from the CANDIDATES likeliest words alone, and why; None: it can,
+        but for words that are equally likely."""
+        raised = "raises words that are not among them"
+        penalties = [edit for edit in self.chain.edits if isinstance(edit, Penalties)]
+        reasons = {
+            "sampling.structured, tools or thinking_budget may allow none of them": self.constraint is not None,
+            f"sampling.logprobs={self.logprobs} is of all words": self.logprobs is not None,
+            f"sampling.mirostat={self.mirostat} looks at all words": bool(self.mirostat),
+            f"sampling.logit_bias {raised}": any(bias > 0 for _, bias in self.logit_bias),
+            f"a penalty {raised}": any(p.repetition < 1 or min(p.presence, p.frequency) < 0 for p in penalties),
+            f"sampling.top_k={self.top_k} is more than {MOST_TOP_K}": self.top_k > MOST_TOP_K and not self.chain.greedy,
+            "without sampling.top_k as the first step that cuts, any word may be drawn": not (
+                self.chain.greedy or self.chain.top_k
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
     def skips_forced(self) -> bool:

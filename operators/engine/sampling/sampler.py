@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from operators.engine.backend.interface import Logits
+from operators.engine.backend.keys import is_reduced
+from operators.engine.sampling import reduced
 from operators.engine.sampling.candidates import Few
 from operators.engine.sampling.logit_edits import Patch, changes_of
 from operators.engine.sampling.logprobs import score
@@ -39,7 +41,8 @@ class Sampler:
         """Draw a token for each row, and with `logprobs` set its `scored`.
 
         Args:
-            logits: float32 [rows, n_vocab]; only read. Rows may be equal or share memory.
+            logits: float32 [rows, n_vocab]; only read. Rows may be equal or share memory. Or the keys of candidates
+                that suffice (reduced.py).
             rows: the sequences, in the order of the logits.
             places: indices of the rows that draw; None: all.
 
@@ -48,6 +51,8 @@ class Sampler:
             an error: no token fits its constraint.
         """
         places = range(len(rows)) if places is None else places
+        if is_reduced(logits):
+            return reduced.draw(logits, rows, places)
         if all(rows[i].params.plain for i in places):
             return likeliest(logits, places)
         self._prepare(logits.shape[1])

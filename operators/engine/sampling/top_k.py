@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from operators.engine.sampling.candidates import Few, Floats, Ids, Keys, from_keys, to_keys
+from operators.engine.backend.keys import Keys, from_keys, to_keys
+from operators.engine.sampling.candidates import Few, Floats, Ids
 from operators.engine.sampling.logit_edits import Patch
 from operators.engine.sampling.whole_vocabulary import Scratch
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from operators.engine.sampling.reduced import serves
 from operators.engine.scheduler import policy
 from operators.engine.scheduler.radix_tree import BLOCK
 from operators.engine.scheduler.slots import Counts, SlotPool
@@ -166,7 +167,8 @@ class PrefixCache:
         if (group := row.placement.group) is not None and len(row.prompt) <= self._chunking.most_shared:
             matches = [Match(owner, len(row.prompt)) for owner in group.owners if self._may_serve(owner, row)]
             # A slot that has the prompt, and whose logits were not kept, is of no more use than any prefix.
-            if matches := [match for match in matches if group.logits is not None or not match.ready]:
+            drawable = group.logits is not None and serves(group.logits, row)
+            if matches := [match for match in matches if drawable or not match.ready]:
                 return _best(matches)
         end = row.placement.node
         for node in () if end is None else end.path():

@@ -70,6 +70,11 @@ class StepBatch:
         return [*self.decoding, *(chunk.row for chunk in self.chunks), *self.known_logits]
 
     @property
+    def completing(self) -> list[Sequence]:
+        """The sequences whose last tokens to compute are in this call."""
+        return [chunk.row for chunk in self.chunks if chunk.completes]
+
+    @property
     def has_images(self) -> bool:
         """True if the call is of cells of images."""
         return bool(self.chunks) and self.chunks[0].row.next_image is not None
@@ -116,6 +121,15 @@ class StepBatch:
         if self.dummy is not None:
             self.dummy.truncate(self.dummy.num_cached)
         return logits
+
+    def uncount(self, decoder: Decoder) -> None:
+        """Take back what `decode` has counted and computed, so that the batch can be filled and computed again."""
+        tokens = decoder.shape.step_tokens
+        for row in self.decoding:
+            row.slot.num_cached -= tokens
+        for chunk in self.chunks:
+            chunk.row.slot.num_cached -= chunk.count
+        self.undo()
 
     def undo(self) -> None:
         """Truncate tokens that a failed call may have left in the KV cache."""

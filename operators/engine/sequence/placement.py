@@ -147,7 +147,7 @@ class PromptGroup:
         key: 16-byte digest of the prompt and the adapters.
         waiting: number of sequences that do not have the prompt in a slot yet.
         owners: slots with the whole prompt, or whose sequence is computing it; or a snapshot of it.
-        logits: float32 [n_vocab] after its last token; kept while sequences wait.
+        logits: after its last token, float32 [n_vocab] or the keys of candidates; kept while sequences wait.
     """
 
     key: bytes

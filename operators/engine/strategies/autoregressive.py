@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 
-from operators.engine.backend.interface import Logits
+from operators.engine.backend.interface import Decoder, Logits, Model
+from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.base import Strategy
+from operators.engine.strategies.base import DraftContext, Strategy
+from operators.engine.strategies.reducing import Reducing
+from operators.settings import DecodeSettings
 
 
 class Autoregressive(Strategy):
     """Token by token."""
+
+    def __init__(
+        self,
+        settings: DecodeSettings,
+        decoder: Decoder,
+        model: Model,
+        draft: DraftContext | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        super().__init__(settings, decoder, model, draft, sampler)
+        self._reducing = Reducing(decoder) if decoder.shape.candidates else None
 
     def fill(self, batch: StepBatch) -> None:
         buffer = self.decoder.batch
@@ -36,15 +52,19 @@ class Autoregressive(Strategy):
                 [min(2 if lone else 1, chunk.count) if chunk.completes else 0 for chunk in chunks],
             )
 
+    def decode(self, batch: StepBatch) -> Logits:
+        reducing = self._reducing
+        return batch.decode(self.decoder) if reducing is None else reducing.decode(batch, self.fill, lines_of)
+
+    def own_counts(self) -> Iterable[Any]:
+        return () if self._reducing is None else (self._reducing.counts,)
+
     def advance(self, batch: StepBatch, logits: Logits) -> None:
         """Draw from the logits of `batch`, float32 [outputs, n_vocab], and update every sequence."""
-        if _dummy_is_first(batch):
-            logits = logits[1:]
+        decoding, last = lines_of(batch, logits)
         if batch.decoding:
-            self._draw(logits[: len(batch.decoding)], batch.decoding)
-        drawing = [chunk.row for chunk in batch.chunks if chunk.completes]
-        if drawing:
-            last = logits[-len(drawing) :]
+            self._draw(decoding, batch.decoding)
+        if drawing := batch.completing:
             for row, line in zip(drawing, last, strict=True):
                 if row.placement.group is not None and row.placement.group.waiting > 1:
                     row.placement.group.logits = line.copy()
@@ -65,6 +85,13 @@ class Autoregressive(Strategy):
         places = [i for i in among if not rows[i].to_compute and (rows[i].tokens or not rows[i].skip())]
         for place, token in zip(places, self.sampler.draw(logits, rows, places), strict=True):
             take(rows[place], token)
+
+
+def lines_of(batch: StepBatch, logits: Logits) -> tuple[Logits, Logits]:
+    """Return the lines of `logits` that are of the decoding rows of `batch`, and of those whose prompts end in it."""
+    if _dummy_is_first(batch):
+        logits = logits[1:]
+    return logits[: len(batch.decoding)], logits[len(logits) - len(batch.completing) :]
 
 
 def take(row: Sequence, token: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from operators.engine.backend.interface import Decoder, Logits, Model
 from operators.engine.backend.loading import inspect_model
 from operators.engine.backend.shape import max_sequence_tokens
+from operators.engine.sampling.reduced import why_all
 from operators.engine.sampling.sampler import Sampler
 from operators.engine.scheduler.step_batch import Chunking, StepBatch
 from operators.engine.sequence import Sequence
@@ -52,6 +53,26 @@ class DecodeSetup:
 
     def check(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
         """Check everything that needs no loaded model; raise ConfigError if it cannot work with these settings."""
+
+    def check_device_sampling(self, sampling: SamplingSettings, engine: EngineSettings, model: ModelSettings) -> None:
+        """Raise ConfigError if runtime.device_sampling=true could do nothing: no call would be reduced."""
+        if engine.device_sampling is not True:
+            return
+        facts = inspect_model(model)
+        keeps_all = facts.sizes is None or not facts.sizes.recurrent
+        if facts.attention is not None and facts.attention.keeps_window_alone(engine):
+            keeps_all = False
+        reasons = {
+            f"decode={self.name} draws from the logits of several tokens of a row": bool(self.block or self.draft),
+            "a call whose words are equally likely is made again, and this model cannot go back (recurrent layers, or"
+            " runtime.window_cache=small)": not keeps_all,
+            why_all(sampling) or "": why_all(sampling) is not None,
+        }
+        if (reason := next((each for each, holds in reasons.items() if holds), None)) is not None:
+            raise ConfigError(
+                f"runtime.device_sampling=true cannot work: {reason}; leave it at auto, with which such rows have all"
+                " logits"
+            )
 
     def check_images(self, engine: EngineSettings, model: ModelSettings) -> None:
         """Raise ConfigError if prompts with images cannot be computed with these settings."""
@@ -129,6 +150,10 @@ class Strategy(ABC):
     @abstractmethod
     def fill(self, batch: StepBatch) -> None:
         """Put the tokens of `batch` into the decoder's buffer."""
+
+    def decode(self, batch: StepBatch) -> Logits:
+        """Compute the filled `batch`, and return its logits for `advance`. Raises as StepBatch.decode does."""
+        return batch.decode(self.decoder)
 
     @abstractmethod
     def advance(self, batch: StepBatch, logits: Logits) -> None:

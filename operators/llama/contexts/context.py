@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import replace
+from typing import cast
 
 import llama_cpp
 import numpy as np
@@ -16,6 +17,7 @@ from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.contexts.context_params import BatchView, causal_context, check_calls, context_params
 from operators.llama.contexts.image_calls import ImageCalls
 from operators.llama.contexts.recurrent import States
+from operators.llama.contexts.reduction import reduction_for
 from operators.llama.devices import has_accelerator
 from operators.llama.library import last_errors, unlogged
 from operators.settings.long_rows import SMALL
@@ -80,7 +82,10 @@ class LlamaContext:
         self.most_shared = math.inf if not window else 0 if not shape.per_sequence else window if small else math.inf
         params = context_params(shape, settings, on_cpu)
         params.n_rs_seq = shape.draft if rolls_back else 0
+        reduction = reduction_for(shape, n_vocab, params) if self.partial else None
         self._context: ctypes.c_void_p | None = causal_context(model, params, shape)
+        self._reduction = reduction and reduction.tried(self._context, asked=settings.device_sampling is True)
+        self.reduces, self.shape = False, replace(self.shape, candidates=shape.candidates if self._reduction else 0)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._states = States(self._context, self._memory, shape.streams)
         self.rollback = self._states.most
@@ -96,6 +101,8 @@ class LlamaContext:
 
     def _prove(self) -> None:
         """Find out whether calls are exact, and whether rows of several adapters may share them."""
+        if self._reduction is not None:  # it reads the logits of a row alone, and nothing reads what it makes
+            self._reduction.use(self._context, reduces=False)
         # BLAS takes products of many tokens from our kernels, and the trial has few.
         kernels = None if has_accelerator() else self._kernels
         self.mixes_adapters = self._adapters is None or (kernels is not None and self.shape.per_sequence)
@@ -110,6 +117,8 @@ class LlamaContext:
     def decode(self) -> Logits:
         if self._adapters is not None and not self.mixes_adapters:
             self._set_adapters(self._adapters)
+        if self._reduction is not None:
+            self._reduction.use(self._context, reduces=self.reduces)
         outputs = int(np.count_nonzero(self.batch.output[: self.batch.n_tokens]))
         if self.batch.images:
             code = self._decode_images()
@@ -127,6 +136,8 @@ class LlamaContext:
             self._states.computed(self.batch.seq_id[: self.batch.n_tokens])
         if not outputs:
             return np.empty((0, self._width), np.float32)
+        if self._reduction is not None and self.reduces:
+            return cast(Logits, self._reduction.read(self._context, outputs))
         embeds = self.shape.wanted is Wanted.EMBEDDINGS
         get = llama_cpp.llama_get_embeddings if embeds else llama_cpp.llama_get_logits
         first = ctypes.addressof(get(self._context).contents)
@@ -271,6 +282,7 @@ class LlamaContext:
 
     def clear(self) -> None:
         """Forget all rows; the buffers are not zeroed."""
+        self.reduces = False
         self._states.forget()
         self._images.clear()
         llama_cpp.llama_memory_clear(self._memory, False)
@@ -280,3 +292,5 @@ class LlamaContext:
         if self._context:
             llama_cpp.llama_free(self._context)
             self._context = None
+            if self._reduction is not None:
+                self._reduction.free()
