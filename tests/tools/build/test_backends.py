@@ -19,6 +19,7 @@ GCC_13 = CompilerPair("gcc-13", "g++-13", "gcc", "13.1.0", openmp=True)
 GPUS = {"cuda", "vulkan", "metal", "hip"}
 WITH_TOOLS = sorted(name for name, backend in BACKENDS.items() if backend.tool)
 NVCC = """
+case "$*" in --version) echo release $release; exit ;; esac
 code=0
 for name in cublas cuda; do
     case "$* " in *"=-l$name "*)
@@ -81,7 +82,7 @@ def cuda(tools, tmp_path):
 
     def examined(cmake_args: str = "", gpus: str = "890", release: str = "12.4", **libraries: str) -> str:
         says = f"#$ gcc -D__CUDA_ARCH_LIST__={gpus} -E" if gpus else f"{NO_GPU}\n#$ gcc -D__CUDA_ARCH_LIST__=520 -E"
-        found = {"cublas": "there", "cuda": "there", **libraries}
+        found = {"cublas": "there", "cuda": "there", **libraries, "release": release}
         tools("cuda", says=says, body="\n".join(f"{name}={state}" for name, state in found.items()) + NVCC)
         return examine("cuda", f"release {release}, V{release}.1", {"CMAKE_ARGS": cmake_args}, "g++")
 
