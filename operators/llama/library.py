@@ -15,6 +15,8 @@ from pathlib import Path
 import llama_cpp
 from llama_cpp import llama_cpp as binding
 
+from pipeline.api.errors import ConfigError
+
 log = logging.getLogger("llama.cpp")
 log.addHandler(logging.NullHandler())  # before a run has a log, what is wrong is told by the error that is raised
 _RECENT: deque[str] = deque(maxlen=50)
@@ -56,7 +58,8 @@ def log_callback(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 @functools.cache
 def initialise() -> None:
-    """Set the log callback and start the backends. The callback lives as long as this module.
+    """Set the log callback and start the backends, and that of GGML_BACKEND_PATH. The callback lives as long as this
+    module. Raises ConfigError if that one cannot be loaded.
 
     A build with `backend=any_cpu` has none until they are loaded: the best of the libraries libggml-cpu-*.so that lie
     beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
@@ -66,32 +69,24 @@ def initialise() -> None:
     if not binding._lib.ggml_backend_reg_count():
         beside = Path(llama_cpp.__file__).parent / "lib"
         binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
+    _load_plugin()
     llama_cpp.llama_backend_init()
 
 
-_ACCELERATOR = 3
-"""ggml's type of a device that computes in the CPU's memory, such as BLAS."""
+def _load_plugin() -> None:
+    """Load the backend that GGML_BACKEND_PATH names, as llama.cpp's programs do: devices that this build has not.
 
-
-def has_accelerator() -> bool:
-    """Return whether llama.cpp gives products to a library such as BLAS, which it was built with, before the CPU."""
-    library = binding._lib
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(i)) for i in range(library.ggml_backend_dev_count())]
-    return any(library.ggml_backend_dev_type(device) == _ACCELERATOR for device in devices)
-
-
-def gpus() -> list[str]:
-    """Return the names of the devices beside the CPU that llama.cpp computes layers on, in its order."""
-    library = binding._lib
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_description.restype = ctypes.c_char_p
-    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(i)) for i in range(library.ggml_backend_dev_count())]
-    return [
-        library.ggml_backend_dev_description(device).decode(errors="replace")
-        for device in devices
-        if library.ggml_backend_dev_type(device)  # 0: a CPU
-    ]
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    if path := os.environ.get("GGML_BACKEND_PATH"):
+        load = binding._lib.ggml_backend_load
+        load.restype = ctypes.c_void_p
+        if not load(ctypes.c_char_p(os.fsencode(path))):
+            raise ConfigError(
+                f"GGML_BACKEND_PATH={path} cannot be loaded: {last_errors(1)}. It has to be a library with a backend of"
+                " ggml, of llama.cpp's version here; without the variable the devices of this build are used"
+            )
 
 
 def forget_errors() -> None:

@@ -22,9 +22,10 @@ from operators.llama.contexts.context import LlamaContext
 from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
+from operators.llama.devices import devices
 from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import gpus, initialise, last_errors
+from operators.llama.library import initialise, last_errors
 from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
@@ -67,13 +68,12 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
 def check_gpu(settings: ModelSettings) -> None:
     """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
-    initialise()
     check(
-        not settings.gpu_layers or llama_cpp.llama_supports_gpu_offload(),
+        not settings.gpu_layers or bool(devices()),
         "model.gpu_layers",
         settings.gpu_layers,
         "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
-        " `python -m pipeline build backend=cuda`",
+        " `python -m pipeline build backend=cuda`; `python -m pipeline doctor` lists the devices",
     )
 
 
@@ -93,7 +93,11 @@ class LlamaModel:
         params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
         self.is_cpu = settings.gpu_layers == 0
-        self.device = "CPU" if self.is_cpu else f"{settings.gpu_layers} layers on {', '.join(gpus())}"
+        self.device = (
+            "CPU"
+            if self.is_cpu
+            else f"{settings.gpu_layers} layers on {', '.join(device.description for device in devices())}"
+        )
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         self._floats = header.floats
         ours = self.is_cpu and settings.kernels == AUTO and not vocab_only

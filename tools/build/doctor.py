@@ -90,13 +90,15 @@ def examine(child: Sequence[str], host: Host) -> dict[str, Any]:
             problems.append(f"decoding a {file_type} model {error}\n  this llama.cpp is broken, {REMEDY}")
     build = read_stamp(Path(sys.prefix) / STAMP)
     backend = BACKENDS.get(build.get("backend", "cpu"), BACKENDS["cpu"])
-    if backend.is_gpu and not problems:
+    gpus = ", ".join(llama.get("devices", []))
+    if (backend.is_gpu or gpus) and not problems:
         try:
             with TemporaryDirectory() as folder:
                 ask([*child, "decode", "q8_0", folder, "gpu"])
             proofs["q8_0 on the GPU"] = "decodes"
         except ChildError as error:
-            problems.append(f"the build for backend={build['backend']} does not compute there: decoding on it {error}")
+            where = gpus or f"no GPU, and a build for backend={build['backend']}"
+            problems.append(f"llama.cpp finds {where}: decoding on it {error}")
     cache = weights_cache()
     cpu_features = features(host, str(llama.get("system_info", "")))
     return {
@@ -133,6 +135,8 @@ def _notes(build: dict[str, Any], cpu_features: dict[str, str]) -> list[str]:
 def _text(report: dict[str, Any]) -> str:
     build = report["build"]
     facts = report["versions"] | report["machine"] | report["llama"]
+    if "devices" in facts:
+        facts["devices"] = "; ".join(facts["devices"]) or "no GPU"
     if build:
         facts["built with"] = f"{build.get('compiler')}, {build.get('why')}"
         facts |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}

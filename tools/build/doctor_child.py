@@ -19,6 +19,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _ggml
 
+from operators.llama.devices import devices
 from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
 from operators.llama.packed import state
@@ -36,9 +37,11 @@ MIN_AGREEMENT = 0.98
 
 
 def info() -> dict[str, Any]:
-    """Return versions, and the CPU features that were compiled in."""
+    """Return versions, the CPU features that were compiled in, and the GPUs."""
     initialise()
-    answer = {"system_info": llama_cpp.llama_print_system_info().decode().strip(), "kernels": state()[1]}
+    answer: dict[str, Any] = {"kernels": state()[1]}
+    answer["system_info"] = llama_cpp.llama_print_system_info().decode().strip()
+    answer["devices"] = [f"{device}, {device.kind} of {device.backend}" for device in devices()]
     answer["images"] = images()
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)
@@ -63,7 +66,7 @@ def decode(file_type: str, folder: Path, device: str = "cpu") -> dict[str, Any]:
     """Write a tiny model and decode with it, batched and token by token. Raises RuntimeError if the results are no
     numbers or differ, or there is no GPU and `device` is gpu. Frees nothing, as the process ends soon."""
     path = write_model(folder / "tiny.gguf", file_type=file_type).path
-    if device == "gpu" and not llama_cpp.llama_supports_gpu_offload():
+    if device == "gpu" and not devices():
         raise RuntimeError("llama.cpp finds no GPU that it was built for")
     model = LlamaModel(ModelSettings(path=str(path), gpu_layers=ALL_LAYERS if device == "gpu" else 0))
     context, _ = model.lease(EngineSettings(slots=len(ROWS), max_sequence_tokens=64))

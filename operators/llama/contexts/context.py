@@ -16,7 +16,8 @@ from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.contexts.context_params import BatchView, causal_context, check_calls, context_params
 from operators.llama.contexts.image_calls import ImageCalls
 from operators.llama.contexts.recurrent import States
-from operators.llama.library import has_accelerator, last_errors, unlogged
+from operators.llama.devices import has_accelerator
+from operators.llama.library import last_errors, unlogged
 from operators.settings.long_rows import SMALL
 from operators.settings.runtime import EngineSettings
 

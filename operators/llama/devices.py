@@ -1,0 +1,90 @@
+"""The devices of ggml beside the CPU on which layers can lie: GPUs, and those that share the machine's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_cpp import llama_cpp as binding
+
+from operators.llama.library import initialise
+
+_KINDS = {1: "gpu", 2: "igpu"}
+_ACCELERATOR = 3
+"""ggml's type of a device that computes in the CPU's memory, such as BLAS."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of ggml.
+
+    Args:
+        name: as llama.cpp counts them: CUDA0.
+        description: what it is, by its driver.
+        backend: the part of ggml that computes on it: CUDA.
+        kind: "gpu", or "igpu" where it shares the machine's memory.
+        free: bytes of memory that nobody holds, as it was asked for.
+        total: bytes of memory.
+        handle: ggml_backend_dev_t, in this process.
+    """
+
+    name: str
+    description: str
+    backend: str
+    kind: str
+    free: int
+    total: int
+    handle: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.description}, {self.free / _GIB:.1f} of {self.total / _GIB:.1f} GiB free)"
+
+
+def devices() -> tuple[Device, ...]:
+    """Return the GPUs that llama.cpp finds, in its order, with their memory of now.
+
+    `llama_supports_gpu_offload` does not tell: it is true wherever a backend such as RPC is compiled in."""
+    return tuple(_device(handle, kind) for handle, kind in _handles() if kind in _KINDS)
+
+
+def has_accelerator() -> bool:
+    """Return whether llama.cpp gives products to a library such as BLAS, which it was built with, before the CPU."""
+    return any(kind == _ACCELERATOR for _, kind in _handles())
+
+
+def describe(devices: Sequence[Device]) -> str:
+    """Return `devices` for a message: "CUDA0 (NVIDIA H100, 78.1 of 79.6 GiB free)", or "no GPU"."""
+    return ", ".join(map(str, devices)) or "no GPU"
+
+
+def _device(handle: int, kind: int) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _call("memory", None, handle, ctypes.byref(free), ctypes.byref(total))
+    registry = _call("backend_reg", ctypes.c_void_p, handle)
+    backend = ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p(registry))
+    name, about = (_call(what, ctypes.c_char_p, handle) for what in ("name", "description"))
+    texts = (text.decode(errors="replace") for text in (name, about, backend))
+    return Device(*texts, _KINDS[kind], free.value, total.value, handle)
+
+
+def _handles() -> list[tuple[int, int]]:
+    """Return the handles and types of all devices of this process."""
+    initialise()
+    count: int = ggml("ggml_backend_dev_count", ctypes.c_size_t)
+    handles = [ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(i)) for i in range(count)]
+    return [(handle, _call("type", ctypes.c_int, handle)) for handle in handles]
+
+
+def _call(what: str, returns: Any, handle: int, *arguments: Any) -> Any:
+    return ggml(f"ggml_backend_dev_{what}", returns, ctypes.c_void_p(handle), *arguments)
+
+
+def ggml(name: str, returns: Any, *arguments: Any) -> Any:
+    """Call a function of ggml that llama-cpp-python does not declare. It is asked for through libllama: a wheel has no
+    links, so the package's own libggml.so is another copy, with devices of its own."""
+    function = getattr(binding._lib, name)
+    function.restype = returns
+    return function(*arguments)
