@@ -158,6 +158,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         yield from model_memory(self._model_settings, self._engine_settings, key, draft=self._setup.draft)
         yield from draft_memory(self._setup, self._model_settings, self._engine_settings, key)
 
+    def devices(self) -> Iterable[str]:
+        return inspect_model(self._model_settings).placement.devices
+
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)
         check_chosen(runtime, self._engine_settings)

@@ -65,8 +65,9 @@ def long_rows(model: ModelSettings, settings: EngineSettings) -> str | None:
 
 
 def of_engine(model: ModelSettings, settings: EngineSettings) -> ModelSettings:
-    """Return `model` as an engine with `settings` loads it: with llama.cpp's kernels if either says so."""
-    return model if settings.kernels == AUTO else replace(model, kernels=settings.kernels)
+    """Return `model` as an engine with `settings` loads it: with llama.cpp's kernels if either says so, and with room
+    for its contexts."""
+    return replace(model, room=settings, kernels=model.kernels if settings.kernels == AUTO else settings.kernels)
 
 
 def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
@@ -118,7 +119,7 @@ def model_memory(
         contexts: how many there are.
     """
     facts = inspect_model(model)
-    if facts.sizes is None or facts.n_ctx_train is None or model.gpu_layers:
+    if facts.sizes is None or facts.n_ctx_train is None or not facts.placement.on_cpu:
         return
     name = model.path or model.file or model.loader
     converted = f" as {model.converts_to}" if model.converts_to else ""

@@ -11,10 +11,10 @@ from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.adapters.declared import with_adapters
 from operators.llama.header import facts_of, part_names, parts_of
 from operators.llama.hub_files import hub_file, hub_options
-from operators.llama.model import LlamaModel, check_gpu
+from operators.llama.model import LlamaModel, placed
 from operators.llama.model import load as load_file
 from operators.llama.model_file import refusal_of, weights_path
-from operators.llama.with_images import with_images
+from operators.llama.placement import check_placement
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.atomic_files import sha256_of
@@ -32,16 +32,16 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 
     Raises:
         ConfigError, InputError: see `fetch`.
-        ConfigError: gpu_layers is set and there is no GPU.
+        ConfigError: layers cannot be where `settings` have them.
         InputError: a file in the cache is not the one that the Hub announced.
     """
-    check_gpu(settings)
+    check_placement(settings)
     settings = _as_file(settings)
     path = Path(settings.path or "")
     fetched = " ".join(["sha256", *map(_verified, parts_of(path))])
     used = weights_path(settings)
     facts = facts_of(used, fetched if used == path else None, refusal_of(settings))
-    return with_images(with_adapters(facts, settings, used), settings, used)
+    return placed(with_adapters(facts, settings, used), settings, used)
 
 
 def fetch(settings: ModelSettings) -> Path:

@@ -30,6 +30,7 @@ _INTENDED = (
     "Qwen-VL models require",
     "try adding --image-min-tokens",
     "issues/16842",
+    "tensor overrides to CPU are used with mmap",
 )
 """Of its warnings those about what is meant: another pooling of encoders, room that is rounded up, and their end token;
 runtime.window_cache=full; and model.image_tokens (docs/models.md)."""

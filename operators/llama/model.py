@@ -7,6 +7,9 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -15,6 +18,7 @@ import numpy.typing as npt
 from operators.engine.backend.interface import Head, TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.placement import HOST, ON_CPU, Placement
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
@@ -30,12 +34,13 @@ from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
+from operators.llama.placement import check_placement, load_placed, place, placement_of, unloaded
 from operators.llama.trial import require_sound_build
 from operators.llama.vision import LlamaVision
 from operators.llama.with_images import vision_of, with_images
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
-from operators.settings.checks import check, usable_cores
+from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import InputError
@@ -57,24 +62,18 @@ def inspect(settings: ModelSettings) -> ModelFacts:
     Raises:
         InputError: it or a part of it is missing, no GGUF file or damaged, ends llama.cpp, or llama.cpp does not know
             its architecture.
-        ConfigError: no path is given, there are options, or gpu_layers is set and there is no GPU.
+        ConfigError: no path is given, there are options, or layers cannot be where `settings` have them.
     """
     check_options(settings, ())
-    check_gpu(settings)
+    check_placement(settings)
     path = weights_path(settings)
-    facts = with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path)
-    return with_images(facts, settings, path)
+    return placed(with_adapters(facts_of(path, refusal=refusal_of(settings)), settings, path), settings, path)
 
 
-def check_gpu(settings: ModelSettings) -> None:
-    """Raise ConfigError if gpu_layers is set and llama.cpp finds no GPU."""
-    check(
-        not settings.gpu_layers or bool(devices()),
-        "model.gpu_layers",
-        settings.gpu_layers,
-        "llama.cpp finds no GPU that it was built for. Use 0, or build it for yours: for NVIDIA's"
-        " `python -m pipeline build backend=cuda`; `python -m pipeline doctor` lists the devices",
-    )
+def placed(facts: ModelFacts, settings: ModelSettings, path: Path) -> ModelFacts:
+    """Return `facts` with those of the vision encoder, and where the layers will be. Raises as `inspect` does."""
+    facts = with_images(facts, settings, path)
+    return facts if facts.refusal is not None else replace(facts, placement=placement_of(settings, path))
 
 
 class LlamaModel:
@@ -88,21 +87,23 @@ class LlamaModel:
     def __init__(self, settings: ModelSettings, *, vocab_only: bool = False) -> None:
         initialise()
         self._path = gguf_path(settings) if vocab_only else weights_path(settings)
-        params = llama_cpp.llama_model_default_params()
-        params.vocab_only = vocab_only
-        params.n_gpu_layers = settings.gpu_layers
         header = read_header(self._path)
-        self.is_cpu = settings.gpu_layers == 0
-        self.device = (
-            "CPU"
-            if self.is_cpu
-            else f"{settings.gpu_layers} layers on {', '.join(device.description for device in devices())}"
-        )
         self._file_type, self._architecture, self._work = header.file_type, header.architecture, header.work
         self._floats = header.floats
-        ours = self.is_cpu and settings.kernels == AUTO and not vocab_only
         may_repack = repacks(self._file_type, amx=header.fits_amx)
-        self._model, self.packed = load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
+
+        def load(placement: Placement) -> tuple[Any, Packed]:
+            params = llama_cpp.llama_model_default_params()
+            params.vocab_only, _alive = vocab_only, place(params, placement)
+            ours = placement.on_cpu and settings.kernels == AUTO and not vocab_only
+            return load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
+
+        where = load_placed(settings, self._path, load) if not vocab_only else (*load(ON_CPU), ON_CPU)
+        self._model, self.packed, self.placement = where
+        self.is_cpu = self.placement.on_cpu
+        self.device = (
+            HOST if self.is_cpu else f"{self.placement} on {', '.join(each.description for each in devices())}"
+        )
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
         if not self._model:
@@ -191,7 +192,7 @@ class LlamaModel:
         none. Raises as `inspect` does."""
         with self._vision_free:
             if self._vision is None:
-                self._vision = vision_of(self._settings, self._path, self._model, self._threads)
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads, gpu=not self.is_cpu)
             return self._vision
 
     @functools.cached_property
@@ -266,6 +267,7 @@ class LlamaModel:
         if self._model:
             llama_cpp.llama_model_free(self._model)
             self._model = None
+            unloaded(self._settings)
 
     def _closing(self, vocab: ctypes.c_void_p, eos_id: int) -> tuple[int, ...]:
         """Return the tokens that end a text; BERT's vocabularies have a separator there, whatever their flags say."""

@@ -51,9 +51,16 @@ def with_images(facts: ModelFacts, settings: ModelSettings, model: Path) -> Mode
     return replace(facts, images=ImageFacts(_fingerprint(settings, mmproj), size, resize))
 
 
-def vision_of(settings: ModelSettings, path: Path, model: ctypes.c_void_p, threads: int) -> LlamaVision | None:
-    """Load the vision encoder of `settings` for `model`, which was loaded from `path`; None if there is none. Raises as
-    `with_images` does."""
+def mmproj_bytes(settings: ModelSettings) -> int:
+    """Return the bytes of the vision encoder of `settings`; 0 if there is none. Raises as `with_images` does."""
+    return 0 if settings.mmproj is None else _place(settings).stat().st_size
+
+
+def vision_of(
+    settings: ModelSettings, path: Path, model: ctypes.c_void_p, threads: int, *, gpu: bool
+) -> LlamaVision | None:
+    """Load the vision encoder of `settings` for `model`, which was loaded from `path`, with its products on a device if
+    `gpu` says so; None if there is none. Raises as `with_images` does."""
     if (mmproj := _declared(settings, path)) is None:
         return None
     limits = _limits(settings, mmproj)
@@ -69,7 +76,7 @@ def vision_of(settings: ModelSettings, path: Path, model: ctypes.c_void_p, threa
         resize=resize,
         threads=threads,
         tokens=limits,
-        gpu=settings.gpu_layers > 0,
+        gpu=gpu,
     )
 
 

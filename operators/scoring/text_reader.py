@@ -101,8 +101,11 @@ class ReadsTexts(ReadsTokens, AnswersRows, UsesModel, Forecasts):
                 settings, contexts = reading_settings(self._settings, facts.sizes.n_vocab), 1
             else:
                 longest = max_sequence_tokens(self._settings, facts.n_ctx_train or 0)
-                settings, contexts = encoder_settings(self._settings, longest, on_cpu=not self._model.gpu_layers)
+                settings, contexts = encoder_settings(self._settings, longest, on_cpu=facts.placement.on_cpu)
             yield from model_memory(self._model, settings, id(self), self.wanted, contexts=contexts)
+
+    def devices(self) -> Iterable[str]:
+        return inspect_model(self._model).placement.devices
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -183,7 +186,7 @@ class ReadsTexts(ReadsTokens, AnswersRows, UsesModel, Forecasts):
         """Lease contexts, to be given back by `lent`, and return what reads texts with them."""
         model, settings = self._loaded, self._settings
         if self.wanted is Wanted.HEAD or not model.causal:
-            each, contexts = encoder_settings(settings, self._room, on_cpu=not self._model.gpu_layers)
+            each, contexts = encoder_settings(settings, self._room, on_cpu=model.placement.on_cpu)
             encoders = []
             for _ in range(contexts):
                 encoder, give_back = model.lease_encoder(each, most_tokens(self._room), self.wanted)

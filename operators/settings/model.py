@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from operators.settings import layers
 from pipeline.api.errors import ConfigError
 from pipeline.api.keys import (
     Rule,
-    at_least,
     check,
     check_values,
     in_data,
@@ -35,7 +35,7 @@ WEIGHTS = (
 (others need an importance matrix, or ternary weights)."""
 AS_IS = "as_is"
 TEXT, PARSE = "text", "parse"
-AUTO = "auto"
+AUTO = layers.AUTO
 KERNELS = (AUTO, "llama.cpp")
 _WANTED = "an ISO date as 2026-01-31; in a job file ${now:%Y-%m-%d} is the day on which the run began"
 _KWARGS = maps(
@@ -130,8 +130,20 @@ class ModelSettings:
             the model's repository; or {repo, revision, file} of another. See docs/models.md.
         image_tokens: fewest and most tokens of an image, {min, max}, for models of which an image has as many as its
             size asks for (Qwen); null: those of llama.cpp.
-        gpu_layers: layers to compute on the GPU: 0 for none, 999 for all. Needs a llama.cpp that was built for the GPU.
+        gpu_layers: layers to compute on devices (GPUs): a number, from the last one on (0: the CPU computes), all, or
+            auto: as many as fit into the memory that is free there; without a device the CPU. docs/devices.md has this
+            and the keys below.
+        device: the devices to use, by name, as [CUDA0, CUDA1] (`python -m pipeline doctor` lists them); null: all GPUs;
+            none: the CPU.
+        split_mode: layer (each device has layers of the model) or none (one of them has all: `main_gpu`).
+        main_gpu: the number, from 0, of the device that split_mode=none takes.
+        tensor_split: what share of the layers each device has, as [3, 1]; null: by their memory.
+        cpu_moe: leave the experts of all layers to the CPU, and only the rest to devices.
+        n_cpu_moe: the same for the experts of so many layers, from the first one on.
+        override_tensor: tensors that are to be elsewhere than their layer, as {REGEX: DEVICE}, CPU among the devices.
         kernels: see runtime.kernels, whose value it takes in a job.
+        room: for what model.gpu_layers=auto leaves memory, besides the weights: the values of `runtime`, which it takes
+            in a job.
         probe: try the file, once, in a process of its own that may die, while the run is planned. See docs/models.md.
         options: further keyword arguments for the loader; one that it does not know is an error.
     """
@@ -154,8 +166,17 @@ class ModelSettings:
     adapters: Any = not_in_data(None, *_ADAPTERS, local=True)  # the content counts
     mmproj: Any = not_in_data(None, *_MMPROJ, local=True)  # the content counts
     image_tokens: Any = when_given(None, *_IMAGE_TOKENS, local=True)
-    gpu_layers: int = in_data(0, *at_least(0, "0 (CPU) or more; 999 is all layers"), local=True)
+    # Where layers are is told by what computes (Identity.device), and only where it is not the CPU.
+    gpu_layers: Any = in_data(layers.AUTO, *layers.GPU_LAYERS, local=True, told={layers.AUTO: 0})
+    device: Any = not_in_data(None, *layers.DEVICE, local=True)
+    split_mode: str = not_in_data(layers.LAYERS, *layers.SPLIT_MODE, local=True)
+    main_gpu: int | None = not_in_data(None, *layers.MAIN_GPU, local=True)
+    tensor_split: list[float] | None = not_in_data(None, *layers.TENSOR_SPLIT, local=True)
+    cpu_moe: bool = not_in_data(False, local=True)
+    n_cpu_moe: int = not_in_data(0, *layers.N_CPU_MOE, local=True)
+    override_tensor: Any = not_in_data(None, *layers.OVERRIDE_TENSOR, local=True)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS), local=False)  # what computes is told apart by its identity
+    room: Any = not_in_data(None, local=False, loads=False)
     probe: bool = not_in_data(True, local=True)
     options: dict[str, Any] = in_data(dict, local=True)
 

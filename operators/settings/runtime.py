@@ -78,6 +78,9 @@ class EngineSettings:
         n_ubatch: tokens that llama.cpp computes at once; longer prompts are cut here.
         kernels: auto (our kernels compute the quantised matrices that they know, and attention, where this CPU has the
             instructions; docs/kernels.md) or llama.cpp (its own do).
+        kv_offload: keep the KV cache of layers on devices there, too; false: in the memory of the machine, where each
+            step has to send it from.
+        op_offload: have devices compute large products of layers that are on the CPU.
         flash_attention: compute attention in one operation; null leaves it open. By our kernels that is the faster way,
             by llama.cpp's on the CPU for short rows and not for long ones.
         memory_limit: memory that models and their KV caches may take, as "8GiB" or a number of bytes; a graph that
@@ -108,6 +111,8 @@ class EngineSettings:
     n_ubatch: int = key(512, *_ONE, fingerprint=lambda settings: settings.window_cache == SMALL)
     kernels: str = not_in_data(AUTO, *one_of(KERNELS))
     flash_attention: bool | None = in_data(True, open=None)
+    kv_offload: bool = when_given(True)
+    op_offload: bool = when_given(True)
     memory_limit: str | None = not_in_data(None)
     lookahead_rows: int = not_in_data(256, *_ONE)
     deterministic: bool = in_data(True)

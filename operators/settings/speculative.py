@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from operators.settings.checks import check
+from operators.settings.layers import GPU_LAYERS
 from operators.settings.model import DecodeSettings, ModelSettings
 from operators.settings.runtime import KERNEL_TOKENS
 from pipeline.api.keys import not_in_data
@@ -37,10 +38,11 @@ class SpeculativeSettings(DecodeSettings):
         keys = {"model", "gpu_layers"}
         fits = self.draft == LOOKUP or (isinstance(self.draft, dict) and self.draft.keys() <= keys)
         check(fits, "decode.draft", self.draft, f"it is {LOOKUP}; a model is named by decode.draft.model=small.gguf")
+        if isinstance(self.draft, dict):
+            allowed, holds = GPU_LAYERS
+            check(holds(layers := self.draft.get("gpu_layers", 0)), "decode.draft.gpu_layers", layers, allowed)
         if (model := self.draft_model) is not None:
-            layers = model.gpu_layers
             check(isinstance(model.path, str), "decode.draft.model", model.path, "it is the path of a GGUF file")
-            check(isinstance(layers, int), "decode.draft.gpu_layers", layers, "0 (CPU) or more; 999 is all layers")
         most = KERNEL_TOKENS - 2
         allowed = f"it is 1 to {most}: from {KERNEL_TOKENS} tokens of a row on llama.cpp computes with another kernel"
         check(1 <= self.draft_tokens <= most, "decode.draft_tokens", self.draft_tokens, allowed)

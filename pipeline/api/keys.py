@@ -5,7 +5,9 @@ value is said by the function that makes the field; the fingerprint and content 
 
     allowed, holds, secret  the values that can work, in words and as a function; whether messages leave the value out
     reads                   of `data`: how files are read; under `append` it may change, since columns are compared
+    told                    values that the fingerprint has as others, by which runs of before go on: {new: old}
     local, prompts          of `model`: a server as the model refuses it; about texts, not about what is loaded
+    loads                   of `model`: False: models that differ in it alone are one, as the first was loaded
     blocks                  of `sampling`: True, or why it must be unset with decode=block_diffusion
     off, step               of `sampling`: the value at which a step does nothing, and its name, if it is another
     beside                  of `sampling`: the keys of which one has to act for this one to have an effect
@@ -58,7 +60,7 @@ def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
         value, counts = getattr(settings, each.name), each.metadata.get("fingerprint", True)
         counts = counts(settings) if callable(counts) else counts
         if counts and not (counts == "given" and value == default_of(each)):
-            yield each, value
+            yield each, each.metadata["told"].get(value, value) if "told" in each.metadata else value
 
 
 def default_of(each: Field[Any]) -> Any:

@@ -243,6 +243,11 @@ class UsesModel:
         """Return the large allocations of `open` whose size is known. Called after `plan`; loads no model."""
         return ()
 
+    def devices(self) -> Iterable[str]:
+        """Return the names of the devices beside the CPU that `open` computes on, as far as is known. Called after
+        `plan`; loads no model."""
+        return ()
+
     def identity(self) -> Identity | None:
         """Return what must be the same on every machine for equal rows to get equal bytes; None where nothing must.
         Called after `open`, before `run`."""

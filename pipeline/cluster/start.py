@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 from pipeline.api.errors import ConfigError, install
-from pipeline.api.groups import ModelFields
 from pipeline.api.protocols import UsesModel
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.assignments import Assignments
@@ -50,7 +49,8 @@ def driver_graph(
     plans = tuple(_segment_plan(segment, settings) for segment in segments)
     plan = WorkerPlan(plans, context.run_id, context.attempt, str(context.output_dir), content)
     make, own_memory = POOLS[cluster.pool], _own_memory(graph, segments)
-    pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory), lambda made: made.close())
+    on_cpu = not any(any(op.devices()) for op in graph.with_role(UsesModel).values())
+    pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory, on_cpu), lambda made: made.close())
     size = _size(settings, pool)
     began_with = partial(keep_or_compare, state) if settings.other_bits == REFUSE else lambda nodes: None
     stall_s = settings.engine.stall_timeout_s and STALL_SHARE * settings.engine.stall_timeout_s
@@ -109,14 +109,12 @@ def calls_at_a_time(cluster: ClusterSettings) -> int:
     return cluster.in_flight + MORE_CALLS
 
 
-def _processes(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
+def _processes(settings: JobSettings, plan: WorkerPlan, own_memory: int, on_cpu: bool) -> Pool:
     cluster: ClusterSettings = settings.cluster
-    model: ModelFields | None = settings.model
-    on_cpu = model is None or not model.gpu_layers
     return ProcessPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, on_cpu=on_cpu)
 
 
-def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
+def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int, on_cpu: bool) -> Pool:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
     from pipeline.cluster.ray_pool import RayPool
@@ -125,6 +123,6 @@ def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int) -> Pool:
     return RayPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, cluster.memory or own_memory)
 
 
-POOLS: dict[str, Callable[[JobSettings, WorkerPlan, int], Pool]] = {"processes": _processes, "ray": _ray}
-"""What makes the pool, by `cluster.pool`; given the settings, what each worker begins with, and the bytes that it needs
-for itself."""
+POOLS: dict[str, Callable[[JobSettings, WorkerPlan, int, bool], Pool]] = {"processes": _processes, "ray": _ray}
+"""What makes the pool, by `cluster.pool`; given the settings, what each worker begins with, the bytes that it needs for
+itself, and whether no model computes on devices."""

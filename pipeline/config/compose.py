@@ -101,7 +101,7 @@ def _store_schemas() -> None:
         for name, schema in options.items():
             node = OmegaConf.structured(schema)
             if group == "model":
-                node.kernels = "${runtime.kernels}"
+                node.kernels, node.room = "${runtime.kernels}", "${runtime}"
             store.store(group=group, name=name, node=node)
     for group, made in made_options().items():
         for name, values in made.items():

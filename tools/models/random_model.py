@@ -8,9 +8,10 @@ from typing import Any
 
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.llama.header import facts_of
-from operators.llama.model import LlamaModel, check_gpu
+from operators.llama.model import LlamaModel, placed
 from operators.llama.model import load as load_file
 from operators.llama.model_file import weights_path
+from operators.llama.placement import check_placement
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError
 from tools.models.make_model import write_model
@@ -20,13 +21,18 @@ OPTIONS: dict[str, Any] = {"shape": "tiny", "file_type": "f32", "seed": 0}
 
 def load(settings: ModelSettings) -> LlamaModel:
     """Make the model if needed, and load it: the loader of `model=random`."""
-    return load_file(replace(settings, path=str(written(settings))))
+    return load_file(_as_file(settings))
 
 
 def inspect(settings: ModelSettings) -> ModelFacts:
     """Return the facts of the model's file; makes it if needed."""
-    check_gpu(settings)
-    return facts_of(weights_path(replace(settings, path=str(written(settings)))))
+    check_placement(settings)
+    path = weights_path(settings := _as_file(settings))
+    return placed(facts_of(path), settings, path)
+
+
+def _as_file(settings: ModelSettings) -> ModelSettings:
+    return replace(settings, path=str(written(settings)))
 
 
 def written(settings: ModelSettings) -> Path:

@@ -21,6 +21,7 @@ from operators.engine.backend.batch import BatchBuffer, DecodeFailed
 from operators.engine.backend.fake_vision import FakeVision
 from operators.engine.backend.interface import Buffer, Encoder, Head, Logits, TokenIds
 from operators.engine.backend.loading import ModelFacts, check_options
+from operators.engine.backend.placement import ON_CPU
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings import ModelSettings
@@ -189,6 +190,7 @@ class FakeModel:
 
     kernels = "fake"
     device = "none"
+    placement = ON_CPU
     n_vocab = N_VOCAB
     n_embd = N_EMBD
     n_ctx_train = 8192

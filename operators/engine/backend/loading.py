@@ -12,6 +12,7 @@ from typing import Any
 from operators.engine.backend.attention import Attention
 from operators.engine.backend.images import ImageSizes
 from operators.engine.backend.interface import Model
+from operators.engine.backend.placement import ON_CPU, Placement
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from pipeline.api.errors import ConfigError, InputError
@@ -33,7 +34,8 @@ def _loaded(settings: ModelSettings) -> Model:
 
 def model_key(settings: ModelSettings) -> tuple[str, str]:
     """Return a key that is equal for settings with the same weights."""
-    usual = {key.name: default_of(key) for key in fields(settings) if key.metadata.get("prompts")}
+    of_texts = [key for key in fields(settings) if key.metadata.get("prompts") or not key.metadata.get("loads", True)]
+    usual = {key.name: default_of(key) for key in of_texts}
     return ("model", repr(replace(settings, **usual)))
 
 
@@ -78,6 +80,7 @@ class ModelFacts:
         adapter_bytes: of all adapters, in memory.
         images: its vision encoder, if it has one.
         no_images: why it reads no images, where it has none, and what to do.
+        placement: where its layers will be; with model.gpu_layers=auto by the memory that is free now.
     """
 
     fingerprint: str
@@ -98,6 +101,7 @@ class ModelFacts:
     adapter_bytes: int = 0
     images: ImageFacts | None = None
     no_images: str = "the model reads no images"
+    placement: Placement = ON_CPU
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:

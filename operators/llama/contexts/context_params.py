@@ -108,7 +108,7 @@ def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_con
     scale_rope(params, settings.rope)
     flash = settings.flash_attention is not False
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{'AUTO' if flash else 'DISABLED'}")
-    params.offload_kqv = params.op_offload = not on_cpu
+    params.offload_kqv, params.op_offload = settings.kv_offload and not on_cpu, settings.op_offload and not on_cpu
     return params
 
 
