@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
+from pipeline.api.gpus import Gpu
 from pipeline.api.identity import Identity
 from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
@@ -246,6 +247,11 @@ class UsesModel:
     def devices(self) -> Iterable[str]:
         """Return the names of the devices beside the CPU that `open` computes on, as far as is known. Called after
         `plan`; loads no model."""
+        return ()
+
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+        """Return the GPUs that a process with `environment` finds. Called after `plan` if each worker is to have GPUs
+        of its own; takes no memory of any."""
         return ()
 
     def identity(self) -> Identity | None:

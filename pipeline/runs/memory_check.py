@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import MemoryNeed, UsesModel
 from pipeline.api.user_code import planning
-from pipeline.cluster.pool import USUAL_WORKERS
+from pipeline.cluster.gpus import shares_of, workers_here
 from pipeline.cluster.segments import segments_of
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
@@ -30,7 +30,7 @@ class MemoryNeeds:
         self._limit = settings.engine.memory_limit_bytes
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
-        self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
+        self._workers = workers_here(cluster, shares_of(cluster, graph)) if here else 1
         in_workers = {name for segment in segments_of(graph) for name in segment.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}
         for name, op in graph.with_role(UsesModel).items():
