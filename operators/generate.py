@@ -22,6 +22,7 @@ from operators.generation.adapters import UNUSED_ADAPTERS
 from operators.generation.canary import canary
 from operators.generation.completions import Completions, completion_fields
 from operators.generation.duplicates import RepeatedDraws
+from operators.generation.memory import draft_memory, model_memory
 from operators.generation.model_sampling import taken
 from operators.generation.node import GenerateNode, RowBackend
 from operators.generation.reasoning import Reasoning, reasoning_tags
@@ -38,10 +39,8 @@ from operators.generation.wiring import (
     chosen_settings,
     completion_keys,
     decode_setup,
-    draft_memory,
     identity_of,
     long_rows,
-    model_memory,
     of_engine,
     shared_engine,
     shared_store,

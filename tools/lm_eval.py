@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from operators.generate import Generate
 from operators.prompts.template_process import shared_process
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
+from operators.settings.layers import AUTO
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Batch, ChunkEnd, ConfigError, InputError, ListInbox, Operator, Rejects, Runtime
 from pipeline.api.meter import StageMeter
@@ -51,7 +53,7 @@ class LlamaBatch(TemplateLM):
         path: the GGUF file; of a split model the first part.
         max_length: tokens of a request at most; what is longer loses its beginning. None: 2048, or what the model was
             trained for if that is less.
-        gpu_layers: layers to compute on the GPU.
+        gpu_layers: layers to compute on GPUs: a number, all, or auto: as many as fit.
         batch_size, max_batch_size, device: given by the harness and not needed.
         flash_attention, kv_type, runtime: keys of the config group `runtime`, for example slots=32. Their defaults here
             are exact; flash_attention=True,kv_type=f16 takes half the memory and differs in the second decimal.
@@ -65,7 +67,7 @@ class LlamaBatch(TemplateLM):
         self,
         path: str,
         max_length: int | None = None,
-        gpu_layers: int = 0,
+        gpu_layers: int | str = AUTO,
         batch_size: object = None,
         max_batch_size: object = None,
         device: object = None,
@@ -74,14 +76,18 @@ class LlamaBatch(TemplateLM):
         **runtime: Any,
     ) -> None:
         super().__init__()
-        self._settings = ModelSettings(path=path, gpu_layers=gpu_layers)
+        room = EngineSettings(
+            max_sequence_tokens=max_length or DEFAULT_MAX_LENGTH,
+            flash_attention=flash_attention,
+            kv_type=kv_type,
+            **runtime,
+        )
+        self._settings = ModelSettings(path=path, gpu_layers=gpu_layers, room=room)
         self._resources = Resources()
         with_model = self._runtime()
         self._model = load_model(with_model, self._settings)
         self.max_length: int = max_length or min(DEFAULT_MAX_LENGTH, self._model.n_ctx_train)
-        self._engine = EngineSettings(
-            max_sequence_tokens=self.max_length, flash_attention=flash_attention, kv_type=kv_type, **runtime
-        )
+        self._engine = replace(room, max_sequence_tokens=self.max_length)
         if not (self._model.bos_token or self._model.eos_token):
             raise ConfigError(f"{path} names neither a BOS nor an EOS, one of which has to come before the first token")
 

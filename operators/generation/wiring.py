@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from operators.engine.backend.interface import Model
-from operators.engine.backend.loading import inspect_model, load_model, model_key
-from operators.engine.backend.shape import Wanted, decoder_shape, max_sequence_tokens
+from operators.engine.backend.loading import inspect_model, load_model
+from operators.engine.backend.shape import max_sequence_tokens
 from operators.engine.loop.engine import Engine
 from operators.engine.loop.step_log import STEPS_SCHEMA, StepLog
 from operators.engine.loop.step_loop import StepLoop
@@ -30,7 +29,7 @@ from operators.tuning.choices import Tuning
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.identity import Identity
 from pipeline.api.numbers import Number
-from pipeline.api.protocols import MemoryNeed, Runtime
+from pipeline.api.protocols import Runtime
 
 
 def check_room(model: ModelSettings, settings: EngineSettings, *, continues: bool = True) -> None:
@@ -82,9 +81,10 @@ def check_chosen(runtime: Runtime, settings: EngineSettings) -> None:
 
 def identity_of(model: Model, settings: EngineSettings) -> Identity:
     """Return what computes. Threads change no bit where none depends on the neighbours
-    (tests/operators/llama/test_invariance.py)."""
+    (tests/operators/llama/test_invariance.py), or the CPU computes nothing."""
     doubt = model.doubt(settings) if settings.deterministic else None
-    threads = "any" if doubt is None else settings.threads or usable_cores()
+    any_threads = doubt is None or model.placement.computes_all(settings)
+    threads = "any" if any_threads else settings.threads or usable_cores()
     own = (model.fingerprint(), model.kernels, model.device, doubt, threads, settings.of_bits)
     return Identity(*own, adapters=" ".join(model.adapter_contents) or None)
 
@@ -97,79 +97,6 @@ def row_identity(model: Model, settings: EngineSettings) -> dict[str, str]:
 def is_exact(model: Model, settings: EngineSettings) -> bool:
     """Return True if rows are proven not to depend on their neighbours."""
     return settings.deterministic and model.doubt(settings) is None
-
-
-def model_memory(
-    model: ModelSettings,
-    settings: EngineSettings,
-    key: Hashable,
-    wanted: Wanted = Wanted.NEXT,
-    draft: int = 0,
-    contexts: int = 1,
-) -> Iterator[MemoryNeed]:
-    """Yield the memory of the weights of `model`, and of its contexts with `settings`, by the header of its file.
-
-    A lower bound, except for what is needed at most: buffers for computing are left out, and a KV cache whose size is
-    not in the header. Gives nothing for models on a GPU.
-
-    Args:
-        key: equal for nodes that share the contexts.
-        wanted: the outputs of the contexts.
-        draft: see DecoderShape.
-        contexts: how many there are.
-    """
-    facts = inspect_model(model)
-    if facts.sizes is None or facts.n_ctx_train is None or not facts.placement.on_cpu:
-        return
-    name = model.path or model.file or model.loader
-    converted = f" as {model.converts_to}" if model.converts_to else ""
-    packed, tied = (facts.sizes.packed_bytes, facts.sizes.tied_bytes) if model.kernels == AUTO else (0, 0)
-    weights = facts.sizes.weights_bytes - (packed - tied)
-    yield MemoryNeed(model_key(model), f"the weights of {name}{converted}", weights, shared=True)
-    if packed:
-        yield MemoryNeed((*model_key(model), "packed"), f"those that are packed (model.kernels) of {name}", packed)
-    usual = settings.with_defaults()
-    if facts.adapter_bytes:
-        yield MemoryNeed((*model_key(model), "adapters"), f"the adapters of {name}", facts.adapter_bytes)
-    if facts.images is not None:
-        yield MemoryNeed((*model_key(model), "mmproj"), f"the vision encoder of {name}", facts.images.size_bytes)
-        yield MemoryNeed(
-            ("images", key), f"what it makes of images ({name}; runtime.image_mb)", usual.image_mb << 20, at_most=True
-        )
-    shape = decoder_shape(usual, facts.n_ctx_train, wanted, draft=draft)
-    kv = facts.attention.kv_bytes(shape, usual) if facts.attention is not None else 0
-    small = facts.attention is not None and facts.attention.keeps_window_alone(usual)
-    width = facts.n_embd or 0 if wanted in (Wanted.EMBEDDINGS, Wanted.HEAD) else facts.sizes.n_vocab
-    windows = ", windows small" if small else ""
-    each = f"{shape.slots} slots x {shape.max_sequence_tokens} tokens{_types(usual)}{windows}"
-    states = (1 + draft) * shape.streams * facts.sizes.state_bytes  # after each token of a draft
-    size = contexts * (kv + states + 4 * shape.outputs * width)
-    what = "KV cache, recurrent states" if states else "KV cache"
-    yield MemoryNeed(("context", key), f"{contexts} context(s) of {name}: {what} of {each}, outputs", size)
-    if (facts.sizes.recurrent or small) and wanted is Wanted.NEXT and usual.snapshot_mb:
-        most = usual.snapshot_mb << 20
-        yield MemoryNeed(("snapshots", key), f"snapshots of {name} (runtime.snapshot_mb a context)", most, at_most=True)
-
-
-def _types(settings: EngineSettings) -> str:
-    """Return the types of a KV cache in words, where they are not the usual."""
-    keys, values = settings.kv_types
-    return "" if keys == values == "f16" else f" in {keys}" if keys == values else f" in {keys} and {values}"
-
-
-def draft_memory(setup: DecodeSetup, model: ModelSettings, settings: EngineSettings, key: Hashable) -> list[MemoryNeed]:
-    """Return the memory of the draft model of `setup`, as `model_memory` does; none if it has none."""
-    n_ctx_train = inspect_model(model).n_ctx_train
-    if setup.draft_model is None or n_ctx_train is None:
-        return []
-    longest = max_sequence_tokens(settings, n_ctx_train)
-    own = replace(of_draft(settings, longest), snapshot_mb=0)
-    needs = list(model_memory(of_engine(setup.draft_model, settings), own, ("draft", key)))
-    sizes = inspect_model(setup.draft_model).sizes
-    if needs and sizes is not None and (state := sizes.state_bytes):
-        what = f"states of {setup.draft_model.path} to go back to"
-        needs.append(MemoryNeed(("marks", key), what, settings.with_defaults().slots * state))
-    return needs
 
 
 def of_draft(settings: EngineSettings, longest: int) -> EngineSettings:

@@ -16,6 +16,7 @@ from pathlib import Path
 import llama_cpp
 
 from operators.engine.backend.attention import Attention
+from operators.engine.backend.interface import Head
 from operators.engine.backend.limit import ModelWork
 from operators.engine.backend.loading import ModelFacts, ModelSizes
 from operators.llama.attention import RECURRENT, attention_of
@@ -48,6 +49,8 @@ TOOL_USE = b"tool_use"
 SAMPLING = "general.sampling."
 POOLING = {"1": "mean", "2": "cls", "3": "last"}
 """Of llama.cpp's LLAMA_POOLING_TYPE numbers those that make a vector."""
+HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
+"""Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,20 @@ def facts_of(path: Path, fingerprint: str | None = None, refusal: str | None = N
         attention=header.attention,
         tokens=functools.partial(tokens_of, parts_of(path)[0]),
     )
+
+
+def head_of(model: ctypes.c_void_p, header: Header) -> Head:
+    """Return what is known of the classifier head of a loaded model. Between the two texts of a pair stand the tokens
+    that llama-server puts there: the one that ends a text, and a separator."""
+    vocab = llama_cpp.llama_model_get_vocab(model)
+    labels = [llama_cpp.llama_model_cls_label(model, i) for i in range(llama_cpp.llama_model_n_cls_out(model))]
+    names = (f"LABEL_{i}" if text is None else text.decode("utf-8", "replace") for i, text in enumerate(labels))
+    sep_id: int = llama_cpp.llama_vocab_sep(vocab)
+    eos_id: int = llama_cpp.llama_vocab_eos(vocab)
+    ends = (sep_id if eos_id < 0 else eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
+    separates = (sep_id,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
+    is_probability = header.architecture in HEADS_OF_PROBABILITIES
+    return Head(tuple(names), is_probability, ends + separates, template_in(model, b"rerank"))
 
 
 def template_in(model: ctypes.c_void_p, name: bytes | None = None) -> str | None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from operators.engine.backend.loading import DeviceSizes
 from operators.engine.backend.placement import Placement
 from operators.engine.backend.shape import decoder_shape
 from operators.engine.strategies.base import IMAGE_ROW_TOKENS
+from operators.llama.devices import devices
 from operators.llama.gguf_check import Tensor, check_gguf
 from operators.llama.header import parts_of, read_header
 from operators.llama.packed import LOOKED_UP, OUTPUT, TABLE, bytes_of
 from operators.settings import ModelSettings
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, EngineSettings
+from pipeline.api.protocols import DeviceMemory
 
 _LAYER = re.compile(r"\bblk\.(\d+)\.")
 _INPUT = -1
@@ -131,3 +135,19 @@ def bytes_on(placement: Placement, layers: Layers, context: ContextBytes) -> Cou
     for device in list(sizes):
         sizes[device] += context.computing
     return sizes
+
+
+def device_sizes(path: Path, settings: ModelSettings, placement: Placement) -> DeviceSizes:
+    """Return what a model that is not loaded will take of the devices of `placement`."""
+    layers, by_name = layers_of(path), {device.name: device for device in devices()}
+    used = [by_name[name] for name in placement.devices]
+
+    def computing(room: EngineSettings) -> Mapping[str, int]:
+        context = context_bytes(path, settings, room)._replace(layer=0)
+        return bytes_on(placement, layers._replace(weights=()), context)
+
+    return DeviceSizes(
+        {each.name: DeviceMemory(each.name, each.free, each.total) for each in used},
+        bytes_on(placement, layers, ContextBytes(0, 0, 0)),
+        computing,
+    )

@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from operators.engine.backend.interface import Head, TokenIds
+from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
 from operators.engine.backend.placement import HOST, ON_CPU, Placement
@@ -24,19 +24,22 @@ from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
 from operators.llama.asked_devices import gpus as gpus
 from operators.llama.contexts.context import LlamaContext
+from operators.llama.contexts.context_params import for_placement
 from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
-from operators.llama.devices import devices
-from operators.llama.header import TOOL_USE, Header, content_of, facts_of, read_header, template_in
+from operators.llama.devices import kinds_of
+from operators.llama.devices.no_room import no_room
+from operators.llama.header import TOOL_USE, content_of, facts_of, head_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
-from operators.llama.library import initialise, last_errors
+from operators.llama.layer_sizes import device_sizes
+from operators.llama.library import forget_errors, initialise, last_errors
 from operators.llama.limits import machine_limit
 from operators.llama.model_file import gguf_path, refusal_of, weights_path
 from operators.llama.packed import KV_TYPES, Packed, library, load_model
 from operators.llama.pieces import Pieces, special_tokens_of, text_of
 from operators.llama.placement import check_placement, load_placed, place, placement_of, unloaded
-from operators.llama.trial import require_sound_build
+from operators.llama.probing.trial import require_sound_build
 from operators.llama.vision import LlamaVision
 from operators.llama.with_images import vision_of, with_images
 from operators.prompts.special_tokens import SpecialTokens
@@ -44,11 +47,9 @@ from operators.settings import ModelSettings
 from operators.settings.checks import usable_cores
 from operators.settings.model import AUTO
 from operators.settings.runtime import EngineSettings
-from pipeline.api.errors import InputError
+from pipeline.api.errors import ConfigError, InputError
 
 log = logging.getLogger(__name__)
-HEADS_OF_PROBABILITIES = ("qwen3", "qwen3vl")
-"""Architectures whose classifier head ends in a softmax (llama.cpp, llm_graph_context::build_pooling)."""
 
 
 def load(settings: ModelSettings) -> LlamaModel:
@@ -74,7 +75,9 @@ def inspect(settings: ModelSettings) -> ModelFacts:
 def placed(facts: ModelFacts, settings: ModelSettings, path: Path) -> ModelFacts:
     """Return `facts` with those of the vision encoder, and where the layers will be. Raises as `inspect` does."""
     facts = with_images(facts, settings, path)
-    return facts if facts.refusal is not None else replace(facts, placement=placement_of(settings, path))
+    if facts.refusal is not None or (placement := placement_of(settings, path)).on_cpu:
+        return facts
+    return replace(facts, placement=placement, on_devices=device_sizes(path, settings, placement))
 
 
 class LlamaModel:
@@ -97,16 +100,17 @@ class LlamaModel:
             params = llama_cpp.llama_model_default_params()
             params.vocab_only, _alive = vocab_only, place(params, placement)
             ours = placement.on_cpu and settings.kernels == AUTO and not vocab_only
+            forget_errors()
             return load_model(self._path, params, header.packed, ours=ours, repacks=may_repack)
 
         where = load_placed(settings, self._path, load) if not vocab_only else (*load(ON_CPU), ON_CPU)
         self._model, self.packed, self.placement = where
         self.is_cpu = self.placement.on_cpu
-        self.device = (
-            HOST if self.is_cpu else f"{self.placement} on {', '.join(each.description for each in devices())}"
-        )
+        self.device = HOST if self.is_cpu else f"{self.placement} on {kinds_of(self.placement.devices)}"
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
+        if not self._model and (missing := no_room()) is not None:
+            raise ConfigError(f"{self._path.name}, {self.placement}: {missing}")
         if not self._model:
             raise InputError(f"model.path={settings.path} could not be loaded: {last_errors()}")
         info = system_info().decode(errors="replace").strip()
@@ -126,7 +130,7 @@ class LlamaModel:
         self._vision: LlamaVision | None = None
         self._vision_free = threading.Lock()
         self._read_vocabulary()
-        self.head = self._read_head(header) if header.outputs and not vocab_only else None
+        self.head = head_of(self._model, header) if header.outputs and not vocab_only else None
 
     def _read_vocabulary(self) -> None:
         vocab = self._vocab
@@ -205,6 +209,7 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
+        settings = for_placement(settings, self.placement)
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits)
@@ -218,6 +223,7 @@ class LlamaModel:
             log.info("%s: %s", self._path.name, line)
 
     def lease_apart(self, settings: EngineSettings) -> tuple[LlamaContext, Callable[[], None]]:
+        settings = for_placement(settings, self.placement)
         context = self._context(settings, decoder_shape(settings, self.n_ctx_train))
         return context, context.close
 
@@ -246,6 +252,7 @@ class LlamaModel:
         self, settings: EngineSettings, most_tokens: int, wanted: Wanted
     ) -> tuple[EncoderContext, Callable[[], None]]:
         self._abort.value = b""
+        settings = for_placement(settings, self.placement)
         keep_rows_apart(settings.deterministic)
         labels = len(self.head.labels) if self.head else 0
 
@@ -275,19 +282,6 @@ class LlamaModel:
         if llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return (llama_cpp.llama_vocab_sep(vocab),)
         return (eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) and eos_id >= 0 else ()
-
-    def _read_head(self, header: Header) -> Head:
-        """Read what is known of the classifier head. Between the two texts of a pair stand the tokens that
-        llama-server puts there: the one that ends a text, and a separator."""
-        model, vocab = self._model, self._vocab
-        labels = [llama_cpp.llama_model_cls_label(model, i) for i in range(llama_cpp.llama_model_n_cls_out(model))]
-        names = (f"LABEL_{i}" if text is None else text.decode("utf-8", "replace") for i, text in enumerate(labels))
-        sep_id: int = llama_cpp.llama_vocab_sep(vocab)
-        eos_id: int = llama_cpp.llama_vocab_eos(vocab)
-        ends = (sep_id if eos_id < 0 else eos_id,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
-        separates = (sep_id,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
-        is_probability = header.architecture in HEADS_OF_PROBABILITIES
-        return Head(tuple(names), is_probability, ends + separates, template_in(model, b"rerank"))
 
     def _tokenize_one(self, text: bytes, special: bool) -> int:
         """Tokenize into the scratch buffer, growing it as needed; returns the count."""

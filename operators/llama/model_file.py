@@ -6,7 +6,7 @@ from pathlib import Path
 
 from operators.llama.convert import converted
 from operators.llama.header import parts_of
-from operators.llama.probe import probe
+from operators.llama.probing.probe import probe
 from operators.settings import ModelSettings
 from pipeline.api.errors import ConfigError, InputError
 

@@ -20,7 +20,7 @@ from operators.engine.backend.loading import model_key
 from operators.engine.backend.placement import HOST, ON_CPU, Placement
 from operators.llama.devices import Device, describe, devices, ggml
 from operators.llama.layer_sizes import Layers, bytes_on, context_bytes, layers_of
-from operators.llama.library import forget_errors, last_errors, unlogged
+from operators.llama.library import forget_errors, last_errors
 from operators.llama.packed import Packed
 from operators.llama.with_images import mmproj_bytes
 from operators.settings import ModelSettings
@@ -108,6 +108,9 @@ def unloaded(settings: ModelSettings) -> None:
 
 def _used(settings: ModelSettings) -> tuple[Device, ...]:
     """Return the devices that may have layers. Raises ConfigError as check_placement does."""
+    named = (settings.device, settings.main_gpu, settings.tensor_split, settings.override_tensor)
+    if settings.gpu_layers == 0 and not any(each is not None for each in named):
+        return ()  # drivers take memory of a device that is asked for its own
     found = devices()
     there = f"there is {describe(found)}"
     names = [settings.device] if isinstance(settings.device, str) else settings.device
@@ -187,8 +190,7 @@ def _refusal(path: Path, placement: Placement) -> str | None:
     params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
     _alive = place(params, placement)
     forget_errors()
-    with unlogged():
-        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         return last_errors()
     llama_cpp.llama_model_free(model)
@@ -199,11 +201,11 @@ class _Plan:
     """The placements that settings leave open for a model, and what each takes. `used`: the devices."""
 
     def __init__(self, settings: ModelSettings, path: Path, used: Sequence[Device], margin: int) -> None:
-        self._settings, self._used = settings, used
+        self._settings, self._used, self._margin = settings, used, margin
         self._layers = layers_of(path)
         self._context = context_bytes(path, settings, _room(settings))
         taken = sum((Counter(each.contexts) for each in _loaded.values()), Counter())
-        self._free = {device.name: device.free - margin - taken[device.name] for device in used}
+        self._free = {device.name: device.free - taken[device.name] for device in used}
         self._free[used[0].name] -= mmproj_bytes(settings)  # libmtmd takes the first
         count, wanted = self._layers.n_layers, math.inf if settings.cpu_moe else settings.n_cpu_moe
         self._fewest = int(min(wanted, count)) if self._layers.has_experts else 0
@@ -215,7 +217,7 @@ class _Plan:
         count, given = self._layers.n_layers, self._settings.gpu_layers
         if given != AUTO:
             most = count + 1 if given == ALL else min(given, count + 1)
-            return self._fitting(most, self._fewest) or self._split(most, self._fewest, self._by_free())
+            return self._fitting(most, self._fewest) or self._split(most, self._fewest, self._rooms(0))
         last = count if self._layers.has_experts else self._fewest
         choices = [(count + 1, experts) for experts in range(self._fewest, last + 1)]
         choices += [(layers, last) for layers in range(count, 0, -1)]
@@ -225,15 +227,17 @@ class _Plan:
     def _fitting(self, gpu_layers: int, experts: int) -> Placement | None:
         """Return the placement of so many layers, None if it does not fit. Where it does either way, the layers are
         split by what devices have and not by what is free: a run then goes on with the same placement."""
-        for shares in ([device.total for device in self._used], self._by_free()):
+        rooms = self._rooms(self._margin)
+        for shares in ([device.total for device in self._used], rooms):
             placement = self._split(gpu_layers, experts, shares)
             sizes = bytes_on(placement, self._layers, self._context)
-            if all(sizes[name] <= free for name, free in self._free.items()):
+            if all(sizes[device.name] <= room for device, room in zip(self._used, rooms, strict=True)):
                 return placement
         return None
 
-    def _by_free(self) -> list[int]:
-        return [max(free, 1) for free in self._free.values()]
+    def _rooms(self, margin: int) -> list[int]:
+        """Return the bytes of each device that weights and contexts may take, 1 at least: shares cannot be all 0."""
+        return [max(self._free[device.name] - margin, 1) for device in self._used]
 
     def _split(self, gpu_layers: int, experts: int, shares: Sequence[float]) -> Placement:
         """Return the placement of so many layers, by `model.tensor_split` or else `shares`, with the experts of the
@@ -265,7 +269,7 @@ class _Override(ctypes.Structure):
 
 def place(params: llama_cpp.llama_model_params, placement: Placement) -> object:
     """Have llama.cpp load a model so. Returns what must live until it is loaded."""
-    handles = {device.name: device.handle for device in devices()}
+    handles = {} if placement.on_cpu else {device.name: device.handle for device in devices()}
     listed = (ctypes.c_void_p * (len(placement.devices) + 1))(*(handles[name] for name in placement.devices), None)
     params.devices = ctypes.cast(listed, ctypes.c_void_p)  # without one in the list llama.cpp makes no device ready
     params.n_gpu_layers = placement.gpu_layers

@@ -15,7 +15,7 @@ from operators.llama.gguf_check import tokens_of
 from operators.llama.header import content_of
 from operators.llama.hub_files import hub_file
 from operators.llama.mmproj import TOKENS, Mmproj, read_mmproj
-from operators.llama.probe import probe_images
+from operators.llama.probing.probe import probe_images
 from operators.llama.vision import LlamaVision, libmtmd
 from operators.settings import ModelSettings
 from operators.settings.checks import check

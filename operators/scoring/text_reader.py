@@ -22,11 +22,11 @@ from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
 from operators.generation.adapters import UNUSED_ADAPTERS, adapters_of_node, contents_of, mask_of
 from operators.generation.canary import fixed_texts
+from operators.generation.memory import model_memory
 from operators.generation.wiring import (
     check_room,
     engine_thread,
     identity_of,
-    model_memory,
     of_engine,
     row_identity,
     warn_unless_exact,

@@ -30,7 +30,6 @@ class ModelFields(Protocol):
     file: str | None
     revision: str | None
     converts_to: str | None
-    gpu_layers: int | str
     adapters: Mapping[str, Any] | None
 
 

@@ -88,6 +88,15 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device such as a GPU: the device's name, and the bytes that are free and that it has."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class MemoryNeed:
     """Memory that a node allocates in `open`.
 
@@ -97,6 +106,7 @@ class MemoryNeed:
         size_bytes: lower bound.
         shared: pages of a file, which all workers of a machine (`cluster`) have once.
         at_most: it is an upper bound instead, as of a cache that few rows never fill.
+        device: whose memory it is; None: the machine's.
     """
 
     key: Hashable
@@ -104,6 +114,7 @@ class MemoryNeed:
     size_bytes: int
     shared: bool = False
     at_most: bool = False
+    device: DeviceMemory | None = None
 
 
 class Operator:

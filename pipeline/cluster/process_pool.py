@@ -24,6 +24,8 @@ from pipeline.settings import ClusterSettings
 from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
+QUICK_END = {"GGML_NO_BACKTRACE": "1"}
+"""A worker that ggml aborts ends at once, instead of after a debugger's minutes. For workers' environment, if not set."""
 LEAVE_S = 5.0
 CROWDED = "%d workers of %d threads each share %d cores, which makes all of them slow: set %s"
 log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class ProcessPool:
     def start_worker(self, name: str) -> Handle:
         place = int(name.partition(".")[0]) - 1
         cores = self._cores[place] if self._cores else []
-        environment = {**os.environ, **(self._gpus.environment(place) if self._gpus else {})}
+        environment = {**QUICK_END, **os.environ, **(self._gpus.environment(place) if self._gpus else {})}
         try:
             handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
         except OSError as error:  # no memory, too many processes or open files: perhaps not for long

@@ -101,7 +101,7 @@ class WorkerNeeds:
     """What a worker needs of its machine.
 
     Args:
-        own_memory: bytes that it has for itself: contexts, not the model file, whose pages a machine has once.
+        own_memory: bytes of its memory that the worker has for itself.
         on_cpu: no model computes on devices.
         gpus: how those of this machine are shared out; None: they are not.
     """
@@ -118,10 +118,12 @@ def _needs(cluster: ClusterSettings, graph: Graph, segments: tuple[Segment, ...]
 
 
 def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:
+    """Return the bytes of its machine's memory that a worker needs for itself: contexts, not the model file, whose
+    pages a machine has once."""
     inside = {name for segment in segments for name in segment.nodes}
     models = graph.with_role(UsesModel).items()
     needs = [need for name, op in models if name in inside for need in op.memory_needs()]
-    return sum({need.key: need.size_bytes for need in needs if not need.shared}.values())
+    return sum({need.key: need.size_bytes for need in needs if not need.shared and need.device is None}.values())
 
 
 def calls_at_a_time(cluster: ClusterSettings) -> int:

@@ -25,7 +25,11 @@ from pipeline.system.yaml_text import read_yaml, write_yaml
 
 def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
-    return write_yaml(for_keeping(asdict(settings), marked=marked(settings.nodes)))
+    values = asdict(settings)
+    for model in (values["model"], *(node["op"].get("model") for node in values["nodes"].values())):
+        if isinstance(model, dict):
+            model.pop("room", None)  # the values of `runtime`, which stand there
+    return write_yaml(for_keeping(values, marked=marked(settings.nodes)))
 
 
 def changes(before: str | None, now: str) -> list[str]:

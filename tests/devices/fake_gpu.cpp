@@ -173,7 +173,7 @@ ggml_backend_buffer_type_i memory_calls() {
 
 Counts * shared_counts(size_t count) {
     const std::string file = setting("FAKE_GPU_LOG", "");
-    if (file.empty()) return new Counts[count]();
+    if (file.empty() || !count) return new Counts[count]();
     const int opened = open((file + "." + std::to_string(getpid())).c_str(), O_RDWR | O_CREAT | O_TRUNC, 0644);
     if (opened < 0 || ftruncate(opened, count * sizeof(Counts))) abort();
     void * mapped = mmap(nullptr, count * sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, opened, 0);

@@ -11,7 +11,7 @@ from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder
 from operators.engine.strategies.speculative.setup import SpeculativeSetup
 from operators.engine.strategies.speculative.strategy import Speculative
-from operators.generation.wiring import draft_memory, model_memory
+from operators.generation.memory import draft_memory, model_memory
 from operators.llama import model as llama_model
 from operators.llama.header import read_header
 from operators.settings import ModelSettings

@@ -28,6 +28,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from operators.engine.backend.loading import inspect_model
 from operators.images.columns import IMAGE_MARK
 from tools.bench.child import RSS_UNITS_IN_MIB, ChildFailed, last_words, peak_rss_mb, start
 from tools.bench.contenders import Spec
@@ -53,7 +54,7 @@ def create_completion(spec: Spec) -> Figures:
         n_ubatch=runtime.n_ubatch,
         n_threads=spec.threads,
         n_threads_batch=spec.threads,
-        n_gpu_layers=spec.model.gpu_layers,
+        n_gpu_layers=inspect_model(spec.model).placement.gpu_layers,
         flash_attn=runtime.flash_attention,
         verbose=False,
     )

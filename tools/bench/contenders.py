@@ -152,7 +152,7 @@ class JobContender(Contender):
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         template.write_text(spec.workload.template, encoding="utf-8")
         mask = spec.bench.mask_token_id
-        settings = {
+        settings: dict[str, Any] = {
             "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
             "report": False,  # drawing is not measured
             "output_dir": str(spec.folder / "out"),
@@ -160,6 +160,7 @@ class JobContender(Contender):
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }
+        del settings["model"]["room"]  # it takes that of its own `runtime`
         job.write_text(yaml.safe_dump(settings), encoding="utf-8")
         return [
             *(sys.executable, "-m", "pipeline", f"job={job}", "progress=none", *self.overrides),

@@ -16,10 +16,11 @@ from operators.engine.backend.interface import Model
 from operators.engine.backend.placement import ON_CPU, Placement
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
+from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.gpus import Gpu
 from pipeline.api.keys import default_of
-from pipeline.api.protocols import Runtime
+from pipeline.api.protocols import DeviceMemory, Runtime
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
@@ -66,6 +67,21 @@ class ImageFacts:
 
 
 @dataclass(frozen=True)
+class DeviceSizes:
+    """What a model that is not loaded will take of the devices of its placement, in bytes by their names.
+
+    Args:
+        memory: that each has.
+        weights: that will be there, and under HOST in the memory of the machine.
+        computing: with the settings of an engine, the buffers for computing of a context, at most; HOST among them.
+    """
+
+    memory: Mapping[str, DeviceMemory]
+    weights: Mapping[str, int]
+    computing: Callable[[EngineSettings], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Facts about a model that is not loaded, see `Model`; None: not known yet, or there are no weights.
 
@@ -83,6 +99,7 @@ class ModelFacts:
         images: its vision encoder, if it has one.
         no_images: why it reads no images, where it has none, and what to do.
         placement: where its layers will be; with model.gpu_layers=auto by the memory that is free now.
+        on_devices: what it will take of them; None: nothing.
     """
 
     fingerprint: str
@@ -104,6 +121,7 @@ class ModelFacts:
     images: ImageFacts | None = None
     no_images: str = "the model reads no images"
     placement: Placement = ON_CPU
+    on_devices: DeviceSizes | None = field(default=None, compare=False)
 
 
 def identity(settings: ModelSettings) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from operators.settings.runtime import EngineSettings
+
 HOST = "CPU"
 """The name of what is no device, as llama.cpp has it."""
 
@@ -36,6 +38,11 @@ class Placement:
     def is_whole(self) -> bool:
         """True if every layer is on a device with all its tensors, so that the CPU multiplies with none."""
         return not self.on_cpu and self.gpu_layers == self.layers and not any(to == HOST for _, to in self.elsewhere)
+
+    def computes_all(self, settings: EngineSettings) -> bool:
+        """Return whether devices compute all of a call but for reading tables, so that threads of the CPU beyond one
+        gain nothing, and change no bit."""
+        return self.is_whole and settings.kv_offload
 
     def device_of(self, layer: int) -> str:
         """Return the name of what computes a layer: a device, or HOST. The number `layers` - 1 is what makes logits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
@@ -10,12 +11,17 @@ from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.interface import ROLLBACK_ROOM
+from operators.engine.backend.placement import Placement
 from operators.engine.backend.shape import DecoderShape, Wanted
-from operators.llama.library import last_errors
+from operators.llama.devices.no_room import no_room
+from operators.llama.library import forget_errors, last_errors
 from operators.settings.checks import usable_cores
-from operators.settings.long_rows import FULL, YARN, RopeSettings
+from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
+
+MOST_AT_ONCE = 2048
+"""Tokens that a device computes at once. It does not stop in between; between two such parts of a call the CPU does."""
 
 
 class BatchView:
@@ -60,10 +66,9 @@ def causal_context(
     model has no KV cache or is not causal."""
     context = new_context(model, params)
     if not context:
-        raise ConfigError(
-            f"no context for runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
-            f" could be made ({last_errors()}); use fewer slots or shorter sequences"
-        )
+        why = no_room() or f"{last_errors()}; use fewer slots or shorter sequences"
+        sizes = f"runtime.slots={shape.slots} x max_sequence_tokens={shape.max_sequence_tokens}"
+        raise ConfigError(f"no context for {sizes} could be made: {why}")
     if not llama_cpp.llama_get_memory(context) or not llama_cpp.llama_get_causal_attn(context):
         llama_cpp.llama_free(context)
         raise ConfigError(
@@ -74,8 +79,9 @@ def causal_context(
 
 
 def new_context(model: ctypes.c_void_p, params: llama_cpp.llama_context_params) -> ctypes.c_void_p | None:
-    """Make a context; None if llama.cpp refuses. Turns the model's own pooling of embeddings off: pooled by llama.cpp
-    they would depend on the neighbours, which share the sums."""
+    """Make a context; None if llama.cpp refuses, and its log says why. Turns the model's own pooling of embeddings off:
+    pooled by llama.cpp they would depend on the neighbours, which share the sums."""
+    forget_errors()
     context: ctypes.c_void_p | None = llama_cpp.llama_init_from_model(model, params)
     if context and params.embeddings and llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
         llama_cpp.llama_free(context)
@@ -98,6 +104,16 @@ def context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) 
         params.embeddings = True
     params.kv_unified = not shape.per_sequence
     return params
+
+
+def for_placement(settings: EngineSettings, placement: Placement) -> EngineSettings:
+    """Return `settings` as contexts of a model with that placement have them: with one thread where that is enough, and
+    with fewer tokens that are computed at once, unless the cells of the cache follow from them."""
+    if placement.on_cpu:
+        return settings
+    threads = settings.threads or (1 if placement.computes_all(settings) else None)
+    most = settings.n_ubatch if settings.window_cache == SMALL else min(settings.n_ubatch, MOST_AT_ONCE)
+    return replace(settings, threads=threads, n_ubatch=most)
 
 
 def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:

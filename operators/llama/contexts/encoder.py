@@ -13,7 +13,8 @@ from operators.engine.backend.interface import Logits, TokenIds
 from operators.engine.backend.shape import Wanted, padded
 from operators.llama.contexts.context import CODES, IS_SET
 from operators.llama.contexts.context_params import BatchView, common_params
-from operators.llama.library import last_errors
+from operators.llama.devices.no_room import no_room
+from operators.llama.library import forget_errors, last_errors
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
@@ -58,12 +59,12 @@ class EncoderContext:
         params.embeddings = True
         pooling = "RANK" if self._head else "NONE"
         params.pooling_type = getattr(llama_cpp, f"LLAMA_POOLING_TYPE_{pooling}")
+        forget_errors()
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
-            raise ConfigError(
-                f"no context for texts of {most_tokens} tokens could be made ({last_errors()});"
-                " lower runtime.max_sequence_tokens"
-            )
+            shorter = "shorter runtime.max_sequence_tokens"
+            why = no_room(shorter) or f"{last_errors()}; use {shorter}"
+            raise ConfigError(f"no context for texts of {most_tokens} tokens could be made: {why}")
         llama_cpp.llama_set_abort_callback(self._context, IS_SET, ctypes.cast(abort, ctypes.c_void_p))
         self._memory = llama_cpp.llama_get_memory(self._context)
         self.packs = not self._memory

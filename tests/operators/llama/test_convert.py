@@ -13,7 +13,7 @@ import pytest
 
 from operators.engine.backend.fake import inspect as inspect_fake
 from operators.engine.backend.loading import identity, inspect_model
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama import convert
 from operators.llama.convert import converted, converted_size, type_of
 from operators.llama.convert import main as convert_file

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama.convert import type_of
 from operators.llama.header import content_of
 from operators.llama.hub import fetch, inspect, load

@@ -12,7 +12,7 @@ from operators.embed import Embed
 from operators.engine.backend.loading import inspect_model
 from operators.engine.backend.shape import Wanted
 from operators.generate import Generate
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama.model import LlamaModel
 from operators.score import Score
 from operators.settings import DecodeSettings, ModelSettings, SamplingSettings, StoreSettings
@@ -76,9 +76,7 @@ def test_nodes_that_share_an_engine_give_the_same_keys_and_others_do_not():
     assert len({keys(op)[1] for op in readers}) == 3
 
 
-def test_a_model_on_a_gpu_or_without_weights_says_nothing(monkeypatch):
-    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
-    assert not list(model_memory(ModelSettings(path=TINY.path, gpu_layers=99), EngineSettings(), "key"))
+def test_a_model_without_weights_says_nothing():
     assert not list(model_memory(ModelSettings(loader="operators.engine.backend.fake:load"), EngineSettings(), "key"))
     assert not list(Score(ModelSettings(loader="operators.engine.backend.fake:load"), EngineSettings()).memory_needs())
     assert inspect_model(TINY).sizes is not None

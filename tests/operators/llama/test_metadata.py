@@ -14,9 +14,9 @@ import pytest
 from gguf import GGUFReader, GGUFValueType
 
 from operators.engine.backend.loading import inspect_model, template_of
+from operators.generation.memory import model_memory
 from operators.generation.model_sampling import values_of
 from operators.generation.sampling_params import Drawing, RowParams
-from operators.generation.wiring import model_memory
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings, SamplingSettings
 from operators.settings.runtime import EngineSettings

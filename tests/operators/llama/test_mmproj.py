@@ -14,11 +14,11 @@ from gguf import GGUFValueType
 
 from operators.engine.backend.images import ImageCells
 from operators.engine.backend.loading import identity, inspect_model
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama import hub
 from operators.llama import with_images as with_images_module
 from operators.llama.model import inspect, load
-from operators.llama.probe import _probe_images
+from operators.llama.probing.probe import _probe_images
 from operators.llama.with_images import with_images
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings

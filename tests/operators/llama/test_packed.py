@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.generate import Generate
-from operators.generation.wiring import identity_of, model_memory
+from operators.generation.memory import model_memory
+from operators.generation.wiring import identity_of
 from operators.llama import packed
 from operators.llama.header import read_header
 from operators.llama.library import forget_errors, recent_lines

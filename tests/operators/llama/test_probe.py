@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from operators.llama import probe as probes
 from operators.llama.gguf_check import check_gguf
 from operators.llama.model import inspect, load
+from operators.llama.probing import probe as probes
 from operators.settings import ModelSettings
 from pipeline.api.errors import InputError
 from pipeline.system.file_cache import PLACE

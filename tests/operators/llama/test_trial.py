@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from operators.llama import trial
 from operators.llama.model import LlamaModel
+from operators.llama.probing import trial
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.cli.main import main
 from tools.build.build import STAMP, record

@@ -14,7 +14,7 @@ from gguf import GGUFValueType
 
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.strategies.speculative.setup import check_model
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.model import AUTO

@@ -9,10 +9,11 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.groups import EngineFields
-from pipeline.api.protocols import MemoryNeed, Scope, UsesModel
+from pipeline.api.protocols import DeviceMemory, MemoryNeed, Scope, UsesModel
 from pipeline.api.records import Batch
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import plan_lines
+from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.settings import ClusterSettings, JobSettings, NodeSettings
 from pipeline.system.machine import free_memory
 from tests.pipeline.ops import Passes
@@ -55,6 +56,19 @@ class OfWorkers(Large):
 
     def memory_needs(self):
         yield from (replace(need, shared=need.key == "shared") for need in super().memory_needs())
+
+
+class OnDevice(OfWorkers):
+    """The same, and its own things and the shared ones are on a device with 2,000 MiB, of which `free_mib` are free."""
+
+    def __init__(self, extra_mib: int = 0, free_mib: int = 2000) -> None:
+        super().__init__(extra_mib)
+        self.free_mib = free_mib
+
+    def memory_needs(self):
+        device = DeviceMemory("CUDA0", self.free_mib * MIB, 2000 * MIB)
+        yield MemoryNeed("host", "the table of tokens", 50 * MIB)
+        yield from (replace(need, device=device, shared=False) for need in super().memory_needs())
 
 
 def two(directory: Path, limit: int | None, extra_mib: int = 0) -> JobSettings:
@@ -125,3 +139,50 @@ def test_workers_have_contexts_of_their_own_and_the_pages_of_the_model_once(tmp_
     assert "at least 900 MiB" in said
     assert said.count("400 MiB  2 x own things of 200 MiB") == 2
     assert "use cluster.workers=1, or use fewer runtime.slots" in said.lower()
+
+
+def on_device(
+    directory: Path, cluster: ClusterSettings | None = None, **of_node: int
+) -> tuple[JobSettings, MemoryNeeds]:
+    """A job with such a step, and what it needs."""
+    settings = job(directory, runtime=EngineFields(memory_limit_bytes=100 * MIB))
+    settings.nodes["square"] = NodeSettings(
+        {"_target_": "tests.pipeline.runs.test_memory_check.OnDevice", **of_node}, "numbers"
+    )
+    settings.nodes["write"] = NodeSettings({"_target_": f"{OPS}.Parquet"}, "square")
+    settings.cluster = cluster
+    return settings, MemoryNeeds(settings, build_graph(settings))
+
+
+def test_memory_of_a_device_is_a_sum_of_its_own_which_no_limit_of_the_machine_holds_for(tmp_path):
+    _, needs = on_device(tmp_path / "out")
+    needs.check()
+    assert needs.warning() is None
+    assert needs.plan_lines() == [
+        "memory, at least: 50 MiB (runtime.memory_limit=100 MiB)",
+        "       50 MiB  the table of tokens",
+        "memory of CUDA0, at least: 300 MiB (2,000 MiB of 2,000 MiB free)",
+        "      100 MiB  what all share",
+        "      200 MiB  own things of 200 MiB",
+    ]
+
+
+def test_a_device_that_has_too_little_refuses_and_one_of_which_too_little_is_free_warns(tmp_path):
+    _, short = on_device(tmp_path / "short", free_mib=299)
+    short.check()
+    said = short.warning() or ""
+    assert "the graph takes at least 300 MiB of the memory of CUDA0 and 299 MiB are free" in said
+    assert "fewer model.gpu_layers" in said
+    settings, none = on_device(tmp_path / "out", extra_mib=1701)
+    with pytest.raises(ConfigError, match="2,001 MiB of the memory of CUDA0 and it has 2,000 MiB; use fewer model"):
+        none.check()
+    with pytest.raises(ConfigError, match="memory of CUDA0"):
+        run(settings)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("gpus", "size"), [(0, 900), (1, 300)])
+def test_workers_have_all_of_it_for_themselves_on_devices_that_they_share_or_have(tmp_path, gpus, size):
+    cluster = ClusterSettings(pool="processes", workers=3, gpus=gpus)
+    lines = on_device(tmp_path, cluster)[1].plan_lines()
+    assert f"memory of CUDA0, at least: {size} MiB (2,000 MiB of 2,000 MiB free)" in lines

@@ -14,7 +14,7 @@ from operators.choose import Choose
 from operators.embed import Embed
 from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.loading import inspect_model
-from operators.generation.wiring import model_memory
+from operators.generation.memory import model_memory
 from operators.llama.adapters import declared, loaded
 from operators.llama.adapters.prepared import PreparedAdapters
 from operators.llama.adapters.targets import read_base

@@ -38,7 +38,7 @@ class Probe:
         params = self._llama.llama_model_default_params()
         params.vocab_only = vocab_only
         params.use_extra_bufts = False  # repacked weights would be a copy of the file in memory
-        params.n_gpu_layers = 0
+        params.split_mode, params.main_gpu = self._llama.LLAMA_SPLIT_MODE_NONE, -1  # no GPU, and none is made ready
         return self._llama.llama_model_load_from_file(self._path, params) or sys.exit(REFUSED)
 
     def read(self, vocab: Any) -> None:

@@ -60,14 +60,23 @@ def describe(devices: Sequence[Device]) -> str:
     return ", ".join(map(str, devices)) or "no GPU"
 
 
+def kinds_of(names: Sequence[str]) -> str:
+    """Return what the devices of these names are, without what changes: "CUDA0: NVIDIA H100 (CUDA)"."""
+    by_name = {device.name: device for device in devices()}
+    return ", ".join(f"{name}: {by_name[name].description} ({by_name[name].backend})" for name in names)
+
+
 def _device(handle: int, kind: int) -> Device:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _call("memory", None, handle, ctypes.byref(free), ctypes.byref(total))
-    registry = _call("backend_reg", ctypes.c_void_p, handle)
-    backend = ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p(registry))
+    registry = ctypes.c_void_p(_call("backend_reg", ctypes.c_void_p, handle))
+    backend: bytes = ggml("ggml_backend_reg_name", ctypes.c_char_p, registry)
     name, about = (_call(what, ctypes.c_char_p, handle) for what in ("name", "description"))
-    texts = (text.decode(errors="replace") for text in (name, about, backend))
-    return Device(*texts, _KINDS[kind], free.value, total.value, handle)
+    return Device(_text(name), _text(about), _text(backend), _KINDS[kind], free.value, total.value, handle)
+
+
+def _text(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _handles() -> list[tuple[int, int]]:

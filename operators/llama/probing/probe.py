@@ -25,8 +25,8 @@ import llama_cpp
 
 from operators.llama.gguf_check import ARCHITECTURE, FORMS, Contents, Tensor, check_gguf
 from operators.llama.header import HEAD_TENSORS, REFUSED, parts_of
-from operators.llama.probe_child import REFUSED as IS_REFUSED
-from operators.llama.trial import build_record
+from operators.llama.probing.probe_child import REFUSED as IS_REFUSED
+from operators.llama.probing.trial import build_record
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.system.file_cache import cache_folder
 from pipeline.system.machine import free_memory
