@@ -25,7 +25,7 @@ from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
 QUICK_END = {"GGML_NO_BACKTRACE": "1"}
-"""A worker that ggml aborts ends at once, instead of after a debugger's minutes. For workers' environment, if not set."""
+"""Of a worker's environment: where ggml aborts it ends at once, and not when a debugger has taken minutes."""
 LEAVE_S = 5.0
 CROWDED = "%d workers of %d threads each share %d cores, which makes all of them slow: set %s"
 log = logging.getLogger(__name__)
