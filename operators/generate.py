@@ -53,7 +53,7 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import Tuning
 from pipeline.api import Batch, Forecast, Identity, Inbox, MemoryNeed, Runtime, Scope, Task, UsesModel, require_column
-from pipeline.api.gpus import Gpu
+from pipeline.api.identity import Gpu
 
 MIXED = "rows of several share calls"
 DRAINED = "rows of one are done before those of the next begin (docs/adapters.md)"

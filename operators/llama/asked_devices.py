@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.gpus import Gpu
+from pipeline.api.identity import Gpu
 
 _TIMEOUT_S = 120
 _ASK = """import json, sys

@@ -40,7 +40,7 @@ from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runtime, Scope, Task, UsesModel
 from pipeline.api.errors import Cancelled, ConfigError
-from pipeline.api.gpus import Gpu
+from pipeline.api.identity import Gpu
 from pipeline.api.records import Batch, require_column
 
 Result = TypeVar("Result")

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.gpus import Gpu
-from pipeline.api.identity import Identity
+from pipeline.api.identity import Gpu, Identity
 from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.gpus import Gpu, listed
+from pipeline.api.identity import Gpu, listed
 from pipeline.api.protocols import UsesModel
 from pipeline.api.user_code import planning
 from pipeline.cluster.pool import USUAL_WORKERS

@@ -18,7 +18,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
-from pipeline.api.gpus import Gpu
+from pipeline.api.identity import Gpu
 from pipeline.api.keys import default_of
 from pipeline.api.protocols import DeviceMemory, Runtime
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.gpus import Gpu
+from pipeline.api.identity import Gpu
 from pipeline.api.protocols import UsesModel
 from pipeline.cluster.gpus import VARIABLES, shares_of, workers_here
 from pipeline.cluster.pool import USUAL_WORKERS
