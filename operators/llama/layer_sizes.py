@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from operators.engine.backend.loading import DeviceSizes
-from operators.engine.backend.placement import Placement
+from operators.engine.backend.placement import LayerPlacement
 from operators.engine.backend.shape import decoder_shape
 from operators.engine.strategies.base import IMAGE_ROW_TOKENS
 from operators.llama.devices import devices
@@ -122,7 +122,7 @@ def context_bytes(path: Path, settings: ModelSettings, room: EngineSettings) -> 
     )
 
 
-def bytes_on(placement: Placement, layers: Layers, context: ContextBytes) -> Counter[str]:
+def bytes_on(placement: LayerPlacement, layers: Layers, context: ContextBytes) -> Counter[str]:
     """Return the bytes on each device, HOST among them, of weights and a context."""
     moved = [(re.compile(pattern), to) for pattern, to in placement.elsewhere]
     sizes: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def bytes_on(placement: Placement, layers: Layers, context: ContextBytes) -> Cou
     return sizes
 
 
-def device_sizes(path: Path, settings: ModelSettings, placement: Placement) -> DeviceSizes:
+def device_sizes(path: Path, settings: ModelSettings, placement: LayerPlacement) -> DeviceSizes:
     """Return what a model that is not loaded will take of the devices of `placement`."""
     layers, by_name = layers_of(path), {device.name: device for device in devices()}
     used = [by_name[name] for name in placement.devices]

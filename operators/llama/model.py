@@ -18,7 +18,7 @@ import numpy.typing as npt
 from operators.engine.backend.interface import TokenIds
 from operators.engine.backend.limit import MachineLimit
 from operators.engine.backend.loading import ModelFacts, check_options
-from operators.engine.backend.placement import HOST, ON_CPU, Placement
+from operators.engine.backend.placement import HOST, ON_CPU, LayerPlacement
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
@@ -96,7 +96,7 @@ class LlamaModel:
         self._floats = header.floats
         may_repack = repacks(self._file_type, amx=header.fits_amx)
 
-        def load(placement: Placement) -> tuple[Any, Packed]:
+        def load(placement: LayerPlacement) -> tuple[Any, Packed]:
             params = llama_cpp.llama_model_default_params()
             params.vocab_only, _alive = vocab_only, place(params, placement)
             ours = placement.on_cpu and settings.kernels == AUTO and not vocab_only

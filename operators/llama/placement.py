@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from operators.engine.backend.loading import model_key
-from operators.engine.backend.placement import HOST, ON_CPU, Placement
+from operators.engine.backend.placement import HOST, ON_CPU, LayerPlacement
 from operators.llama.devices import Device, describe, devices, ggml
 from operators.llama.layer_sizes import Layers, bytes_on, context_bytes, layers_of
 from operators.llama.library import forget_errors, last_errors
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class _Loaded(NamedTuple):
     """The placement of a model that is loaded, and the bytes that its contexts take or will take on each device."""
 
-    placement: Placement
+    placement: LayerPlacement
     contexts: Mapping[str, int]
 
 
@@ -52,7 +52,7 @@ def check_placement(settings: ModelSettings) -> None:
     _used(settings)
 
 
-def placement_of(settings: ModelSettings, path: Path, margin: int = MARGIN) -> Placement:
+def placement_of(settings: ModelSettings, path: Path, margin: int = MARGIN) -> LayerPlacement:
     """Return where the layers of the model in `path` are, if it is loaded, or will be.
 
     Args:
@@ -73,8 +73,8 @@ def placement_of(settings: ModelSettings, path: Path, margin: int = MARGIN) -> P
 
 
 def load_placed(
-    settings: ModelSettings, path: Path, load: Callable[[Placement], tuple[Any, Packed]]
-) -> tuple[Any, Packed, Placement]:
+    settings: ModelSettings, path: Path, load: Callable[[LayerPlacement], tuple[Any, Packed]]
+) -> tuple[Any, Packed, LayerPlacement]:
     """Load the model in `path` where the keys of `model` have its layers; with auto, where there is less room than it
     was thought, with fewer of them. Raises ConfigError as placement_of does.
 
@@ -181,7 +181,7 @@ def _check_patterns(overrides: Mapping[str, str], layers: Layers) -> None:
         check(fits, f"model.override_tensor.{pattern}", to, allowed)
 
 
-def _refusal(path: Path, placement: Placement) -> str | None:
+def _refusal(path: Path, placement: LayerPlacement) -> str | None:
     """Return why llama.cpp does not take the patterns of a placement, which are of C++; None if it does. It is asked by
     loading the model without memory."""
     if placement.on_cpu:
@@ -211,7 +211,7 @@ class _Plan:
         self._fewest = int(min(wanted, count)) if self._layers.has_experts else 0
         """Layers whose experts are on the CPU in any case."""
 
-    def best(self) -> Placement:
+    def best(self) -> LayerPlacement:
         """Return the placement that is asked for; with auto the one with the most on devices that fits, which leaves
         the experts of the first layers to the CPU before any layer."""
         count, given = self._layers.n_layers, self._settings.gpu_layers
@@ -224,7 +224,7 @@ class _Plan:
         at = bisect.bisect_left(choices, True, key=lambda each: self._fitting(*each) is not None)
         return (self._fitting(*choices[at]) if at < len(choices) else None) or ON_CPU
 
-    def _fitting(self, gpu_layers: int, experts: int) -> Placement | None:
+    def _fitting(self, gpu_layers: int, experts: int) -> LayerPlacement | None:
         """Return the placement of so many layers, None if it does not fit. Where it does either way, the layers are
         split by what devices have and not by what is free: a run then goes on with the same placement."""
         rooms = self._rooms(self._margin)
@@ -239,7 +239,7 @@ class _Plan:
         """Return the bytes of each device that weights and contexts may take, 1 at least: shares cannot be all 0."""
         return [max(self._free[device.name] - margin, 1) for device in self._used]
 
-    def _split(self, gpu_layers: int, experts: int, shares: Sequence[float]) -> Placement:
+    def _split(self, gpu_layers: int, experts: int, shares: Sequence[float]) -> LayerPlacement:
         """Return the placement of so many layers, by `model.tensor_split` or else `shares`, with the experts of the
         first layers on the CPU. As llama.cpp cuts them: a layer is on the first device that it begins before the end
         of."""
@@ -250,9 +250,9 @@ class _Plan:
         moved = rf"blk\.({numbers}){_EXPERTS}" if experts < self._layers.n_layers else _EXPERTS
         elsewhere = ((self._settings.override_tensor or {}) | ({moved: HOST} if experts else {})).items()
         names = tuple(device.name for device in self._used)
-        return Placement(gpu_layers, self._layers.n_layers + 1, names, counts, tuple(elsewhere))
+        return LayerPlacement(gpu_layers, self._layers.n_layers + 1, names, counts, tuple(elsewhere))
 
-    def contexts(self, placement: Placement) -> Counter[str]:
+    def contexts(self, placement: LayerPlacement) -> Counter[str]:
         """Return what contexts take on each device."""
         return bytes_on(placement, self._layers._replace(weights=()), self._context)
 
@@ -267,7 +267,7 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("place", ctypes.c_void_p))
 
 
-def place(params: llama_cpp.llama_model_params, placement: Placement) -> object:
+def place(params: llama_cpp.llama_model_params, placement: LayerPlacement) -> object:
     """Have llama.cpp load a model so. Returns what must live until it is loaded."""
     handles = {} if placement.on_cpu else {device.name: device.handle for device in devices()}
     listed = (ctypes.c_void_p * (len(placement.devices) + 1))(*(handles[name] for name in placement.devices), None)

@@ -104,3 +104,10 @@ def test_the_doctor_lists_devices_and_decodes_on_them(gpus):
 
 def test_a_backend_without_devices_is_no_gpu(gpus):
     assert gpus.having(count=0).call(cases.listed) == {"devices": [], "text": "no GPU"}
+
+
+def test_a_device_that_does_not_tell_its_memory_has_that_of_the_machine(gpus):
+    silent, other = gpus.having(mb="0,512").call(cases.listed)["devices"]
+    assert other["total"] == 512 << 20
+    assert silent["total"] > 0
+    assert silent["free"] > 0

@@ -12,10 +12,13 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.devices import cases
 
+pytestmark = pytest.mark.slow("compiles a backend, and starts processes that have its devices")
+
 MIB = 1 << 20
 TINY = str(PROJECT / "models/tiny/tiny-q8_0.gguf")
 
 
+@pytest.mark.laws
 def test_the_devices_of_a_plugin_are_listed(gpus):
     answer = gpus.having(mb="512,1536", description="NVIDIA H100", type="igpu").call(cases.listed)
     first, second = answer["devices"]
@@ -26,6 +29,7 @@ def test_the_devices_of_a_plugin_are_listed(gpus):
     assert answer["text"] == "Fake0 (NVIDIA H100, 0.5 of 0.5 GiB free), Fake1 (NVIDIA H100, 1.5 of 1.5 GiB free)"
 
 
+@pytest.mark.laws
 def test_a_plugin_that_is_none_is_refused(gpus, tmp_path):
     nothing = tmp_path / "nothing.so"
     answer = replace(gpus, library=nothing).call(cases.listed)

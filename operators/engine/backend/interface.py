@@ -12,7 +12,7 @@ import numpy.typing as npt
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.images import Vision
 from operators.engine.backend.limit import MachineLimit
-from operators.engine.backend.placement import Placement
+from operators.engine.backend.placement import LayerPlacement
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.prompts.special_tokens import SpecialTokens
 from operators.settings.runtime import EngineSettings
@@ -113,7 +113,7 @@ class Model(Protocol):
     """Build and processor features: where it is equal, the same code computes."""
     device: str
     """What it runs on: the CPU, or the layers on a GPU and the GPUs."""
-    placement: Placement
+    placement: LayerPlacement
     """Where its layers are."""
     n_vocab: int
     n_embd: int

@@ -13,7 +13,7 @@ from typing import Any
 from operators.engine.backend.attention import Attention
 from operators.engine.backend.images import ImageSizes
 from operators.engine.backend.interface import Model
-from operators.engine.backend.placement import ON_CPU, Placement
+from operators.engine.backend.placement import ON_CPU, LayerPlacement
 from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from operators.settings.runtime import EngineSettings
@@ -120,7 +120,7 @@ class ModelFacts:
     adapter_bytes: int = 0
     images: ImageFacts | None = None
     no_images: str = "the model reads no images"
-    placement: Placement = ON_CPU
+    placement: LayerPlacement = ON_CPU
     on_devices: DeviceSizes | None = field(default=None, compare=False)
 
 

@@ -1,4 +1,4 @@
-"""Placement: where the layers of a model are. Identity, memory, threads and sampling on devices ask it."""
+"""LayerPlacement: where the layers of a model are. Identity, memory, threads and sampling on devices ask it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOST = "CPU"
 
 
 @dataclass(frozen=True)
-class Placement:
+class LayerPlacement:
     """Where the layers of a model are, and so their KV cache: the last `gpu_layers` of `layers` on devices.
 
     Args:
@@ -62,4 +62,4 @@ class Placement:
         return f"{self.gpu_layers} of {self.layers} layers ({each}{moved})"
 
 
-ON_CPU = Placement()
+ON_CPU = LayerPlacement()

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.interface import ROLLBACK_ROOM
-from operators.engine.backend.placement import Placement
+from operators.engine.backend.placement import LayerPlacement
 from operators.engine.backend.shape import DecoderShape, Wanted
 from operators.llama.devices.no_room import no_room
 from operators.llama.library import forget_errors, last_errors
@@ -106,7 +106,7 @@ def context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) 
     return params
 
 
-def for_placement(settings: EngineSettings, placement: Placement) -> EngineSettings:
+def for_placement(settings: EngineSettings, placement: LayerPlacement) -> EngineSettings:
     """Return `settings` as contexts of a model with that placement have them: with one thread where that is enough, and
     with fewer tokens that are computed at once, unless the cells of the cache follow from them."""
     if placement.on_cpu:

@@ -11,7 +11,7 @@ from llama_cpp import llama_cpp as binding
 
 from operators.llama.library import initialise
 
-_KINDS = {1: "gpu", 2: "igpu"}
+_CPU, _KINDS = 0, {1: "gpu", 2: "igpu"}
 _ACCELERATOR = 3
 """ggml's type of a device that computes in the CPU's memory, such as BLAS."""
 _GIB = 1 << 30
@@ -67,12 +67,19 @@ def kinds_of(names: Sequence[str]) -> str:
 
 
 def _device(handle: int, kind: int) -> Device:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    _call("memory", None, handle, ctypes.byref(free), ctypes.byref(total))
+    free, total = _memory(handle)
+    if not total:  # it does not tell; llama.cpp takes the machine's memory, too
+        free, total = _memory(ggml("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int(_CPU)))
     registry = ctypes.c_void_p(_call("backend_reg", ctypes.c_void_p, handle))
     backend: bytes = ggml("ggml_backend_reg_name", ctypes.c_char_p, registry)
     name, about = (_call(what, ctypes.c_char_p, handle) for what in ("name", "description"))
-    return Device(_text(name), _text(about), _text(backend), _KINDS[kind], free.value, total.value, handle)
+    return Device(_text(name), _text(about), _text(backend), _KINDS[kind], free, total, handle)
+
+
+def _memory(handle: int) -> tuple[int, int]:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _call("memory", None, handle, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
 
 
 def _text(text: bytes) -> str:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from operators.engine.backend.placement import ON_CPU, Placement
+from operators.engine.backend.placement import ON_CPU, LayerPlacement
 from operators.llama import placement
 from operators.llama.devices import Device
 from operators.llama.layer_sizes import bytes_on, context_bytes, layers_of
@@ -32,7 +32,7 @@ def machine(monkeypatch, *free: int, total: int = 0, **backends: str) -> None:
     monkeypatch.setattr(placement, "_refusal", lambda path, given: None)
 
 
-def placed(path=DENSE, **keys) -> Placement:
+def placed(path=DENSE, **keys) -> LayerPlacement:
     return placement.placement_of(ModelSettings(path=str(path), **{"room": ROOM, **keys}), path)
 
 
@@ -105,7 +105,7 @@ def needed(path, layers: int, experts: int = 0) -> int:
     """Return the bytes that `layers` of the model and its contexts take on the only device."""
     moved = ((rf"blk\.({'|'.join(map(str, range(experts)))})\..*exps", "CPU"),) if experts else ()
     all_layers = layers_of(path).n_layers + 1
-    given = Placement(layers, all_layers, ("CUDA0",), (layers,), moved)
+    given = LayerPlacement(layers, all_layers, ("CUDA0",), (layers,), moved)
     return bytes_on(given, layers_of(path), context_bytes(path, ModelSettings(), ROOM))["CUDA0"]
 
 
@@ -163,7 +163,7 @@ def test_fewer_layers_are_tried_where_a_model_cannot_be_loaded_and_what_is_loade
     settings, tried = ModelSettings(path=str(DENSE), room=ROOM), []
     machine(monkeypatch, 2 * GIB + needed(DENSE, 2))
 
-    def load(given: Placement) -> tuple[str | None, Packed]:
+    def load(given: LayerPlacement) -> tuple[str | None, Packed]:
         tried.append(given.gpu_layers)
         return ("model" if given.gpu_layers < 3 else None), Packed()
 
