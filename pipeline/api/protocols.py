@@ -260,8 +260,7 @@ class UsesModel:
         return ()
 
     def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
-        """Return the GPUs that a process with `environment` finds. Called after `plan` if each worker is to have GPUs
-        of its own; takes no memory of any."""
+        """Return the GPUs that a process with `environment` finds; takes no memory of any. Called after `plan`."""
         return ()
 
     def identity(self) -> Identity | None:
