@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 from operators.batch_by_length import prompt_lengths
 from operators.endpoint.generate import EndpointGenerate
 from operators.endpoint.server import ModelOrServer
-from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
+from operators.engine.backend.loading import gpus_of, identity_with_adapters, inspect_model, load_model
 from operators.engine.images.encoded import EncodedImages, have_images
 from operators.engine.sequence import Sequence
 from operators.estimate.node import Generating
@@ -53,6 +53,7 @@ from operators.settings.runtime import EngineSettings
 from operators.tuning.calibration import FEW_ROWS
 from operators.tuning.choices import Tuning
 from pipeline.api import Batch, Forecast, Identity, Inbox, MemoryNeed, Runtime, Scope, Task, UsesModel, require_column
+from pipeline.api.identity import Gpu
 
 MIXED = "rows of several share calls"
 DRAINED = "rows of one are done before those of the next begin (docs/adapters.md)"
@@ -160,6 +161,9 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
 
     def devices(self) -> Iterable[str]:
         return inspect_model(self._model_settings).placement.devices
+
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+        return gpus_of(self._model_settings, environment)
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)

@@ -130,10 +130,10 @@ class ClusterSettings:
 
     Args:
         pool: what starts workers: ray or processes (of this machine).
-        workers: how many; null: 2, with Ray as many as fit on the cluster when the run begins.
+        workers: how many; null: 2, or as many as have GPUs, with Ray as many as fit on the cluster when the run begins.
         address: of Ray: auto (the cluster of this machine, or RAY_ADDRESS), local (starts one here) or host:port.
         cpus: CPUs that Ray keeps for a worker; null: runtime.threads, else all of its node shared by its workers.
-        gpus: GPUs that Ray keeps for a worker.
+        gpus: GPUs of a worker. As processes each sees only its own; Ray keeps so many for it.
         memory: bytes that Ray keeps for a worker; null: what its contexts take, by the memory check.
         resources: other resources of Ray that a worker takes, by name.
         piece_rows: rows that a worker is sent at a time; null: twice runtime.slots.

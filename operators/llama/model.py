@@ -22,6 +22,7 @@ from operators.engine.backend.placement import HOST, ON_CPU, LayerPlacement
 from operators.engine.backend.shape import DecoderShape, Wanted, decoder_shape
 from operators.llama.adapters.declared import prepared_for, with_adapters
 from operators.llama.adapters.loaded import LoadedAdapters
+from operators.llama.asked_devices import gpus as gpus
 from operators.llama.contexts.context import LlamaContext
 from operators.llama.contexts.context_params import for_placement
 from operators.llama.contexts.context_pool import ContextPool

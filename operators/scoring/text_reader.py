@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.engine.backend.interface import TokenIds
-from operators.engine.backend.loading import identity_with_adapters, inspect_model, load_model
+from operators.engine.backend.loading import gpus_of, identity_with_adapters, inspect_model, load_model
 from operators.engine.backend.shape import Wanted, max_sequence_tokens
 from operators.engine.backend.text_columns import TextColumns
 from operators.estimate.texts import forecast_texts
@@ -40,6 +40,7 @@ from operators.settings import DataSettings, ModelSettings, StoreSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api import Forecast, Forecasts, Identity, MemoryNeed, Number, Runtime, Scope, Task, UsesModel
 from pipeline.api.errors import Cancelled, ConfigError
+from pipeline.api.identity import Gpu
 from pipeline.api.records import Batch, require_column
 
 Result = TypeVar("Result")
@@ -106,6 +107,9 @@ class ReadsTexts(ReadsTokens, AnswersRows, UsesModel, Forecasts):
 
     def devices(self) -> Iterable[str]:
         return inspect_model(self._model).placement.devices
+
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+        return gpus_of(self._model, environment)
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -1,9 +1,14 @@
 """Identity: what computes the rows of a node, in one value. Content keys, engines that nodes share, what a run keeps
-for its later attempts, and the comparison of workers are made of it, so that they cannot differ in what they cover."""
+for its later attempts, and the comparison of workers are made of it, so that they cannot differ in what they cover. And
+the GPUs that may compute."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,29 @@ class Identity:
         """Return the fields as texts, by what they are; without one that is left out."""
         each = ((f, getattr(self, f.name)) for f in fields(self))
         return {f.metadata["words"]: str(value) for f, value in each if value != f.default}
+
+
+class Gpu(NamedTuple):
+    """A GPU.
+
+    Args:
+        name: its number among those of its backend: CUDA0.
+        description: what it is, by its driver.
+        backend: what computes on it: CUDA.
+        shares_memory: it has none of its own, but some of the machine's.
+        total: bytes of its memory.
+    """
+
+    name: str
+    description: str
+    backend: str
+    shares_memory: bool
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.description}, {self.total / _GIB:.1f} GiB)"
+
+
+def listed(gpus: Iterable[Gpu]) -> str:
+    """Return `gpus` for a message."""
+    return ", ".join(map(str, gpus)) or "none"

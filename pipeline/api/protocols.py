@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.identity import Identity
+from pipeline.api.identity import Gpu, Identity
 from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
@@ -257,6 +257,10 @@ class UsesModel:
     def devices(self) -> Iterable[str]:
         """Return the names of the devices beside the CPU that `open` computes on, as far as is known. Called after
         `plan`; loads no model."""
+        return ()
+
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+        """Return the GPUs that a process with `environment` finds; takes no memory of any. Called after `plan`."""
         return ()
 
     def identity(self) -> Identity | None:

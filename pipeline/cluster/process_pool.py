@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import signal
@@ -17,15 +16,16 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from pipeline.api.errors import ConfigError
-from pipeline.cluster.pool import USUAL_WORKERS, Handle, ServiceDesk, WorkerLost
+from pipeline.cluster.gpus import Shares, workers_here
+from pipeline.cluster.pool import Handle, ServiceDesk, WorkerLost
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.worker import Worker, WorkerPlan
 from pipeline.settings import ClusterSettings
 from pipeline.system.machine import numa_nodes, own_cores, split_cores
 
 BEGIN = "import sys; sys.path[:] = {path!r}; from pipeline.cluster.process_pool import main; main({calls}, {services})"
-DEVICES = "CUDA_VISIBLE_DEVICES"
+QUICK_END = {"GGML_NO_BACKTRACE": "1"}
+"""Of a worker's environment: where ggml aborts it ends at once, and not when a debugger has taken minutes."""
 LEAVE_S = 5.0
 CROWDED = "%d workers of %d threads each share %d cores, which makes all of them slow: set %s"
 log = logging.getLogger(__name__)
@@ -35,21 +35,29 @@ class ProcessPool:
     """Starts workers as processes of this machine.
 
     Args:
-        settings: of the cluster; `gpus` says how many devices each worker sees.
+        settings: of the cluster.
         plan: of every worker.
         calls: that a worker answers at a time.
         threads: runtime.threads. Where the workers have cores enough, each is kept to so many of its own.
         on_cpu: the model runs on the CPU.
+        gpus: what each worker has of the machine's GPUs; None: it sees all.
     """
 
     def __init__(
-        self, settings: ClusterSettings, plan: WorkerPlan, calls: int, threads: int | None, *, on_cpu: bool
+        self,
+        settings: ClusterSettings,
+        plan: WorkerPlan,
+        calls: int,
+        threads: int | None,
+        *,
+        on_cpu: bool,
+        gpus: Shares | None = None,
     ) -> None:
-        self._gpus = settings.gpus
+        self._gpus = gpus
         self._plan = plan
         self._calls = calls
         cores = own_cores()
-        self.fits = settings.workers or USUAL_WORKERS
+        self.fits = workers_here(settings, gpus)
         each = threads or len(cores)
         self._cores = split_cores(cores, each, self.fits, numa_nodes()) if on_cpu else []
         if on_cpu and not self._cores:
@@ -66,9 +74,7 @@ class ProcessPool:
     def start_worker(self, name: str) -> Handle:
         place = int(name.partition(".")[0]) - 1
         cores = self._cores[place] if self._cores else []
-        environment = dict(os.environ)
-        if self._gpus:
-            environment[DEVICES] = ",".join(devices_of(place, self._gpus, os.environ.get(DEVICES)))
+        environment = {**QUICK_END, **os.environ, **(self._gpus.environment(place) if self._gpus else {})}
         try:
             handle = ProcessHandle(self._plan, self._calls, self._desk, environment, cores)
         except OSError as error:  # no memory, too many processes or open files: perhaps not for long
@@ -83,26 +89,6 @@ class ProcessPool:
         for handle in self._started:
             handle.kill()
         self._desk.close()
-
-
-def devices_of(place: int, gpus: float, visible: str | None) -> list[str]:
-    """Return the GPUs of worker number `place`, from 0. Workers that have a part of one share it.
-
-    Args:
-        gpus: of each worker.
-        visible: those that this process may use, separated by commas; None for all of the machine.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    wanted = range(math.floor(place * gpus), math.ceil((place + 1) * gpus))
-    devices = None if visible is None else [device for device in visible.split(",") if device]
-    if devices is not None and wanted.stop > len(devices):
-        raise ConfigError(
-            f"cluster.gpus={gpus:g}: worker {place + 1} would have GPU {wanted.stop} of the {len(devices)} in"
-            f" {DEVICES}={visible}; start fewer cluster.workers"
-        )
-    return [str(device) if devices is None else devices[device] for device in wanted]
 
 
 class NeverStarted:

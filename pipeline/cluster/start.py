@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeline.api.errors import ConfigError, install
@@ -13,6 +13,7 @@ from pipeline.api.protocols import UsesModel
 from pipeline.api.runtime import RunContext
 from pipeline.cluster.assignments import Assignments
 from pipeline.cluster.dispatcher import Dispatcher
+from pipeline.cluster.gpus import Shares, shares_of
 from pipeline.cluster.identity import contents_of, keep_or_compare
 from pipeline.cluster.members import Members
 from pipeline.cluster.pool import Pool
@@ -48,9 +49,8 @@ def driver_graph(
     content = contents_of(graph, (name for segment in segments for name in segment.nodes))
     plans = tuple(_segment_plan(segment, settings) for segment in segments)
     plan = WorkerPlan(plans, context.run_id, context.attempt, str(context.output_dir), content)
-    make, own_memory = POOLS[cluster.pool], _own_memory(graph, segments)
-    on_cpu = not any(any(op.devices()) for op in graph.with_role(UsesModel).values())
-    pool = context.resources.get(("pool",), lambda: make(settings, plan, own_memory, on_cpu), lambda made: made.close())
+    needs, make = _needs(cluster, graph, segments), POOLS[cluster.pool]
+    pool = context.resources.get(("pool",), lambda: make(settings, plan, needs), lambda made: made.close())
     size = _size(settings, pool)
     began_with = partial(keep_or_compare, state) if settings.other_bits == REFUSE else lambda nodes: None
     stall_s = settings.engine.stall_timeout_s and STALL_SHARE * settings.engine.stall_timeout_s
@@ -96,6 +96,27 @@ def _replaced(graph: Graph, remotes: Sequence[RemoteSegment]) -> Mapping[str, No
     return nodes
 
 
+@dataclass(frozen=True)
+class WorkerNeeds:
+    """What a worker needs of its machine.
+
+    Args:
+        own_memory: bytes of its memory that the worker has for itself.
+        on_cpu: no model computes on devices.
+        gpus: how those of this machine are shared out; None: they are not.
+    """
+
+    own_memory: int
+    on_cpu: bool
+    gpus: Shares | None
+
+
+def _needs(cluster: ClusterSettings, graph: Graph, segments: tuple[Segment, ...]) -> WorkerNeeds:
+    gpus = shares_of(cluster, graph)
+    on_cpu = gpus is None and not any(any(op.devices()) for op in graph.with_role(UsesModel).values())
+    return WorkerNeeds(_own_memory(graph, segments), on_cpu, gpus)
+
+
 def _own_memory(graph: Graph, segments: tuple[Segment, ...]) -> int:
     """Return the bytes of its machine's memory that a worker needs for itself: contexts, not the model file, whose
     pages a machine has once."""
@@ -110,20 +131,20 @@ def calls_at_a_time(cluster: ClusterSettings) -> int:
     return cluster.in_flight + MORE_CALLS
 
 
-def _processes(settings: JobSettings, plan: WorkerPlan, own_memory: int, on_cpu: bool) -> Pool:
+def _processes(settings: JobSettings, plan: WorkerPlan, needs: WorkerNeeds) -> Pool:
     cluster: ClusterSettings = settings.cluster
-    return ProcessPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, on_cpu=on_cpu)
+    calls, threads = calls_at_a_time(cluster), settings.engine.threads
+    return ProcessPool(cluster, plan, calls, threads, on_cpu=needs.on_cpu, gpus=needs.gpus)
 
 
-def _ray(settings: JobSettings, plan: WorkerPlan, own_memory: int, on_cpu: bool) -> Pool:
+def _ray(settings: JobSettings, plan: WorkerPlan, needs: WorkerNeeds) -> Pool:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"cluster=ray needs the package ray; {install('ray')}")
     from pipeline.cluster.ray_pool import RayPool
 
     cluster: ClusterSettings = settings.cluster
-    return RayPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, cluster.memory or own_memory)
+    return RayPool(cluster, plan, calls_at_a_time(cluster), settings.engine.threads, cluster.memory or needs.own_memory)
 
 
-POOLS: dict[str, Callable[[JobSettings, WorkerPlan, int, bool], Pool]] = {"processes": _processes, "ray": _ray}
-"""What makes the pool, by `cluster.pool`; given the settings, what each worker begins with, the bytes that it needs for
-itself, and whether no model computes on devices."""
+POOLS: dict[str, Callable[[JobSettings, WorkerPlan, WorkerNeeds], Pool]] = {"processes": _processes, "ray": _ray}
+"""What makes the pool, by `cluster.pool`; given the settings, and what each worker begins with and needs."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from pipeline.api.errors import ConfigError
 from pipeline.api.protocols import DeviceMemory, MemoryNeed, UsesModel
 from pipeline.api.user_code import planning
-from pipeline.cluster.pool import USUAL_WORKERS
+from pipeline.cluster.gpus import shares_of, workers_here
 from pipeline.cluster.segments import segments_of
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
@@ -35,7 +35,7 @@ class MemoryNeeds:
         self._limit = settings.engine.memory_limit_bytes
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
-        self._workers = (cluster.workers or USUAL_WORKERS) if here else 1
+        self._workers = workers_here(cluster, shares_of(cluster, graph)) if here else 1
         on_each_device = 1 if cluster is not None and cluster.gpus else self._workers
         in_workers = {name for segment in segments_of(graph) for name in segment.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}

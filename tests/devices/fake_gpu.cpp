@@ -7,7 +7,8 @@
 //   FAKE_GPU_TYPE=igpu       they share the machine's memory
 //   FAKE_GPU_VISIBLE_DEVICES=1,0   which there are and in which order, numbered anew (as CUDA_VISIBLE_DEVICES)
 //   FAKE_GPU_NO_OP=NAME      an operation that they do not support
-//   FAKE_GPU_FAIL_AT=n       the n-th graph of a device fails; FAKE_GPU_ABORT_AT=n ends the process
+//   FAKE_GPU_FAIL_AT=n       the n-th graph of a device fails; FAKE_GPU_ABORT_AT=n ends the process,
+//   FAKE_GPU_ABORT_ONCE=FILE only the first of several: that one makes FILE
 //   FAKE_GPU_LOG=FILE        FILE.PID holds the Counts of each device, as they are at any time
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -100,11 +101,16 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
 
 ggml_backend_t cpu_of(ggml_backend_t stream) { return static_cast<ggml_backend_t>(stream->context); }
 
+bool is_first() {
+    const std::string file = setting("FAKE_GPU_ABORT_ONCE", "");
+    return file.empty() || open(file.c_str(), O_CREAT | O_EXCL, 0644) >= 0;
+}
+
 ggml_status compute(ggml_backend_t stream, ggml_cgraph * graph) {
     static const long fails = number("FAKE_GPU_FAIL_AT"), aborts = number("FAKE_GPU_ABORT_AT");
     Counts & counts = *gpu_of(stream->device).counts;
     counts.nodes += ggml_graph_n_nodes(graph);
-    if (++counts.graphs == aborts) GGML_ABORT("%s: an error of the device", gpu_of(stream->device).name.c_str());
+    if (++counts.graphs == aborts && is_first()) GGML_ABORT("%s: an error of the device", gpu_of(stream->device).name.c_str());
     return counts.graphs == fails ? GGML_STATUS_FAILED : ggml_backend_graph_compute(cpu_of(stream), graph);
 }
 

@@ -2,8 +2,8 @@
 
 It goes into the environment of the Python that runs this. Standard library only: it runs before anything is installed.
 A build takes minutes, so wheels are kept in `.cache/wheels/<key>/` (or under $LLAMA_WHEEL_CACHE). The key holds all
-that decides what comes out: version, Python, machine, compiler, flags and CPU features, because the code is compiled
-for exactly this CPU. pip's own cache knows nothing of those and is not used.
+that decides what comes out: version, Python, machine, compiler, flags, CPU features and the architectures of GPUs,
+because the code is compiled for exactly this machine. pip's own cache knows nothing of those and is not used.
 
 CC, CXX, CFLAGS, CXXFLAGS, LDFLAGS and CMAKE_ARGS are honoured.
 """
@@ -29,7 +29,7 @@ if not __package__:  # started as a script: import from the checkout, and do not
     sys.path[0] = str(ROOT)
 
 from tools.build import kernels
-from tools.build.backends import BACKENDS, tool_version
+from tools.build.backends import BACKENDS, examine, tool_version
 from tools.build.compilers import (
     GOOD_CLANG,
     SOUND_GCC,
@@ -202,8 +202,9 @@ def run(arguments: argparse.Namespace, env: Mapping[str, str], backend: str = "c
     if backend == "any_cpu" and compiler.flags(host):
         raise NoCompilerError(f"backend=any_cpu needs GCC {SOUND_GCC} or later, or {GOOD_CLANG}")
     compiling = build_env(compiler, host, env)
+    architectures = examine(backend, tool, compiling, compiler.cxx)
     words = [PACKAGE, locked.version, "cp{}{}".format(*sys.version_info)]
-    key = build_key(words, host, compiler, compiling, *filter(None, [tool]))
+    key = build_key(words, host, compiler, compiling, *filter(None, [tool, architectures]))
     folder = Path(env.get("LLAMA_WHEEL_CACHE") or WHEELS).absolute() / key
     wheels, installed = sorted(folder.glob("*.whl")), read_stamp(Path(sys.prefix) / STAMP)
     if arguments.dry_run:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
 from typing import Any
 
 from operators.engine.backend.attention import Attention
@@ -17,6 +18,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
+from pipeline.api.identity import Gpu
 from pipeline.api.keys import default_of
 from pipeline.api.protocols import DeviceMemory, Runtime
 
@@ -139,8 +141,7 @@ def identity_with_adapters(settings: ModelSettings) -> dict[str, Any]:
 def inspect_model(settings: ModelSettings) -> ModelFacts:
     """Run the checks that need no loading, with the function `inspect` of the loader's module. Raises ConfigError if
     the loader or the model file cannot work."""
-    module = sys.modules.get(getattr(loader(settings), "__module__", None) or "")
-    inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(module, "inspect", None)
+    inspect: Callable[[ModelSettings], ModelFacts] | None = getattr(_module(settings), "inspect", None)
     if not callable(inspect):
         raise ConfigError(
             f"model.loader='{settings.loader}' is no loader: its module has no function inspect(settings)"
@@ -149,6 +150,17 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
     if facts.refusal is not None and facts.encoder is None:
         raise InputError(facts.refusal)
     return facts
+
+
+def gpus_of(settings: ModelSettings, environment: Mapping[str, str]) -> Iterable[Gpu]:
+    """Return the GPUs that a process with `environment` finds, by the function `gpus` of the loader's module; none
+    where it has no such function. Raises ConfigError if they cannot be asked for."""
+    ask: Callable[[Mapping[str, str]], Iterable[Gpu]] | None = getattr(_module(settings), "gpus", None)
+    return ask(environment) if callable(ask) else ()
+
+
+def _module(settings: ModelSettings) -> ModuleType | None:
+    return sys.modules.get(getattr(loader(settings), "__module__", None) or "")
 
 
 def template_of(settings: ModelSettings, *, tools: bool = False) -> str | None:

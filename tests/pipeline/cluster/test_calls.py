@@ -1,4 +1,4 @@
-"""Calls to a worker's process never wait for it; each worker gets GPUs of those that the driver has."""
+"""Calls to a worker's process never wait for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.api.errors import ConfigError, PipelineError
+from pipeline.api.errors import PipelineError
 from pipeline.cluster import rpc
 from pipeline.cluster.pool import WorkerLost
-from pipeline.cluster.process_pool import PipeServices, ProcessPool, devices_of
+from pipeline.cluster.process_pool import PipeServices, ProcessPool
 from pipeline.cluster.rpc import Caller, serve
 from pipeline.cluster.segment_runner import WorkerFailed
 from pipeline.settings import ClusterSettings
@@ -190,22 +190,3 @@ def test_a_process_that_cannot_be_started_is_a_worker_that_ended(monkeypatch) ->
     assert isinstance(error, WorkerLost)
     assert str(error) == "its process cannot be started: [Errno 11] Resource temporarily unavailable"
     assert error.host == platform.node()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "visible", "each"),
-    [
-        (1, None, (["0"], ["1"], ["2"])),
-        (2, None, (["0", "1"], ["2", "3"])),
-        (1, "2,3", (["2"], ["3"])),
-        (1, "GPU-a,GPU-b", (["GPU-a"], ["GPU-b"])),
-        (0.5, "4,5", (["4"], ["4"], ["5"], ["5"])),
-    ],
-)
-def test_each_worker_has_gpus_of_its_own(gpus, visible, each) -> None:
-    assert tuple(devices_of(place, gpus, visible) for place in range(len(each))) == each
-
-
-def test_too_few_gpus_are_said() -> None:
-    with pytest.raises(ConfigError, match="worker 3 would have GPU 3 of the 2 in CUDA_VISIBLE_DEVICES=2,3;"):
-        devices_of(2, 1, "2,3")

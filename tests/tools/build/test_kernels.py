@@ -240,6 +240,7 @@ def test_every_build_makes_them_after_llama_cpp(tmp_path, monkeypatch, backend, 
     asked = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(build, "tool_version", lambda _: "")
+    monkeypatch.setattr(build, "examine", lambda *_: "")
     monkeypatch.setattr(build, "chosen_compiler", lambda host, env: CompilerPair("c", "c", "gcc", "13.1", openmp=True))
     monkeypatch.setattr(build, "build_key", lambda *_: "key")
     monkeypatch.setattr(build, "record", lambda: "record")

@@ -1,0 +1,114 @@
+"""The GPUs of workers on one machine: each worker's process is told by a variable which it sees."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.api.errors import ConfigError
+from pipeline.api.identity import Gpu, listed
+from pipeline.api.protocols import UsesModel
+from pipeline.api.user_code import planning
+from pipeline.cluster.pool import USUAL_WORKERS
+from pipeline.dataflow.graph import Graph
+from pipeline.settings import ClusterSettings
+
+VARIABLES: Mapping[str, str] = {
+    "CUDA": "CUDA_VISIBLE_DEVICES",
+    "ROCm": "HIP_VISIBLE_DEVICES",
+    "Vulkan": "GGML_VK_VISIBLE_DEVICES",
+    "Fake": "FAKE_GPU_VISIBLE_DEVICES",  # of tests/devices
+}
+"""By backend of ggml: the variable that has the GPUs which a process sees, separated by commas; empty: none."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The GPUs of this machine, shared out to workers.
+
+    Args:
+        each: GPUs of a worker; workers that have a part of one share it.
+        variable: that says which a process sees.
+        numbers: its words for all of them.
+        hides: variables that keep a worker from the GPUs of other backends, which may be the same ones.
+    """
+
+    each: float
+    variable: str
+    numbers: tuple[str, ...]
+    hides: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """How many workers have GPUs."""
+        return math.floor(len(self.numbers) / self.each)
+
+    def environment(self, place: int) -> dict[str, str]:
+        """Return what the process of worker number `place`, from 0, has in its environment."""
+        first, behind = math.floor(place * self.each), math.ceil((place + 1) * self.each)
+        return {self.variable: ",".join(self.numbers[first:behind]), **dict.fromkeys(self.hides, "")}
+
+
+def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
+    """Return how the GPUs of this machine are shared out to the workers of a job; None if the job does not ask for it,
+    or on Ray, which does that itself. `graph`: the job's; its operators are asked which GPUs there are.
+
+    Raises:
+        ConfigError: there are too few, or workers cannot be told which are theirs. The message lists them.
+    """
+    if not cluster.gpus or cluster.pool != "processes":
+        return None
+    found = _asked(graph, os.environ)
+    apart = [gpu for gpu in found if not gpu.shares_memory] or found
+    backend = apart[0].backend if apart else ""
+    gpus = [gpu for gpu in apart if gpu.backend == backend]
+    key = f"cluster.gpus={cluster.gpus:g}"
+    if cluster.gpus * (cluster.workers or 1) > len(gpus):
+        fits = math.floor(len(gpus) / cluster.gpus)
+        remedy = f"start no more than {fits} workers (cluster.workers)" if fits else "leave it out, or ask for fewer"
+        of = f"{cluster.workers or 1} worker{'s' * ((cluster.workers or 1) > 1)}"
+        raise ConfigError(
+            f"{key}: {of} would need {math.ceil(cluster.gpus * (cluster.workers or 1))} GPUs, and here are"
+            f" {len(gpus)}: {listed(gpus)}; {remedy}. `python -m pipeline doctor` lists what llama.cpp finds"
+        )
+    if (variable := VARIABLES.get(backend)) is None:
+        raise ConfigError(
+            f"{key}: a process cannot be told which GPUs of {backend} it sees ({listed(gpus)}); this works with"
+            f" {', '.join(name for name in VARIABLES if name != 'Fake')}. Leave cluster.gpus out"
+        )
+    hides = {VARIABLES[gpu.backend] for gpu in found if gpu.backend in VARIABLES} - {variable}
+    return Shares(cluster.gpus, variable, _numbers(graph, gpus, variable), tuple(sorted(hides)))
+
+
+def workers_here(cluster: ClusterSettings, shares: Shares | None) -> int:
+    """Return how many workers there are on this machine, where all are."""
+    return cluster.workers or (shares.workers if shares else USUAL_WORKERS)
+
+
+def _numbers(graph: Graph, gpus: list[Gpu], variable: str) -> tuple[str, ...]:
+    """Return the words of `variable` for `gpus`: those that it has, else their numbers, as a process sees them that is
+    given these. Vulkan counts others, such as an integrated one beside them, which llama.cpp leaves out."""
+    if (given := os.environ.get(variable)) is not None:
+        numbers = tuple(word.strip() for word in given.split(",") if word.strip())
+        seen = gpus if len(numbers) == len(gpus) else []
+    else:
+        numbers = tuple(str(number) for number in range(len(gpus)))
+        seen = [gpu for gpu in _asked(graph, {**os.environ, variable: ",".join(numbers)}) if gpu in gpus]
+    if seen != gpus:
+        raise ConfigError(
+            f"cluster.gpus: with {variable}={','.join(numbers)} a process sees {listed(seen)}, and not"
+            f" {listed(gpus)}; set {variable} to the numbers of the GPUs that workers are to have"
+        )
+    return numbers
+
+
+def _asked(graph: Graph, environment: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that a process with `environment` sees, by the first operator that finds some."""
+    for name, op in graph.with_role(UsesModel).items():
+        with planning(name, "gpus"):
+            found: Iterable[Gpu] = op.gpus(environment)
+        if gpus := list(found):
+            return gpus
+    return []
