@@ -216,8 +216,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
         )
         found = generating.forecast(batches, task, time.perf_counter() - began)
         assumed = f"what runtime leaves open is chosen when the run begins; {settings.slots} slots are assumed"
-        notes = [*([] if before else [assumed]), *found.notes]
-        return replace(found, notes=notes)
+        return replace(found, notes=[*([] if before else [assumed]), *found.notes])
 
     def _note(self, rows: Seq[Sequence]) -> None:
         if self.id_column is not None or SEED in self.sampling.per_row:

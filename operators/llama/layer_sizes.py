@@ -20,7 +20,7 @@ from operators.llama.header import parts_of, read_header
 from operators.llama.packed import LOOKED_UP, OUTPUT, TABLE, bytes_of
 from operators.settings import ModelSettings
 from operators.settings.runtime import DEFAULT_SEQUENCE_TOKENS, EngineSettings
-from pipeline.api.protocols import DeviceMemory
+from pipeline.api.identity import DeviceMemory
 
 _LAYER = re.compile(r"\bblk\.(\d+)\.")
 _INPUT = -1

@@ -42,6 +42,15 @@ class Identity:
         return {f.metadata["words"]: str(value) for f, value in each if value != f.default}
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device such as a GPU: the device's name, and the bytes that are free and that it has."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
 class Gpu(NamedTuple):
     """A GPU.
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.api.by_batch import OnError, run_by_batch
 from pipeline.api.forecast import Forecast, Task
-from pipeline.api.identity import Gpu, Identity
+from pipeline.api.identity import DeviceMemory, Gpu, Identity
 from pipeline.api.records import Batch, Item, Output, RejectFiles, Shard
 from pipeline.api.runtime import Runtime as Runtime
 from pipeline.api.runtime import Table as Table
@@ -84,15 +84,6 @@ class Scope(StrEnum):
     """The same, and it computes with a model: it is what workers are for."""
     RUN = "run"
     """On other rows or earlier chunks, or it reads or writes files: it runs in the driver."""
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The memory of a device such as a GPU: the device's name, and the bytes that are free and that it has."""
-
-    name: str
-    free_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.protocols import DeviceMemory, MemoryNeed, UsesModel
+from pipeline.api.identity import DeviceMemory
+from pipeline.api.protocols import MemoryNeed, UsesModel
 from pipeline.api.user_code import planning
 from pipeline.cluster.gpus import shares_of, workers_here
 from pipeline.cluster.segments import segments_of

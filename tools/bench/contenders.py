@@ -151,7 +151,6 @@ class JobContender(Contender):
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         template.write_text(spec.workload.template, encoding="utf-8")
-        mask = spec.bench.mask_token_id
         settings: dict[str, Any] = {
             "defaults": [{"override /flow": "generate"}, {"override /model": "gguf"}],
             "report": False,  # drawing is not measured
@@ -160,11 +159,15 @@ class JobContender(Contender):
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }
-        del settings["model"]["room"]  # it takes that of its own `runtime`
+        del settings["model"]["room"]  # it is that of `runtime`
         job.write_text(yaml.safe_dump(settings), encoding="utf-8")
         return [
             *(sys.executable, "-m", "pipeline", f"job={job}", "progress=none", *self.overrides),
-            *([f"decode.mask_token_id={mask}"] if self.makes_blocks and mask is not None else []),
+            *(
+                [f"decode.mask_token_id={spec.bench.mask_token_id}"]
+                if self.makes_blocks and spec.bench.mask_token_id is not None
+                else []
+            ),
             *([f"decode.draft.model={spec.bench.draft_model}"] if self.drafts else []),
         ]
 

@@ -18,9 +18,9 @@ from operators.settings import ModelSettings
 from operators.settings.checks import read_text
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
-from pipeline.api.identity import Gpu
+from pipeline.api.identity import DeviceMemory, Gpu
 from pipeline.api.keys import default_of
-from pipeline.api.protocols import DeviceMemory, Runtime
+from pipeline.api.protocols import Runtime
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.api.errors import ConfigError, ExitCode
 from pipeline.api.groups import EngineFields
-from pipeline.api.protocols import DeviceMemory, MemoryNeed, Scope, UsesModel
+from pipeline.api.identity import DeviceMemory
+from pipeline.api.protocols import MemoryNeed, Scope, UsesModel
 from pipeline.api.records import Batch
 from pipeline.config.build import build_graph
 from pipeline.dry_run.estimate import plan_lines
