@@ -144,7 +144,7 @@ class JobContender(Contender):
 
     def command(self, spec: Spec) -> list[str]:
         job, data, template = (spec.folder / name for name in ("job.yaml", "prompts.jsonl", "chatml.jinja"))
-        spec = spec.with_adapters(self.adapters)
+        mask, spec = spec.bench.mask_token_id, spec.with_adapters(self.adapters)
         adapters = {str(i): str(path) for i, path in enumerate(spec.adapters)}
         spec = replace(spec, model=replace(spec.model, adapters=adapters or None))
         columns = spec.workload.columns(spec.folder) | ({"adapter": map(str, spec.adapter_of())} if adapters else {})
@@ -159,15 +159,11 @@ class JobContender(Contender):
             "nodes": {"render": {"op": {"template_file": str(template)}}},
             **{group: asdict(getattr(spec, group)) for group in ("model", "sampling", "runtime")},
         }
-        del settings["model"]["room"]  # it is that of `runtime`
+        del settings["model"]["room"]  # it takes that of its own `runtime`
         job.write_text(yaml.safe_dump(settings), encoding="utf-8")
         return [
             *(sys.executable, "-m", "pipeline", f"job={job}", "progress=none", *self.overrides),
-            *(
-                [f"decode.mask_token_id={spec.bench.mask_token_id}"]
-                if self.makes_blocks and spec.bench.mask_token_id is not None
-                else []
-            ),
+            *([f"decode.mask_token_id={mask}"] if self.makes_blocks and mask is not None else []),
             *([f"decode.draft.model={spec.bench.draft_model}"] if self.drafts else []),
         ]
 
