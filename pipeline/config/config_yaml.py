@@ -26,9 +26,9 @@ from pipeline.system.yaml_text import read_yaml, write_yaml
 def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
     values = asdict(settings)
-    for model in (values["model"], *(node["op"].get("model") for node in values["nodes"].values())):
-        if isinstance(model, dict):
-            model.pop("room", None)  # the values of `runtime`, which stand there
+    for model in _models(values):
+        if model["room"] is not None:
+            del model["room"]  # the values of `runtime`, which stand there
     return write_yaml(for_keeping(values, marked=marked(settings.nodes)))
 
 
@@ -73,6 +73,10 @@ def settings_from(text: str, directory: Path) -> JobSettings:
     if not isinstance(values, dict) or not isinstance(values.get("nodes"), dict):
         raise ConfigError("it does not describe a job")
     values = found_again(without_removed(_with_chosen_weights(values)))
+    if isinstance(runtime := values.get("runtime"), dict):
+        room = convert("runtime", runtime, _schema("runtime", runtime))
+        for model in _models(values):
+            model.setdefault("room", room)
     raw = {group: values[group] for group in GROUPS if isinstance(values.get(group), dict)}
     groups = {group: convert(group, group_values, _schema(group, group_values)) for group, group_values in raw.items()}
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
@@ -83,6 +87,14 @@ def settings_from(text: str, directory: Path) -> JobSettings:
     return replace(
         settings, on_finish=HookSettings(), output_dir=str(directory), overwrite=False, dry_run=False, show=None
     )
+
+
+def _models(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of models, as mappings, of a job and of its nodes."""
+    ops = [node.get("op") for node in values["nodes"].values() if isinstance(node, dict)]
+    for model in (values.get("model"), *(op.get("model") for op in ops if isinstance(op, dict))):
+        if isinstance(model, dict) and "loader" in model:  # one of ours
+            yield model
 
 
 def _with_chosen_weights(values: Any) -> Any:
