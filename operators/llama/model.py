@@ -197,7 +197,8 @@ class LlamaModel:
         none. Raises as `inspect` does."""
         with self._vision_free:
             if self._vision is None:
-                self._vision = vision_of(self._settings, self._path, self._model, self._threads, gpu=not self.is_cpu)
+                device = next(iter(self.placement.devices), None)
+                self._vision = vision_of(self._settings, self._path, self._model, self._threads, device)
             return self._vision
 
     @functools.cached_property

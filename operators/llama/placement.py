@@ -206,7 +206,7 @@ class _Plan:
         self._context = context_bytes(path, settings, _room(settings))
         taken = sum((Counter(each.contexts) for each in _loaded.values()), Counter())
         self._free = {device.name: device.free - taken[device.name] for device in used}
-        self._free[used[0].name] -= mmproj_bytes(settings)  # libmtmd takes the first
+        self._free[used[0].name] -= mmproj_bytes(settings)  # it is on the first
         count, wanted = self._layers.n_layers, math.inf if settings.cpu_moe else settings.n_cpu_moe
         self._fewest = int(min(wanted, count)) if self._layers.has_experts else 0
         """Layers whose experts are on the CPU in any case."""

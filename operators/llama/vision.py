@@ -59,7 +59,7 @@ class LlamaVision:
         fingerprint: see Vision.
         resize: how images have to come.
         tokens: fewest and most tokens of an image ({min, max}), as `resize` has them; what is missing is libmtmd's.
-        gpu: compute on the GPU."""
+        device: handle of the device that computes; None: the CPU does."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class LlamaVision:
         resize: ImageSizes,
         threads: int,
         tokens: Mapping[str, int] | None = None,
-        gpu: bool = False,
+        device: int | None = None,
     ) -> None:
         self._mtmd = mtmd = libmtmd()
         self._mmproj, self.fingerprint, self.resize = mmproj, fingerprint, resize
         params = mtmd.mtmd_context_params_default()
-        params.use_gpu, params.n_threads = gpu, threads
+        params.use_gpu, params.device, params.n_threads = device is not None, device, threads
         params.print_timings = params.warmup = False
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         limits = dict(tokens or {})

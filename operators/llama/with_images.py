@@ -11,6 +11,7 @@ from pathlib import Path
 
 from operators.engine.backend.loading import ImageFacts, ModelFacts
 from operators.images.resize import resize_of
+from operators.llama.devices import devices
 from operators.llama.gguf_check import tokens_of
 from operators.llama.header import content_of
 from operators.llama.hub_files import hub_file
@@ -57,10 +58,10 @@ def mmproj_bytes(settings: ModelSettings) -> int:
 
 
 def vision_of(
-    settings: ModelSettings, path: Path, model: ctypes.c_void_p, threads: int, *, gpu: bool
+    settings: ModelSettings, path: Path, model: ctypes.c_void_p, threads: int, device: str | None
 ) -> LlamaVision | None:
-    """Load the vision encoder of `settings` for `model`, which was loaded from `path`, with its products on a device if
-    `gpu` says so; None if there is none. Raises as `with_images` does."""
+    """Load the vision encoder of `settings` for `model`, which was loaded from `path`, on the device of that name
+    (None: the CPU); None if there is none. Raises as `with_images` does."""
     if (mmproj := _declared(settings, path)) is None:
         return None
     limits = _limits(settings, mmproj)
@@ -76,7 +77,7 @@ def vision_of(
         resize=resize,
         threads=threads,
         tokens=limits,
-        gpu=gpu,
+        device=None if device is None else next(each.handle for each in devices() if each.name == device),
     )
 
 

@@ -7,7 +7,8 @@ value is said by the function that makes the field; the fingerprint and content 
     reads                   of `data`: how files are read; under `append` it may change, since columns are compared
     told                    values that the fingerprint has as others, by which runs of before go on: {new: old}
     local, prompts          of `model`: a server as the model refuses it; about texts, not about what is loaded
-    loads                   of `model`: False: models that differ in it alone are one, as the first was loaded
+    loads                   of `model`: False: settings that differ in it alone are equal, and their model is one, as it
+                            was first loaded
     blocks                  of `sampling`: True, or why it must be unset with decode=block_diffusion
     off, step               of `sampling`: the value at which a step does nothing, and its name, if it is another
     beside                  of `sampling`: the keys of which one has to act for this one to have an effect
@@ -51,7 +52,8 @@ def key(default: Any, allowed: str = "", holds: Callable[[Any], bool] | None = N
     the settings. `default`: its value; a list is copied, and a function called, for each object."""
     metadata = facts if holds is None else {"allowed": allowed, "holds": holds, **facts}
     made = default.copy if isinstance(default, list) else default if callable(default) else None
-    return field(default=default, metadata=metadata) if made is None else field(default_factory=made, metadata=metadata)
+    given: dict[str, Any] = {"default": default} if made is None else {"default_factory": made}
+    return field(metadata=metadata, compare=facts.get("loads", True), **given)
 
 
 def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:

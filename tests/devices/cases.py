@@ -85,6 +85,13 @@ def refused_for_memory(path: str, **engine: Any) -> list[str]:
     return refusals
 
 
+def encoder(path: str, mmproj: str) -> list[dict[str, int]]:
+    """Load a model on the second device alone, with its vision encoder. Return what the devices did."""
+    model = LlamaModel(ModelSettings(path=path, mmproj=mmproj, probe=False, gpu_layers="all", device=["Fake1"]))
+    assert model.vision is not None
+    return own_counts()
+
+
 def forecast(path: str, gpu_layers: int | str, engine: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of the memory of each device before a model is loaded, and what it takes."""
     settings, model = EngineSettings(**engine), ModelSettings(path=path, probe=False, gpu_layers=gpu_layers)

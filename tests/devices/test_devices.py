@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow("compiles a backend, and starts processes that hav
 
 MIB = 1 << 20
 TINY = str(PROJECT / "models/tiny/tiny-q8_0.gguf")
+MMPROJ = str(PROJECT / "models/tiny/vision/mmproj-tiny-f16.gguf")
 
 
 @pytest.mark.laws
@@ -65,6 +66,12 @@ def test_a_model_takes_of_the_memory_of_devices_what_is_said_before(gpus, gpu_la
         assert answer["kept"][number] > 0
         assert 0.999 * least <= answer["taken"][number] <= answer["most"][number]
         assert answer["most"][number] <= 1.001 * (least + answer["computing"][number])
+
+
+@pytest.mark.laws
+def test_the_encoder_of_images_is_on_a_device_of_its_model(gpus):
+    first, second = gpus.call(cases.encoder, TINY, MMPROJ)
+    assert first["most"] == 0 < second["used"]
 
 
 def test_what_does_not_fit_is_named_with_what_makes_it_smaller(gpus):

@@ -105,6 +105,15 @@ def test_a_step_changes_single_keys_of_a_group_deep_down_too():
     assert found.structured == StructuredSettings(regex="a+", skip_forced=False)
 
 
+@pytest.mark.parametrize("model", [{}, {"path": "b.gguf"}, {"url": "http://127.0.0.1/v1"}], ids=str)
+def test_a_model_of_a_step_has_room_for_the_runtime_of_the_step(model):
+    """And is that of the job, for the fingerprint, where it differs in nothing else."""
+    op = of_step(model=model, runtime={"slots": 77})
+    assert op["model"].room == op["runtime"]
+    assert op["runtime"].slots == 77
+    assert (op["model"] == MODEL) == (not model)
+
+
 def test_nodes_that_came_and_went_are_told_in_a_line_each():
     before = {"nodes.a.op.x": 1, "nodes.a.inputs": [], "nodes.b.op.x": 1, "seed": 0}
     now = {"nodes.c.op.x": 1, "nodes.d.op.x": 2, "nodes.b.op.x": 2, "seed": 0}
