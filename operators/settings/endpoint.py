@@ -101,7 +101,8 @@ class EndpointSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         for key in fields(ModelSettings):
-            if key.metadata["local"] and (value := getattr(self, key.name)) != default_of(key):
+            value, usual = getattr(self, key.name), [default_of(key), *key.metadata.get("told", {}).values()]
+            if key.metadata["local"] and value not in usual:
                 raise ConfigError(
                     f"model.{key.name}={value} is of a model in this process, and model.url names a server"
                 )

@@ -117,6 +117,11 @@ MODEL: dict[str, Any] = {
 """Another value for each key of a model."""
 
 
+def test_a_server_may_have_the_layers_that_were_the_default():
+    """Settings that an earlier version wrote, and job files, have them."""
+    assert EndpointSettings(url="http://server/v1", gpu_layers=0).gpu_layers == 0
+
+
 @pytest.mark.parametrize("key", fields(ModelSettings), ids=lambda key: key.name)
 def test_each_key_of_a_model_says_whether_a_server_takes_it_and_whether_it_changes_what_is_loaded(key):
     other = {key.name: MODEL[key.name]}
