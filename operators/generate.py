@@ -162,7 +162,7 @@ class Generate(GenerateNode[Sequence], ModelOrServer, UsesModel):
     def devices(self) -> Iterable[str]:
         return inspect_model(self._model_settings).placement.devices
 
-    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu] | None:
         return gpus_of(self._model_settings, environment)
 
     def open(self, runtime: Runtime) -> None:

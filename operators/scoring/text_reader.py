@@ -108,7 +108,7 @@ class ReadsTexts(ReadsTokens, AnswersRows, UsesModel, Forecasts):
     def devices(self) -> Iterable[str]:
         return inspect_model(self._model).placement.devices
 
-    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu] | None:
         return gpus_of(self._model, environment)
 
     def open(self, runtime: Runtime) -> None:

@@ -250,9 +250,10 @@ class UsesModel:
         `plan`; loads no model."""
         return ()
 
-    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu]:
-        """Return the GPUs that a process with `environment` finds; takes no memory of any. Called after `plan`."""
-        return ()
+    def gpus(self, environment: Mapping[str, str]) -> Iterable[Gpu] | None:
+        """Return the GPUs that a process with `environment` finds; None: it cannot tell. Takes no memory of any. Called
+        after `plan`."""
+        return None
 
     def identity(self) -> Identity | None:
         """Return what must be the same on every machine for equal rows to get equal bytes; None where nothing must.

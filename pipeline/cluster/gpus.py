@@ -60,7 +60,8 @@ def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
     """
     if not cluster.gpus or cluster.pool != "processes":
         return None
-    found = _asked(graph, os.environ)
+    if (found := _asked(graph, os.environ)) is None:
+        return _unknown(cluster)
     apart = [gpu for gpu in found if not gpu.shares_memory] or found
     backend = apart[0].backend if apart else ""
     gpus = [gpu for gpu in apart if gpu.backend == backend]
@@ -87,6 +88,22 @@ def workers_here(cluster: ClusterSettings, shares: Shares | None) -> int:
     return cluster.workers or (shares.workers if shares else USUAL_WORKERS)
 
 
+def _unknown(cluster: ClusterSettings) -> Shares:
+    """Return the shares where no operator tells which GPUs there are, as those of users that compute by other libraries
+    than llama.cpp: the words of CUDA's variable, else as many numbers as the workers take. Raises ConfigError if the
+    variable has too few."""
+    variable, workers = VARIABLES["CUDA"], cluster.workers or USUAL_WORKERS
+    most = math.ceil(cluster.gpus * workers)
+    given = os.environ.get(variable)
+    numbers = tuple(map(str, range(most)) if given is None else filter(None, map(str.strip, given.split(","))))
+    if math.ceil(cluster.gpus * (cluster.workers or 1)) > len(numbers):
+        raise ConfigError(
+            f"cluster.gpus={cluster.gpus:g}: {workers} workers would need {most} GPUs, and {variable}={given} has"
+            f" {len(numbers)}; start fewer workers (cluster.workers)"
+        )
+    return Shares(cluster.gpus, variable, numbers)
+
+
 def _numbers(graph: Graph, gpus: list[Gpu], variable: str) -> tuple[str, ...]:
     """Return the words of `variable` for `gpus`: those that it has, else their numbers, as a process sees them that is
     given these. Vulkan counts others, such as an integrated one beside them, which llama.cpp leaves out."""
@@ -95,7 +112,7 @@ def _numbers(graph: Graph, gpus: list[Gpu], variable: str) -> tuple[str, ...]:
         seen = gpus if len(numbers) == len(gpus) else []
     else:
         numbers = tuple(str(number) for number in range(len(gpus)))
-        seen = [gpu for gpu in _asked(graph, {**os.environ, variable: ",".join(numbers)}) if gpu in gpus]
+        seen = [gpu for gpu in _asked(graph, {**os.environ, variable: ",".join(numbers)}) or () if gpu in gpus]
     if seen != gpus:
         raise ConfigError(
             f"cluster.gpus: with {variable}={','.join(numbers)} a process sees {listed(seen)}, and not"
@@ -104,11 +121,14 @@ def _numbers(graph: Graph, gpus: list[Gpu], variable: str) -> tuple[str, ...]:
     return numbers
 
 
-def _asked(graph: Graph, environment: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs that a process with `environment` sees, by the first operator that finds some."""
+def _asked(graph: Graph, environment: Mapping[str, str]) -> list[Gpu] | None:
+    """Return the GPUs that a process with `environment` sees, by the first operator that finds some; None: no operator
+    can tell."""
+    gpus: list[Gpu] | None = None
     for name, op in graph.with_role(UsesModel).items():
         with planning(name, "gpus"):
-            found: Iterable[Gpu] = op.gpus(environment)
-        if gpus := list(found):
-            return gpus
-    return []
+            found: Iterable[Gpu] | None = op.gpus(environment)
+        gpus = gpus if found is None else list(found)
+        if gpus:
+            break
+    return gpus

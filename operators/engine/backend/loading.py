@@ -152,11 +152,11 @@ def inspect_model(settings: ModelSettings) -> ModelFacts:
     return facts
 
 
-def gpus_of(settings: ModelSettings, environment: Mapping[str, str]) -> Iterable[Gpu]:
-    """Return the GPUs that a process with `environment` finds, by the function `gpus` of the loader's module; none
+def gpus_of(settings: ModelSettings, environment: Mapping[str, str]) -> Iterable[Gpu] | None:
+    """Return the GPUs that a process with `environment` finds, by the function `gpus` of the loader's module; None
     where it has no such function. Raises ConfigError if they cannot be asked for."""
     ask: Callable[[Mapping[str, str]], Iterable[Gpu]] | None = getattr(_module(settings), "gpus", None)
-    return ask(environment) if callable(ask) else ()
+    return ask(environment) if callable(ask) else None
 
 
 def _module(settings: ModelSettings) -> ModuleType | None:

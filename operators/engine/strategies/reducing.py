@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from operators.engine.backend.batch import DecodeFailed
 from operators.engine.backend.interface import Decoder, Logits
 from operators.engine.backend.keys import is_reduced
 from operators.engine.sampling.reduced import suffice
@@ -51,7 +52,11 @@ class Reducing:
         rows = [*batch.decoding, *batch.completing]
         self._unneeded = 0 if any(row.params.needs_all for row in rows) else self._unneeded + 1
         self._decoder.reduces = self._unneeded > PATIENCE
-        logits = batch.decode(self._decoder)
+        try:
+            logits = batch.decode(self._decoder)
+        except DecodeFailed:  # its parts, and a trial of the backend, are computed without what may be the cause
+            self._unneeded, self._decoder.reduces = 0, False
+            raise
         if not (self._decoder.reduces and rows):
             return logits
         self.counts.calls_reduced += 1

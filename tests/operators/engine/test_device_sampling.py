@@ -107,6 +107,17 @@ def test_calls_that_fail_are_made_again_in_parts(every):
     assert reduced.made == whole.made
 
 
+def test_a_device_that_cannot_reduce_costs_no_row():
+    """The parts of its call, and some calls behind it, have all logits."""
+    whole = run(rows_of([WARM]), shape(5))
+    sizes = shape(5, candidates=CANDIDATES)
+    bench = Bench(sizes)
+    bench.decoder = decoder = WatchedDecoder(sizes, lambda batch: -3 if decoder.reduces else 0)
+    bench.use(None)
+    assert bench.run(rows_of([WARM])) == whole.made
+    assert not any(decoder.reduced)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"per_sequence": False, "deterministic": False}], ids=["", "unified"])
 def test_a_call_whose_words_are_equally_likely_is_made_again_with_all_logits(monkeypatch, sizes):
     """The model has one logit for most words after some texts. No token is lost or counted twice: the Bench checks that

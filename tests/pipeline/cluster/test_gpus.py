@@ -45,6 +45,10 @@ class Finds(Passes, UsesModel):
         return found
 
 
+class Tells(Passes, UsesModel):
+    """Knows nothing of GPUs."""
+
+
 def shared(op: Passes, **settings: object):
     """What the workers of a job with `op` have."""
     graph = Graph({"read": Node(Count(1)), "model": Node(op, ("read",)), "write": Node(Collect(), ("model",))})
@@ -109,9 +113,33 @@ def test_more_than_there_are_is_refused_with_the_list(settings, said):
 
 
 def test_without_any_gpu_it_is_refused():
-    for op in (Finds([]), Passes()):
-        with pytest.raises(ConfigError, match="1 worker would need 1 GPUs, and here are 0: none; leave it out"):
-            shared(op, gpus=1)
+    with pytest.raises(ConfigError, match="1 worker would need 1 GPUs, and here are 0: none; leave it out"):
+        shared(Finds([]), gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "visible", "words"),
+    [
+        ({"gpus": 1}, None, ["0", "1"]),
+        ({"gpus": 2, "workers": 2}, None, ["0,1", "2,3"]),
+        ({"gpus": 0.5, "workers": 4}, "GPU-a, GPU-b", ["GPU-a", "GPU-a", "GPU-b", "GPU-b"]),
+        ({"gpus": 1}, "2", ["2"]),
+    ],
+)
+def test_where_no_operator_tells_of_gpus_they_are_shared_out_by_number(monkeypatch, settings, visible, words):
+    """As those of users that compute by other libraries than llama.cpp."""
+    if visible is not None:
+        monkeypatch.setenv(CUDA, visible)
+    for op in (Passes(), Tells()):
+        shares = shared(op, **settings)
+        assert workers_here(ClusterSettings(**settings), shares) == len(words)
+        assert [shares.environment(place) for place in range(len(words))] == [{CUDA: word} for word in words]
+
+
+def test_more_than_the_variable_has_are_refused_where_no_operator_tells_of_gpus(monkeypatch):
+    monkeypatch.setenv(CUDA, "2,3")
+    with pytest.raises(ConfigError, match="3 workers would need 3 GPUs, and CUDA_VISIBLE_DEVICES=2,3 has 2"):
+        shared(Passes(), gpus=1, workers=3)
 
 
 def test_a_backend_without_a_variable_is_refused():
