@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from operators.engine.sampling.sampler import Sampler
 from operators.engine.strategies.speculative.lookup import Draft, DraftedRow
 from operators.engine.strategies.speculative.strategy import Speculative
 from operators.llama.header import read_header
-from operators.llama.kernels import is_arm
+from operators.llama.kernels import is_arm, system_info
 from operators.llama.model import LlamaModel
 from operators.settings import ModelSettings
 from operators.settings.runtime import EngineSettings
@@ -110,7 +111,8 @@ NAMES = {"lfm2": ("shortconv.in_proj.weight", "shortconv.out_proj.weight"), "qwe
 @pytest.mark.skipif(is_arm(), reason="floating point is not tested there")
 @pytest.mark.parametrize("family", APART)
 def test_only_the_matrices_that_are_named_may_not_be_in_floating_point(family, quantised, tmp_path):
-    """With all others so, too, no bit depends on drafts; with these alone they do."""
+    """With all others so, too, no bit depends on drafts; with these alone they do. (LFM2's on processors with AVX-512
+    alone: llama.cpp's products by AVX2 have the same bits for any number of tokens of its sizes.)"""
     whole, parts = HERE / f"{family}.gguf", quantised(family)
     fine = opened(mixed(whole, parts, tmp_path / "fine.gguf", NAMES[family]))
     check_drafts(fine, (3,))
@@ -118,7 +120,8 @@ def test_only_the_matrices_that_are_named_may_not_be_in_floating_point(family, q
     changed = mixed(parts, whole, tmp_path / "changed.gguf", NAMES[family])
     assert "are in floating point" in str(inspect_model(ModelSettings(path=str(changed))).drafts_change_bits)
     model = opened(changed)
-    with pytest.raises(AssertionError):
+    depends = family != "lfm2" or b"AVX512" in system_info()
+    with pytest.raises(AssertionError) if depends else nullcontext():
         check_drafts(model, (3,))
     model.close()
 

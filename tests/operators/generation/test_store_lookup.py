@@ -98,6 +98,7 @@ OTHERS: dict[str, Any] = {
     **{"optimise": OptimiseSettings(compaction=False), "max_sequence_tokens": 99, "kv_type": "f32"},
     **{"flash_attention": False, "deterministic": False, "kernels": "llama.cpp"},
     **{"window_cache": "small", "rope": RopeSettings("yarn", 4.0)},
+    **{"kv_offload": False, "op_offload": False, "device_sampling": True},
 }
 
 

@@ -81,7 +81,7 @@ def test_a_role_of_the_wrong_end_of_the_graph_is_refused():
 
 def test_each_hook_is_of_one_role_and_none_is_of_every_operator():
     names = [hook for _, hook in HOOKS]
-    assert len(set(names)) == len(names) == 17
+    assert len(set(names)) == len(names) == 19
     assert not set(names) & set(dir(Operator))
     assert BaseOperator is Operator
 

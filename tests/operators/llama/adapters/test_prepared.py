@@ -39,8 +39,8 @@ from tests.operators.llama.adapters.adapter_files import (
 
 Q, K, DOWN = "blk.0.attn_q.weight", "blk.1.attn_k.weight", "blk.0.ffn_down.weight"
 UP = "blk.0.ffn_up_exps.weight"
-LARGE_ERRORS = {"gemma3": 5e-4, "qwen3_5": 2e-4}
-"""Families whose logits move more by rounding."""
+LARGE_ERRORS = {"gemma3": 2e-3, "qwen3_5": 2e-4}
+"""Families whose logits move more by rounding: Gemma's by up to 0.0011 on a processor with AVX2 alone."""
 
 
 @pytest.fixture(autouse=True)
