@@ -149,8 +149,10 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
 
 
 def _does_nothing_else(of_hydra: DictConfig) -> bool:
-    """Return True if Hydra would set no variable, directory or logging of the process and write no file."""
-    return all(OmegaConf.select(of_hydra, key) == value for key, value in _DOES_NOTHING.items())
+    """Return True if Hydra would set no variable, directory or logging of the process and write no file, and what it
+    says of the job refers to no other setting, which `_call` takes away."""
+    refers = "${" in str(OmegaConf.to_container(of_hydra.job))
+    return not refers and all(OmegaConf.select(of_hydra, key) == value for key, value in _DOES_NOTHING.items())
 
 
 def _call(task: Callable[[DictConfig], None], config: DictConfig) -> None:

@@ -124,6 +124,12 @@ def test_what_hydra_itself_is_asked_for_is_done(here):
     assert (here / "made").is_dir()
 
 
+def test_what_hydra_says_of_a_job_may_refer_to_other_settings(here):
+    names = ("hydra.job.name=${hydra.runtime.choices.output}", "output_dir=${hydra:job.name}_out")
+    assert main(["job=squares.yaml", *names]) == ExitCode.DONE
+    assert (here / "parquet_out").is_dir()
+
+
 def test_a_job_file_may_be_a_sweep(here):
     job = yaml.safe_load((here / "squares.yaml").read_text())
     job["hydra"] = {"mode": "MULTIRUN", "sweeper": {"params": {"seed": "1,2"}}}
