@@ -48,7 +48,7 @@ def _with_steps(settings: JobSettings) -> dict[str, NodeSettings]:
             groups[name] = {
                 group: _merged(group, getattr(settings, group), getattr(step, group)) for group in OVERRIDDEN
             }
-            if is_dataclass(model := groups[name]["model"]):
+            if is_dataclass(model := groups[name]["model"]) and not isinstance(model, type):
                 groups[name]["model"] = replace(model, room=groups[name]["runtime"])
         except ConfigError as error:
             where = "" if str(error).startswith(key) else f"step '{name}': "

@@ -111,8 +111,9 @@ def test_a_device_that_cannot_reduce_costs_no_row():
     """The parts of its call, and some calls behind it, have all logits."""
     whole = run(rows_of([WARM]), shape(5))
     sizes = shape(5, candidates=CANDIDATES)
-    bench = Bench(sizes)
-    bench.decoder = decoder = WatchedDecoder(sizes, lambda batch: -3 if decoder.reduces else 0)
+    bench, reduces = Bench(sizes), list[WatchedDecoder]()
+    bench.decoder = decoder = WatchedDecoder(sizes, lambda batch: -3 if reduces[0].reduces else 0)
+    reduces.append(decoder)
     bench.use(None)
     assert bench.run(rows_of([WARM])) == whole.made
     assert not any(decoder.reduced)
