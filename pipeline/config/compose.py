@@ -17,7 +17,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, ListConfig, Node, OmegaConf, StringNode
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf, StringNode
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
@@ -193,29 +193,27 @@ def settings_of(config: DictConfig, start: datetime | None = None) -> JobSetting
     if NO_TARGET in overrides_given():  # and what the job file says of the target with it
         config.target = OmegaConf.structured(TargetSettings)
     note_secrets(config)
-    written = str(OmegaConf.to_container(config))
-    settings = _at(config, start, written)
-    if "${now:" not in written:
+    settings = _at(config, start)
+    if "${now:" not in str(OmegaConf.to_container(config)):
         return expanded(settings)
     if settings.now is not None:
-        return expanded(_at(config, datetime.fromisoformat(settings.now), written))
+        return expanded(_at(config, datetime.fromisoformat(settings.now)))
     # A resumed run uses the time of its first attempt; one that is done, and takes more rows now, does not go on.
     is_new = settings.overwrite or (settings.append and _is_done(settings.directory / STATUS))
     first = None if is_new else _first_time(settings.directory / CONFIG)
     if first is not None:
-        settings = dataclasses.replace(_at(config, first, written), output_dir=settings.output_dir)
+        settings = dataclasses.replace(_at(config, first), output_dir=settings.output_dir)
     return expanded(dataclasses.replace(settings, now=(first or start).isoformat()))
 
 
-def _at(config: DictConfig, time: datetime, written: str) -> JobSettings:
-    """Return the settings with `time` for `${now:...}`. `written`: `config` as a text, without what it refers to."""
+def _at(config: DictConfig, time: datetime) -> JobSettings:
+    """Return the settings with `time` for `${now:...}`."""
     # Hydra registers its own `now`, which reads the clock for every pattern.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern), replace=True)
     try:
         if config.append and config.data is not None and config.data.id_column is None:
             config.data.id_column = ROW_ID.name  # so that what draws random numbers knows rows by it, too
-        # `to_object` does not raise for a `???` below these.
-        for free in (config.nodes, config.steps) if MISSING in written else ():
+        for free in (config.nodes, config.steps):  # `to_object` raises for no `???` below them, and takes texts
             OmegaConf.to_container(free, resolve=True, throw_on_missing=True)
         settings = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:

@@ -56,6 +56,7 @@ WRONG = [
     ("nodes.square.imputs=numbers", "did you mean inputs?; the keys of a node are op, inputs, capacity_rows"),
     ("chunk_rows=many", "chunk_rows=many cannot work: it takes a whole number"),
     ("chunk_rows=0", "chunk_rows=0 cannot work: it is 1 or more"),
+    ("nodes=${progress}", "a value has a type or a size that cannot work"),
     ("dry_run=maybe", "dry_run='maybe' cannot work: it is true (estimate, with the model)"),
     ("progress=loud", "it is one of auto, log, json, none"),
     ("max_error_rate=2", "it is a share"),
