@@ -27,7 +27,7 @@ def to_yaml(settings: JobSettings) -> str:
     """Return the text of config.yaml, without credentials and without the arguments of `on_finish.command`."""
     values = asdict(settings)
     for model in _models(values):
-        if model["room"] is not None:
+        if model.get("room") is not None:
             del model["room"]  # the values of `runtime`, which stand there
     return write_yaml(for_keeping(values, marked=marked(settings.nodes)))
 
