@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 
 from operators.engine.backend.batch import DecodeFailed
-from operators.engine.backend.placement import HOST
+from operators.engine.backend.placement import HOST as HOST
 from operators.generation.memory import model_memory
 from operators.llama.contexts.context import LlamaContext
 from operators.llama.devices import describe, devices
@@ -28,6 +28,16 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "uneven": {"gpu_layers": "all", "tensor_split": [3, 1]},
     "one layer and what makes logits": {"gpu_layers": 2},
 }
+
+
+def without_flash_attention(path: str) -> str:
+    """Return the bits of the CPU with attention in several operations."""
+    model, context = opened(
+        path, EngineSettings(slots=ROWS, max_sequence_tokens=128, flash_attention=False), gpu_layers=0
+    )
+    found = bits(model, context)
+    model.close()
+    return found
 
 
 def listed() -> dict[str, Any]:

@@ -24,7 +24,10 @@ ON_DEVICES = ("model.gpu_layers=all", "runtime.threads=1")
 def test_each_family_has_the_bits_of_the_cpu_wherever_its_layers_are(gpus, path):
     answers = gpus.call(cases.placed, str(path))
     assert len(answers) == 1 + len(cases.PLACEMENTS)
+    split = answers.pop("one layer and what makes logits")
     assert len({answer["bits"] for answer in answers.values()}) == 1
+    # llama.cpp gives up flash attention where a cache is not on the device of its layer, as in LFM2 and Nemotron-H so.
+    assert split["bits"] in (answers[cases.HOST]["bits"], gpus.call(cases.without_flash_attention, str(path)))
 
 
 def run(gpus: FakeGpus, out: Path, *words: str) -> int:
