@@ -1,4 +1,4 @@
-"""Where the layers of a model go: reads the keys of `model` about it, fits `auto` into free memory, tells llama.cpp."""
+"""Placing of a model's layers: reads the keys of `model` about it, fits `auto` into free memory, tells llama.cpp."""
 
 from __future__ import annotations
 

@@ -5,32 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from operators.engine.backend.interface import Decoder, Logits, Model
-from operators.engine.sampling.sampler import Sampler
+from operators.engine.backend.interface import Logits
 from operators.engine.scheduler.step_batch import StepBatch
 from operators.engine.sequence import Sequence
-from operators.engine.strategies.base import DraftContext, Strategy
+from operators.engine.strategies.base import Strategy
 from operators.engine.strategies.reducing import Reducing
-from operators.settings import DecodeSettings
 
 
 class Autoregressive(Strategy):
     """Token by token."""
 
-    def __init__(
-        self,
-        settings: DecodeSettings,
-        decoder: Decoder,
-        model: Model,
-        draft: DraftContext | None = None,
-        sampler: Sampler | None = None,
-    ) -> None:
-        super().__init__(settings, decoder, model, draft, sampler)
-        self._reducing = Reducing(decoder) if decoder.shape.candidates else None
+    @cached_property
+    def _reducing(self) -> Reducing | None:
+        """Decides which calls a device reduces; None where it reduces none."""
+        return Reducing(self.decoder) if self.decoder.shape.candidates else None
 
     def fill(self, batch: StepBatch) -> None:
         buffer = self.decoder.batch

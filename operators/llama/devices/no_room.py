@@ -1,4 +1,4 @@
-"""What did not fit into the memory of a device, and what to do: by the lines that llama.cpp logs when a call fails."""
+"""Messages on what did not fit into the memory of a device, with remedies: by the lines that llama.cpp logs of it."""
 
 from __future__ import annotations
 
