@@ -1,32 +1,46 @@
-"""The GPUs that a process finds, asked of one that ends: whoever asks ggml keeps some memory of each GPU taken."""
+"""The devices that a process finds, asked of one that ends: whoever asks ggml keeps some memory of each taken."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 
+from operators.llama.devices import Device, devices
 from pipeline.api.errors import ConfigError
-from pipeline.api.identity import Gpu
+from pipeline.api.identity import Gpu, gpus_of_worker
 
 _TIMEOUT_S = 120
-_ASK = """import json, sys
+_ASK = """import dataclasses, json, sys
 sys.path[:] = {path!r}
 from operators.llama.devices import devices
-print(json.dumps([[gpu.name, gpu.description, gpu.backend, gpu.kind == "igpu", gpu.total] for gpu in devices()]))
+print(json.dumps([dataclasses.asdict(device) for device in devices()]))
 """
 
 
 def gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that llama.cpp finds in a process with `environment`, in its order. Raises ConfigError if that
     process fails."""
-    return _asked(frozenset(environment.items()))
+    found = _asked(frozenset(environment.items()))
+    return tuple(Gpu(each.name, each.description, each.backend, each.kind == "igpu", each.total) for each in found)
+
+
+def planned_devices() -> tuple[Device, ...]:
+    """Return the devices with which models of this thread are planned: those of this process or, where workers have
+    GPUs of their own, those that one of them will find. Raises ConfigError if they cannot be asked for."""
+    if not (each := gpus_of_worker.get()):
+        return devices()
+    found = _asked(frozenset(os.environ.items()))
+    apart = [device for device in found if device.kind == "gpu"] or found
+    return tuple(device for device in apart if device.backend == apart[0].backend)[: math.ceil(each)]
 
 
 @functools.cache
-def _asked(environment: frozenset[tuple[str, str]]) -> tuple[Gpu, ...]:
+def _asked(environment: frozenset[tuple[str, str]]) -> tuple[Device, ...]:
     command = [sys.executable, "-c", _ASK.format(path=sys.path)]
     try:
         done = subprocess.run(
@@ -38,4 +52,4 @@ def _asked(environment: frozenset[tuple[str, str]]) -> tuple[Gpu, ...]:
             f"llama.cpp does not say which GPUs there are: {error}{''.join(f'; {line}' for line in said[-1:])}."
             " `python -m pipeline doctor` tries what is installed"
         ) from error
-    return tuple(Gpu(*values) for values in json.loads(done.stdout.splitlines()[-1]))
+    return tuple(Device(**values | {"handle": 0}) for values in json.loads(done.stdout.splitlines()[-1]))

@@ -14,7 +14,7 @@ from operators.engine.backend.loading import DeviceSizes
 from operators.engine.backend.placement import LayerPlacement
 from operators.engine.backend.shape import decoder_shape
 from operators.engine.strategies.base import IMAGE_ROW_TOKENS
-from operators.llama.devices import devices
+from operators.llama.asked_devices import planned_devices
 from operators.llama.gguf_check import Tensor, check_gguf
 from operators.llama.header import parts_of, read_header
 from operators.llama.packed import LOOKED_UP, OUTPUT, TABLE, bytes_of
@@ -139,7 +139,7 @@ def bytes_on(placement: LayerPlacement, layers: Layers, context: ContextBytes) -
 
 def device_sizes(path: Path, settings: ModelSettings, placement: LayerPlacement) -> DeviceSizes:
     """Return what a model that is not loaded will take of the devices of `placement`."""
-    layers, by_name = layers_of(path), {device.name: device for device in devices()}
+    layers, by_name = layers_of(path), {device.name: device for device in planned_devices()}
     used = [by_name[name] for name in placement.devices]
 
     def computing(room: EngineSettings) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ _INTENDED = (
 )
 """Of its warnings those about what is meant: another pooling of encoders, room that is rounded up, and their end token;
 runtime.window_cache=full; and model.image_tokens (docs/models.md)."""
+_REACHED_S = 10.0
 _unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
 
 
@@ -59,8 +61,8 @@ def log_callback(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 @functools.cache
 def initialise() -> None:
-    """Set the log callback and start the backends, and that of GGML_BACKEND_PATH. The callback lives as long as this
-    module. Raises ConfigError if that one cannot be loaded.
+    """Set the log callback and start the backends, and that of GGML_BACKEND_PATH, with the servers of LLAMA_ARG_RPC.
+    The callback lives as long as this module. Raises ConfigError if that one cannot be loaded, or these not be reached.
 
     A build with `backend=any_cpu` has none until they are loaded: the best of the libraries libggml-cpu-*.so that lie
     beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
@@ -71,6 +73,7 @@ def initialise() -> None:
         beside = Path(llama_cpp.__file__).parent / "lib"
         binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
     _load_plugin()
+    _add_servers()
     llama_cpp.llama_backend_init()
 
 
@@ -88,6 +91,37 @@ def _load_plugin() -> None:
                 f"GGML_BACKEND_PATH={path} cannot be loaded: {last_errors(1)}. It has to be a library with a backend of"
                 " ggml, of llama.cpp's version here; without the variable the devices of this build are used"
             )
+
+
+def _add_servers() -> None:
+    """Add the devices of the servers that LLAMA_ARG_RPC lists, HOST:PORT with commas, as llama.cpp's programs do.
+
+    Raises:
+        ConfigError: no backend for them is there, or nobody listens: ggml would end the process.
+    """
+    if not (listed := os.environ.get("LLAMA_ARG_RPC")):
+        return
+    library = binding._lib
+    for name in ("reg_by_name", "reg_get_proc_address"):
+        getattr(library, f"ggml_backend_{name}").restype = ctypes.c_void_p
+    registry = library.ggml_backend_reg_by_name(b"RPC")
+    if not registry:
+        raise ConfigError(
+            f"LLAMA_ARG_RPC={listed}: this llama.cpp has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON python -m pipeline build`"
+            " builds one that has"
+        )
+    found = library.ggml_backend_reg_get_proc_address(ctypes.c_void_p(registry), b"ggml_backend_rpc_add_server")
+    add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(found)
+    for server in listed.split(","):
+        host, _, port = server.strip().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _REACHED_S).close()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"LLAMA_ARG_RPC: no server of llama.cpp (ggml-rpc-server) can be reached at {server.strip()!r}, which"
+                f" is to be HOST:PORT: {error}"
+            ) from error
+        library.ggml_backend_register(ctypes.c_void_p(add(server.strip().encode())))
 
 
 def forget_errors() -> None:

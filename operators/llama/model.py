@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from operators.llama.contexts.context_params import for_placement
 from operators.llama.contexts.context_pool import ContextPool
 from operators.llama.contexts.encoder import EncoderContext
 from operators.llama.contexts.recurrent import ROLLS_BACK
-from operators.llama.devices import kinds_of
+from operators.llama.devices import kinds_of, most_in_use
 from operators.llama.devices.no_room import no_room
 from operators.llama.header import TOOL_USE, content_of, facts_of, head_of, read_header, template_in
 from operators.llama.kernels import K_QUANTS, doubt, is_arm, keep_rows_apart, lone_tokens, repacks, system_info
@@ -107,6 +107,7 @@ class LlamaModel:
         self._model, self.packed, self.placement = where
         self.is_cpu = self.placement.on_cpu
         self.device = HOST if self.is_cpu else f"{self.placement} on {kinds_of(self.placement.devices)}"
+        self.device_mb: Mapping[str, float] = dict.fromkeys(self.placement.devices, 0.0)
         if header.encoder is not None and not self.packed.tensors:
             self.packed = Packed()  # attention without a KV cache is llama.cpp's
         if not self._model and (missing := no_room()) is not None:
@@ -210,7 +211,8 @@ class LlamaModel:
     ) -> tuple[LlamaContext, Callable[[], None]]:
         self._abort.value = b""
         self._threads = settings.threads or usable_cores()
-        settings = for_placement(settings, self.placement)
+        whole = block > 0 or self._settings.mmproj is not None
+        settings = for_placement(settings, self.placement, whole=whole)
         shape = decoder_shape(settings, self.n_ctx_train, wanted, block, draft, on_device=not self.is_cpu)
         self._tell(settings, shape)
         signature = (shape, settings.threads or usable_cores(), settings.of_bits, settings.device_sampling)
@@ -235,7 +237,7 @@ class LlamaModel:
         lone = 0
         if self.is_cpu:
             lone = lone_tokens(self._file_type, floats=self._floats, flash_attention=flash, longest=longest)
-        return LlamaContext(
+        context = LlamaContext(
             self._model,
             self.n_vocab,
             shape,
@@ -248,6 +250,8 @@ class LlamaModel:
             causal_images=self.vision is None or self.vision.causal,
             abort=self._abort,
         )
+        self.device_mb = most_in_use(self.device_mb)
+        return context
 
     def lease_encoder(
         self, settings: EngineSettings, most_tokens: int, wanted: Wanted
@@ -259,7 +263,9 @@ class LlamaModel:
 
         def make() -> EncoderContext:
             on_cpu, abort = self.is_cpu, self._abort
-            return EncoderContext(self._model, settings, most_tokens, wanted, labels=labels, on_cpu=on_cpu, abort=abort)
+            made = EncoderContext(self._model, settings, most_tokens, wanted, labels=labels, on_cpu=on_cpu, abort=abort)
+            self.device_mb = most_in_use(self.device_mb)
+            return made
 
         signature = (most_tokens, wanted, settings.threads or usable_cores(), settings.of_bits)
         return self.encoders.lease(signature, make)

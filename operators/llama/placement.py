@@ -18,7 +18,9 @@ import llama_cpp
 
 from operators.engine.backend.loading import model_key
 from operators.engine.backend.placement import HOST, ON_CPU, LayerPlacement
+from operators.llama.asked_devices import planned_devices
 from operators.llama.devices import Device, describe, devices, ggml
+from operators.llama.devices.no_room import no_room
 from operators.llama.layer_sizes import Layers, bytes_on, context_bytes, layers_of
 from operators.llama.library import forget_errors, last_errors
 from operators.llama.packed import Packed
@@ -27,6 +29,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check
 from operators.settings.layers import ALL, AUTO, NO_DEVICE, ONE
 from operators.settings.runtime import EngineSettings
+from pipeline.api.identity import gpus_of_worker
 
 MARGIN = 1 << 30
 """Bytes that `auto` leaves free on each device, for what drivers and guesses do not tell."""
@@ -88,7 +91,7 @@ def load_placed(
     while True:
         placement = placement_of(settings, path, margin)
         model, packed = load(placement)
-        if model or placement.on_cpu or not is_open:
+        if model or placement.on_cpu or not is_open or no_room() is None:
             break
         log.warning("%s: %s, not loaded (%s); fewer are tried", path.name, placement, last_errors())
         margin *= 2
@@ -98,6 +101,9 @@ def load_placed(
         log.info("%s: %s%s", path.name, "model.gpu_layers=auto: " if is_open else "", placement)
     elif is_open and (found := _used(settings)):
         log.info("%s: model.gpu_layers=auto: the CPU computes, as no layer fits beside %s", path.name, describe(found))
+    for key in ("cpu_moe", "n_cpu_moe", "override_tensor"):
+        if placement.on_cpu and getattr(settings, key):
+            log.warning("model.%s does nothing: no layer of %s is on a device", key, path.name)
     return model, packed, placement
 
 
@@ -111,7 +117,7 @@ def _used(settings: ModelSettings) -> tuple[Device, ...]:
     named = (settings.device, settings.main_gpu, settings.tensor_split, settings.override_tensor)
     if settings.gpu_layers == 0 and not any(each is not None for each in named):
         return ()  # drivers take memory of a device that is asked for its own
-    found = devices()
+    found = planned_devices()
     there = f"there is {describe(found)}"
     names = [settings.device] if isinstance(settings.device, str) else settings.device
     by_name = {device.name: device for device in found}
@@ -167,7 +173,9 @@ class _Properties(ctypes.Structure):
 
 
 def _hardware(device: Device) -> bytes | None:
-    """Return the address of a device on the bus; None if its backend does not tell."""
+    """Return the address of a device on the bus; None if its backend does not tell, or it is another process's."""
+    if not device.handle:
+        return None
     properties = _Properties()
     ggml("ggml_backend_dev_get_props", None, ctypes.c_void_p(device.handle), ctypes.byref(properties))
     identity: bytes | None = properties.device_id
@@ -184,7 +192,7 @@ def _check_patterns(overrides: Mapping[str, str], layers: Layers) -> None:
 def _refusal(path: Path, placement: LayerPlacement) -> str | None:
     """Return why llama.cpp does not take the patterns of a placement, which are of C++; None if it does. It is asked by
     loading the model without memory."""
-    if placement.on_cpu:
+    if placement.on_cpu or gpus_of_worker.get():  # a worker asks
         return None
     params = llama_cpp.llama_model_default_params()
     params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE

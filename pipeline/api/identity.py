@@ -5,10 +5,14 @@ the GPUs that may compute."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 _GIB = 1 << 30
+gpus_of_worker: ContextVar[float] = ContextVar("gpus_of_worker", default=0.0)
+"""GPUs that each worker has for itself, where this thread plans models for workers of this machine (cluster.gpus); 0:
+it plans them for this process."""
 
 
 @dataclass(frozen=True)

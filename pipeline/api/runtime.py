@@ -195,7 +195,8 @@ class Runtime:
         status.json and metrics/run.parquet as `NODE/NAME`, for Prometheus as NAME_total, and in the report.
 
         Args:
-            name: lower-case letters, digits and underscores.
+            name: lower-case letters, digits and underscores. With `peak_` in front it is no count, but the most that
+                something came to (for Prometheus a gauge NAME): of workers and attempts the largest counts.
             of_run: it is not the node's alone: it is called `NAME` then, and all of that name are added up.
         """
         if not _NAME.fullmatch(name):

@@ -15,6 +15,7 @@ from pipeline.cluster.pieces import SegmentTables, WorkerReport, WorkRequest, Wo
 from pipeline.cluster.rpc import portable
 from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
 from pipeline.system.deadlines import stacks
+from pipeline.system.machine import count_memory
 
 LOGGERS = ("pipeline", "llama.cpp")
 """Whose records the driver's log gets."""
@@ -113,6 +114,7 @@ class Worker:
             self._services,
             resources=self._resources,
         )
+        count_memory(context)
         return SegmentRunner(segment, context, tables)
 
 

@@ -4,9 +4,7 @@ disk of the run, estimated on a sample of its input."""
 from __future__ import annotations
 
 import math
-import resource
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +33,7 @@ from pipeline.run_dir.state_reading import reading
 from pipeline.runs.admission import standing_lines
 from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.settings import PLAN, JobSettings, TargetSettings
+from pipeline.system.machine import peak_memory
 
 CALIBRATION_S = 30.0
 PROMPTS = 3
@@ -145,12 +144,6 @@ def estimate_lines(found: Forecast, memory: Range, directory: Path) -> Iterator[
         yield f"warning: the results {surely} fit on the disk of {directory}; make room or give another output_dir="
 
 
-def peak_bytes() -> float:
-    """Return the peak memory of this process."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-
 def _reject_lines(nodes: Mapping[str, NodeResult]) -> Iterator[str]:
     """Yield a line on the rejected rows of each node, by reason. All of a node, as errors, are a ConfigError."""
     for name, node in nodes.items():
@@ -191,7 +184,7 @@ def _seconds(nodes: Mapping[str, NodeResult], forecasts: Sequence[Forecast], pre
 def _memory(open_rows: float, nodes: Mapping[str, NodeResult]) -> Range:
     """Return the peak memory: that of the sample run (this process), of threads, of `open_rows` in open chunks, and
     what nodes say beyond."""
-    memory, waiting = peak_bytes(), 0.0
+    memory, waiting = peak_memory(), 0.0
     more = sum((node.forecast.memory for node in nodes.values() if node.forecast is not None), THREADS_BYTES)
     for node in nodes.values():
         if made := sum(batch.num_rows for batch in node.output):

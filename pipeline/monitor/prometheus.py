@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.api.meter import BOUNDS_S, CLOCKS, COUNTS
-from pipeline.api.numbers import number_of
+from pipeline.api.numbers import is_peak, number_of
 from pipeline.api.runtime import OF_WORKERS
 from pipeline.run_dir.state import RunStatus
 
@@ -73,7 +73,8 @@ def _families(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sample
         if name in numbers and not key.startswith(OF_WORKERS):
             totals.setdefault(name, []).append(("", {**job, **({"node": node} if node else {})}, value))
     for name, samples in totals.items():
-        yield f"{name}_total", "counter", number_of(status, name).about, samples
+        shown = (name, "gauge") if is_peak(name) else (f"{name}_total", "counter")
+        yield *shown, number_of(status, name).about, samples
 
 
 def _histogram(labels: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], float]]:

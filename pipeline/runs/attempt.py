@@ -22,6 +22,7 @@ from pipeline.run_dir.metrics_table import MetricsTables
 from pipeline.run_dir.state import RunState
 from pipeline.runs.memory_check import MemoryNeeds
 from pipeline.system.atomic_files import rename_shards
+from pipeline.system.machine import count_memory
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ def prepare(job: CheckedJob, state: RunState, process: Resources, wake: Callable
     attempt, started_at = state.attempts + 1, datetime.now(UTC).isoformat(timespec="seconds")
     tables = MetricsTables(job.directory, attempt)
     context = RunContext(job.directory, process, tables.get, attempt, state.run_id)
+    count_memory(context)
     with ExitStack() as refused:
         refused.callback(context.resources.close)  # the pool, if workers were begun
         open_chunks = settings.max_open_chunks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ from pathlib import Path
 import psutil
 
 from pipeline import PACKAGES
+from pipeline.api.numbers import MEMORY, Number
+from pipeline.api.runtime import RunContext
 
 NODES = Path("/sys/devices/system/node")
 _PACKAGES = ("pyarrow", "numpy", "polars", "hydra-core", "llama-cpp-python")
@@ -39,6 +43,21 @@ def free_memory() -> int:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         available = min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return max(available, 0)
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has had."""
+    with suppress(OSError, ValueError, StopIteration):  # what getrusage tells counts the process that began this one
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def count_memory(context: RunContext) -> None:
+    """Have a run show the most memory of this process."""
+    about = "most memory of a process, of the run or of a worker"
+    context.numbers["peak_memory_mb"] = Number(about, "MiB", MEMORY)
+    context.totals.append(lambda: {"peak_memory_mb": peak_memory() / (1 << 20)})
 
 
 def _version(package: str) -> str:

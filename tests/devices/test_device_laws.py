@@ -12,11 +12,23 @@ from pipeline import PROJECT
 from pipeline.api.errors import ExitCode
 from tests.devices import cases
 from tests.devices.fake_gpu import FakeGpus
+from tests.pipeline.cluster.cluster_runs import totals
 
 pytestmark = [pytest.mark.laws, pytest.mark.slow("loads a model of each family, and runs jobs, with devices")]
 
 FAMILIES = sorted((PROJECT / "tests/families").glob("*.gguf"))
-JOB = ("job=quickstart", "data.limit=24", "chunk_rows=4", "sampling.max_tokens=12", "progress=none", "report=false")
+JOB = ("job=quickstart", "data.limit=24", "chunk_rows=4", "sampling.max_tokens=12")
+DRAFTED = ("job=quickstart", "data.limit=8", "sampling.max_tokens=24", "sampling.temperature=0", "decode=speculative")
+TINY = PROJECT / "models/tiny/tiny-q8_0.gguf"
+OTHER_JOBS = {
+    "images": ("job=caption", "data.limit=6", "sampling.max_tokens=12"),
+    "drafts of what was written": DRAFTED,
+    "drafts of a model": (*DRAFTED, f"decode.draft.model={TINY}"),
+    "blocks": ("job=diffuse", "data.limit=8", "sampling.max_tokens=16"),
+    "embeddings": ("job=embed", "data.limit=8"),
+    "a head": ("job=rerank", "data.limit=8"),
+    "choices": ("job=classify", "data.limit=8"),
+}
 ON_DEVICES = ("model.gpu_layers=all", "runtime.threads=1")
 
 
@@ -30,9 +42,10 @@ def test_each_family_has_the_bits_of_the_cpu_wherever_its_layers_are(gpus, path)
     assert split["bits"] in (answers[cases.HOST]["bits"], gpus.call(cases.without_flash_attention, str(path)))
 
 
-def run(gpus: FakeGpus, out: Path, *words: str) -> int:
+def run(gpus: FakeGpus, out: Path, *words: str, job: tuple[str, ...] = JOB) -> int:
     """Run the job; return its exit code."""
-    done = gpus.pipeline(*JOB, f"output_dir={out}", "runtime.kernels=llama.cpp", *words)
+    always = ("progress=none", "report=false", "runtime.kernels=llama.cpp", f"output_dir={out}")
+    done = gpus.pipeline(*job, *always, *words)
     (out.parent / "said.txt").write_text(done.stdout + done.stderr)
     return done.returncode
 
@@ -63,6 +76,17 @@ def of_cpu(fake_gpu_library, tmp_path_factory) -> list[bytes]:
 def test_a_job_has_the_bytes_of_the_cpu(gpus, of_cpu, tmp_path, words):
     assert run(gpus, tmp_path / "out", *ON_DEVICES, *words) == ExitCode.DONE
     assert data(tmp_path / "out") == of_cpu
+    assert any(device.graphs for process in gpus.counts() for device in process)
+    assert all(totals(tmp_path / "out")[f"peak_memory_mb_fake{number}"] > 1 for number in range(2))
+
+
+@pytest.mark.parametrize("job", OTHER_JOBS.values(), ids=OTHER_JOBS)
+def test_so_have_jobs_that_compute_otherwise(gpus, tmp_path, job):
+    assert run(gpus, tmp_path / "cpu", "model.gpu_layers=0", job=job) == ExitCode.DONE
+    assert not any(device.graphs for process in gpus.counts() for device in process)
+    of_draft = ("decode.draft.gpu_layers=all",) if any("draft.model" in word for word in job) else ()
+    assert run(gpus, tmp_path / "out", *ON_DEVICES, *of_draft, job=job) == ExitCode.DONE
+    assert data(tmp_path / "out") == data(tmp_path / "cpu") != []
     assert any(device.graphs for process in gpus.counts() for device in process)
 
 

@@ -34,6 +34,21 @@ def test_more_workers_than_gpus_are_refused_with_the_list_before_anything_is_wri
 
 
 @pytest.mark.laws
+def test_a_worker_is_planned_with_the_gpus_that_it_has(gpus, tmp_path):
+    """Both GPUs have room for the model, and one has not."""
+    two = gpus.having(mb="8,8")
+    assert run(two, tmp_path / "both", "dry_run=plan")[0] == ExitCode.DONE
+    code, said = run(two, tmp_path / "out", *CLUSTER)
+    assert code == ExitCode.CONFIG
+    assert "of the memory of Fake0 and it has 8 MiB" in said
+    assert "Fake1" not in said
+    assert not (tmp_path / "out").exists()
+    code, said = run(two, tmp_path / "out", *CLUSTER, "model.tensor_split=[1, 1]")
+    assert "a share for each device that is used, 1; there is Fake0 (" in said
+    assert not any(device.most for process in two.counts() for device in process)
+
+
+@pytest.mark.laws
 def test_each_worker_has_a_gpu_of_its_own_and_changes_no_byte(gpus, tmp_path):
     """As many workers as GPUs. The driver and what asks for the list hold none of their memory."""
     one = gpus.having(count=1)

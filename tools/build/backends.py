@@ -124,8 +124,12 @@ def examine(name: str, tool: str, env: Mapping[str, str], cxx: str) -> str:
 
 
 def definitions(cmake_args: str) -> dict[str, str]:
-    """Return the values that `-DNAME=VALUE`, `-DNAME:TYPE=VALUE` and `-D NAME=VALUE` give, the last of each name."""
-    words = shlex.split(re.sub(r"(^|\s)-D\s+", r"\1-D", cmake_args))
+    """Return the values that `-DNAME=VALUE`, `-DNAME:TYPE=VALUE` and `-D NAME=VALUE` give, the last of each name.
+    Raises NoCompilerError for quotation marks without an end."""
+    try:
+        words = shlex.split(re.sub(r"(^|\s)-D\s+", r"\1-D", cmake_args))
+    except ValueError as error:
+        raise NoCompilerError(f"CMAKE_ARGS={cmake_args} cannot be read: {error}") from error
     pairs = (word[2:].partition("=") for word in words if word.startswith("-D"))
     return {name.partition(":")[0]: value for name, _, value in pairs}
 

@@ -12,7 +12,8 @@ for a call of rows with different adapters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -194,6 +195,7 @@ class FakeModel:
     kernels = "fake"
     device = "none"
     placement = ON_CPU
+    device_mb: Mapping[str, float] = MappingProxyType({})
     n_vocab = N_VOCAB
     n_embd = N_EMBD
     n_ctx_train = 8192

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,6 +120,8 @@ class Model(Protocol):
     """What it runs on: the CPU, or the layers on a GPU and the GPUs."""
     placement: LayerPlacement
     """Where its layers are."""
+    device_mb: Mapping[str, float]
+    """Of each device of its placement, the most MiB that were in use when it made a context."""
     n_vocab: int
     n_embd: int
     """Length of an embedding."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +22,23 @@ from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError, InputError
 from pipeline.api.identity import DeviceMemory, Gpu
 from pipeline.api.keys import default_of
+from pipeline.api.numbers import MEMORY, Number
 from pipeline.api.protocols import Runtime
 
 
 def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
-    """Return the model of `settings`: loaded once per process, shared by all nodes and runs."""
-    return runtime.shared(model_key(settings), lambda: _loaded(settings), close_model)
+    """Return the model of `settings`: loaded once per process, shared by all nodes and runs. The run shows what is in
+    use of the memory of its devices."""
+    model = runtime.shared(model_key(settings), lambda: _loaded(settings), close_model)
+    for name in model.placement.devices:
+        number = Number(f"most memory of {name} in use, by all processes, when a context was made", "MiB", MEMORY)
+        of_device = re.sub(r"[^a-z0-9_]", "_", name.lower())
+        runtime.number(f"peak_memory_mb_{of_device}", number, partial(_in_use, model, name), of_run=True)
+    return model
+
+
+def _in_use(model: Model, device: str) -> float:
+    return model.device_mb[device]
 
 
 def _loaded(settings: ModelSettings) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from dataclasses import replace
 
 import llama_cpp
@@ -20,6 +21,7 @@ from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
+log = logging.getLogger(__name__)
 MOST_AT_ONCE = 2048
 """Tokens that a device computes at once. It does not stop in between; between two such parts of a call the CPU does."""
 
@@ -106,14 +108,19 @@ def context_params(shape: DecoderShape, settings: EngineSettings, on_cpu: bool) 
     return params
 
 
-def for_placement(settings: EngineSettings, placement: LayerPlacement) -> EngineSettings:
+def for_placement(settings: EngineSettings, placement: LayerPlacement, *, whole: bool = False) -> EngineSettings:
     """Return `settings` as contexts of a model with that placement have them: with one thread where that is enough, and
-    with fewer tokens that are computed at once, unless the cells of the cache follow from them."""
+    with fewer tokens that are computed at once, unless the cells of the cache follow from them, or calls cannot be cut
+    (`whole`)."""
     if placement.on_cpu:
+        for key in ("kv_offload", "op_offload"):
+            if not getattr(settings, key):
+                log.warning("runtime.%s=false does nothing: no layer is on a device", key)
         return settings
     threads = settings.threads or (1 if placement.computes_all(settings) else None)
-    most = settings.n_ubatch if settings.window_cache == SMALL else min(settings.n_ubatch, MOST_AT_ONCE)
-    return replace(settings, threads=threads, n_ubatch=most)
+    if not whole and settings.window_cache != SMALL:
+        settings = replace(settings, n_ubatch=min(settings.n_ubatch, MOST_AT_ONCE))
+    return replace(settings, threads=threads)
 
 
 def common_params(settings: EngineSettings, on_cpu: bool) -> llama_cpp.llama_context_params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Device:
         kind: "gpu", or "igpu" where it shares the machine's memory.
         free: bytes of memory that nobody holds, as it was asked for.
         total: bytes of memory.
-        handle: ggml_backend_dev_t, in this process.
+        handle: ggml_backend_dev_t, in this process; 0: it is of another one.
     """
 
     name: str
@@ -64,6 +64,13 @@ def kinds_of(names: Sequence[str]) -> str:
     """Return what the devices of these names are, without what changes: "CUDA0: NVIDIA H100 (CUDA)"."""
     by_name = {device.name: device for device in devices()}
     return ", ".join(f"{name}: {by_name[name].description} ({by_name[name].backend})" for name in names)
+
+
+def most_in_use(mb: Mapping[str, float]) -> Mapping[str, float]:
+    """Return `mb`, the most MiB of memory that were in use on some devices, with what is in use now. Not to be called
+    while one computes: the same connection may lead to it."""
+    now = {device.name: (device.total - device.free) / (1 << 20) for device in devices()} if mb else {}
+    return {name: max(before, now[name]) for name, before in mb.items()}
 
 
 def _device(handle: int, kind: int) -> Device:

@@ -112,4 +112,4 @@ def counted(results: Results) -> list[Panel]:
         if value and label.group and (numbers is None or name in numbers):
             groups.setdefault(label.group, []).append([node, label.about, f"{number(value)} {label.unit}".strip()])
     tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
-    return [Panel("What was counted", "Sums over all attempts.", tables=tables)] if tables else []
+    return [Panel("What was counted", "Sums over all attempts; of memory the most.", tables=tables)] if tables else []

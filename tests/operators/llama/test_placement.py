@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from llama_cpp import llama_cpp as binding
 
 from operators.engine.backend.placement import ON_CPU, LayerPlacement
-from operators.llama import placement
+from operators.llama import library, placement
+from operators.llama.contexts.context_params import MOST_AT_ONCE, for_placement
 from operators.llama.devices import Device
 from operators.llama.layer_sizes import bytes_on, context_bytes, layers_of
 from operators.llama.packed import Packed
@@ -27,7 +32,7 @@ def machine(monkeypatch, *free: int, total: int = 0, **backends: str) -> None:
     """Have the machine these devices: CUDA0 with so many bytes free, and so on; others by name and kind."""
     found = [Device(f"CUDA{i}", "a GPU", "CUDA", "gpu", n, total or n, i) for i, n in enumerate(free)]
     found += [Device(name, "another", name.rstrip("0123456789"), kind, GIB, GIB, 9) for name, kind in backends.items()]
-    monkeypatch.setattr(placement, "devices", lambda: tuple(found))
+    monkeypatch.setattr(placement, "planned_devices", lambda: tuple(found))
     monkeypatch.setattr(placement, "_hardware", lambda device: None)
     monkeypatch.setattr(placement, "_refusal", lambda path, given: None)
 
@@ -163,6 +168,8 @@ def test_fewer_layers_are_tried_where_a_model_cannot_be_loaded_and_what_is_loade
     settings, tried = ModelSettings(path=str(DENSE), room=ROOM), []
     machine(monkeypatch, 2 * GIB + needed(DENSE, 2))
 
+    monkeypatch.setattr(placement, "no_room", lambda: "the weights do not fit")
+
     def load(given: LayerPlacement) -> tuple[str | None, Packed]:
         tried.append(given.gpu_layers)
         return ("model" if given.gpu_layers < 3 else None), Packed()
@@ -178,3 +185,53 @@ def test_fewer_layers_are_tried_where_a_model_cannot_be_loaded_and_what_is_loade
     finally:
         placement.unloaded(settings)
     assert placed(options={"another": 1}).gpu_layers == 3
+
+
+def test_a_model_that_another_cause_keeps_from_loading_is_not_tried_again(monkeypatch):
+    machine(monkeypatch, 4 * GIB)
+    tried: list[LayerPlacement] = []
+    monkeypatch.setattr(placement, "no_room", lambda: None)
+
+    def load(given: LayerPlacement) -> tuple[None, Packed]:
+        tried.append(given)
+        return None, Packed()
+
+    assert placement.load_placed(ModelSettings(path=str(DENSE), room=ROOM), DENSE, load)[0] is None
+    assert len(tried) == 1
+
+
+def test_keys_for_devices_that_do_nothing_on_the_cpu_are_told(monkeypatch, caplog):
+    machine(monkeypatch)
+    settings = ModelSettings(path=str(EXPERTS), cpu_moe=True, override_tensor={"attn": "CPU"})
+    placement.load_placed(settings, EXPERTS, lambda given: ("model", Packed()))
+    for_placement(EngineSettings(kv_offload=False), ON_CPU)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model.cpu_moe does nothing: no layer of {EXPERTS.name} is on a device",
+        f"model.override_tensor does nothing: no layer of {EXPERTS.name} is on a device",
+        "runtime.kv_offload=false does nothing: no layer is on a device",
+    ]
+
+
+def test_calls_that_cannot_be_cut_are_computed_at_once_on_devices_too():
+    given, on_device = EngineSettings(n_batch=8192, n_ubatch=8192), LayerPlacement(3, 3, ("CUDA0",), (3,))
+    assert for_placement(given, on_device).n_ubatch == MOST_AT_ONCE
+    assert for_placement(given, on_device, whole=True) == replace(given, threads=1)
+    assert for_placement(given, ON_CPU) == given
+
+
+@pytest.mark.parametrize(
+    ("has_rpc", "servers", "said"),
+    [
+        (False, "127.0.0.1:50052", "this llama.cpp has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON"),
+        (True, "127.0.0.1:1", "can be reached at '127.0.0.1:1', which is to be HOST:PORT"),
+        (True, "one", "can be reached at 'one', which is to be HOST:PORT"),
+    ],
+)
+def test_servers_that_are_not_there_are_refused_before_ggml_ends_the_process(monkeypatch, has_rpc, servers, said):
+    monkeypatch.setenv("LLAMA_ARG_RPC", servers)
+    asked = SimpleNamespace(
+        ggml_backend_reg_by_name=lambda name: int(has_rpc), ggml_backend_reg_get_proc_address=lambda *_: 1
+    )
+    monkeypatch.setattr(binding, "_lib", asked)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        library._add_servers()

