@@ -17,8 +17,8 @@ from pipeline.cluster.segment_runner import SegmentPlan, SegmentRunner
 from pipeline.system.deadlines import stacks
 from pipeline.system.machine import count_memory
 
-LOGGERS = ("pipeline", "llama.cpp")
-"""Whose records the driver's log gets."""
+LOGGERS = ("",)
+"""Whose records the driver's log gets: the root's, which are those of all."""
 ALIKE = "Have the same version of the project, and the same model file at this path, on each machine"
 
 
@@ -137,7 +137,10 @@ class _Log(logging.Handler):
         self._records: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._records.append((record.levelno, record.name, record.getMessage()))
+        try:
+            self._records.append((record.levelno, record.name, record.getMessage()))
+        except Exception:  # its arguments do not fit its text
+            self.handleError(record)
 
     def take(self) -> list[tuple[int, str, str]]:
         """Return the records since the last call."""

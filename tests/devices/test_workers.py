@@ -58,6 +58,9 @@ def test_each_worker_has_a_gpu_of_its_own_and_changes_no_byte(gpus, tmp_path):
     assert code == ExitCode.DONE, said
     assert totals(tmp_path / "out")["cluster/workers_wanted"] == 2
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
+    assert re.search(
+        r"worker \d+: tiny-q8_0.gguf: 7 of 7 layers \(7 on Fake0\)", (tmp_path / "out/run.log").read_text()
+    )
     counts = gpus.counts()
     computed = [devices for devices in counts if any(device.graphs for device in devices)]
     assert computed

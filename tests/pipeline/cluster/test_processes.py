@@ -42,6 +42,7 @@ def test_a_killed_worker_is_replaced_and_changes_no_byte(tmp_path: Path) -> None
     _, said = process.communicate(timeout=240)
     assert process.returncode == ExitCode.DONE, said
     assert "by signal SIGKILL" in said
+    assert re.search(r"worker \d+: row 3 takes a while", (tmp_path / "out/run.log").read_text())
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "alone")
     assert totals(tmp_path / "out")["cluster/workers_lost"] == 1
     assert_a_line_for_each_row(tmp_path / "out", 16)

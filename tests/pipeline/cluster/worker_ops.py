@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -13,6 +14,8 @@ from operators.engine.backend import fake
 from operators.engine.backend.batch import BatchBuffer
 from operators.engine.backend.loading import ModelFacts
 from operators.settings import ModelSettings
+
+log = logging.getLogger(__name__)
 
 
 def poison(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +44,9 @@ def hangs_once(row: dict[str, Any], flag: str) -> dict[str, Any]:
 
 
 def slow(row: dict[str, Any]) -> dict[str, Any]:
-    """Take a while."""
+    """Take a while, and say so once, by a logger of its own."""
+    if row["row"] == 3:
+        log.info("row %d takes a while", row["row"])
     time.sleep(0.05)
     return {}
 
