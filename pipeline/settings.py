@@ -26,7 +26,7 @@ SKIP, AGAIN = "skip", "again"
 OTHER_BITS = (REFUSE, "allow")
 GROUPS = ("data", "model", "sampling", "decode", "runtime", "output", "store", "bench")
 """Config groups; conf/schemas.yaml names their dataclasses, which belong to the operators."""
-WITH_OPTIONS = (*GROUPS, "flow", "metric")
+WITH_OPTIONS = (*GROUPS, "cluster", "flow", "metric")
 """Groups of which a job names options; those of the last two are nodes and steps, and have no keys of their own."""
 
 

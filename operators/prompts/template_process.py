@@ -11,6 +11,7 @@ import datetime
 import fcntl
 import io
 import json
+import os
 import pickle
 import resource
 import signal
@@ -204,6 +205,8 @@ def main() -> None:
             out.write(line.encode("utf-8", "surrogatepass") + b"\n")
     except MemoryError:
         sys.exit(NO_MEMORY)
+    except BrokenPipeError:  # whoever asked has ended; what `out` still has cannot be written
+        os._exit(0)
 
 
 if __name__ == "__main__":

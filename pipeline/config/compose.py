@@ -29,12 +29,12 @@ from pipeline.config.build import load_object
 from pipeline.config.expand import expanded
 from pipeline.config.explain import NO_TEXT, explain, job_files, unreadable_yaml
 from pipeline.config.jobs import JobFile, name_arguments
-from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, made_options, schemas, unknown_key, unknown_keys
+from pipeline.config.keys import CONF, FREE_FORM, SCHEMA, made_options, options, schemas, unknown_key, unknown_keys
 from pipeline.config.sweeps import in_sweep, overrides_given
 from pipeline.dataflow.new_rows import ROW_ID
 from pipeline.run_dir.manifest import read_values
 from pipeline.run_dir.names import CONFIG, STATUS
-from pipeline.settings import GROUPS, JobSettings, TargetSettings
+from pipeline.settings import GROUPS, ClusterSettings, JobSettings, TargetSettings
 from pipeline.system.known_secrets import REFERENCE, note_typed, secret
 from pipeline.system.redaction import note_secret_places
 from pipeline.system.yaml_text import read_yaml, yaml_nodes
@@ -98,8 +98,8 @@ def _store_schemas() -> None:
     schema = OmegaConf.structured(JobSettings)
     schema.steps._set_flag("struct", False)  # `steps.answer.n=3` needs no +; `expand` knows the keys of a step
     store.store(name=SCHEMA, node=schema)
-    for group, options in schemas().items():
-        for name, schema in options.items():
+    for group, classes in schemas().items():
+        for name, schema in classes.items():
             node = OmegaConf.structured(schema)
             if group == "model":
                 node.kernels, node.room = "${runtime.kernels}", "${runtime}"
@@ -222,6 +222,12 @@ def _at(config: DictConfig, time: datetime) -> JobSettings:
         raise ConfigError(f"a value has a type or a size that cannot work: {error}") from error
     if not isinstance(settings, JobSettings):
         raise ConfigError("conf/config.yaml must start its defaults with `schema`")
+    if not isinstance(settings.cluster, ClusterSettings | None):
+        named = " or ".join(f"cluster={name}" for name in options()["cluster"])
+        raise ConfigError(
+            f"cluster={settings.cluster!r} is no option; write {named} (in a job's defaults `- override /cluster:"
+            " OPTION`), and its keys beside it"
+        )
     for group in FIELDS:
         check_fields(group, getattr(settings, group))
     return in_sweep(settings)

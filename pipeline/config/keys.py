@@ -96,6 +96,8 @@ def unknown_key(key: str) -> str:
     group, _, leaf = key.rpartition(".")
     if key == "prompt":
         return "unknown key 'prompt'; it is one of a step (steps: {answer: {prompt: ...}}), or is data.prompt_template"
+    if key in keys and group in options() and group not in GROUPS:
+        return f"'{key}' takes an option of {group} beside it: {group}={' or '.join(options()[group])}"
     if key in keys and group not in GROUPS:
         return f"'{key}' cannot be given beside {group}=...; leave that one out, the keys of {group} do without it"
     if key in keys:

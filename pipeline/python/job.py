@@ -124,7 +124,9 @@ def options_and_values(settings: Mapping[str, Any]) -> tuple[dict[str, str], dic
                 chosen[key], values["model.path"] = "gguf", str(value)
             else:
                 raise ConfigError(f"{key}={value!r} is no option; there are {', '.join(options()[key])}")
-        elif key in GROUPS and isinstance(value, Mapping):
+        elif key in (*GROUPS, "cluster") and isinstance(value, Mapping):
+            if key == "cluster" and isinstance(pool := value.get("pool"), str):  # its options are called so
+                chosen |= options_and_values({key: pool})[0]
             values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             values[key] = value

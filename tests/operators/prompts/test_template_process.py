@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -157,3 +158,15 @@ def test_it_needs_neither_arrow_nor_numpy() -> None:
     loaded = "import sys, operators.prompts.template_process; print(sorted({'pyarrow', 'numpy'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", loaded], cwd=PACKAGES, capture_output=True, check=True)
     assert done.stdout == b"[]\n"
+
+
+def test_it_ends_without_a_word_where_whoever_asked_has_ended() -> None:
+    first, rows = ("{{ x }}", "t", None, PROOF, 10.0, 1 << 14), [{"x": "long " * 50_000}] * 20
+    command = [sys.executable, "-m", "operators.prompts.template_process"]
+    with subprocess.Popen(
+        command, cwd=PACKAGES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(pickle.dumps(first) + pickle.dumps(rows))
+    assert (process.returncode, said) == (0, b"")

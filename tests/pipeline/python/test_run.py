@@ -23,8 +23,11 @@ from operators.llama import model
 from pipeline import PROJECT, Job, estimate, load, plan, run
 from pipeline.api.errors import ConfigError, ExitCode, InputError, NodeFailed
 from pipeline.cli.main import main
+from pipeline.config.keys import options
 from pipeline.python import run as rooms
+from pipeline.python.compose import settings_from
 from pipeline.run_dir.names import INPUT
+from pipeline.settings import WITH_OPTIONS, ClusterSettings
 from tests.sets import often
 
 pytestmark = pytest.mark.slow("runs whole jobs from Python")
@@ -281,3 +284,31 @@ def test_every_public_name_has_an_example_that_runs(name):
     examples = doctest.DocTestFinder(recurse=False).find(found, name, module, extraglobs={})
     (example,) = [one for one in examples if one.examples]
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize(
+    "given", [{"cluster": "processes", "cluster.workers": 3}, {"cluster": {"pool": "processes", "workers": 3}}], ids=str
+)
+def test_workers_are_chosen_as_on_the_command_line(given):
+    assert settings_from("quickstart", given, str).cluster == ClusterSettings(pool="processes", workers=3)
+    assert settings_from(Job("quickstart", {**given, "nodes": {}}), {}, str).cluster.workers == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cluster.workers": 3}, "'cluster.workers' takes an option of cluster beside it: cluster=processes or ray"),
+        ({"cluster": {"workers": 3}}, "'cluster.workers' takes an option of cluster beside it"),
+        ({"cluster": "threads"}, "cluster='threads' is no option; there are processes, ray"),
+        ({"cluster": 3}, "cluster=3 is no option; write cluster=processes or cluster=ray"),
+    ],
+    ids=str,
+)
+def test_workers_that_are_not_chosen_are_told_how_to(given, said):
+    with pytest.raises(ConfigError) as raised:
+        settings_from("quickstart", given, str)
+    assert said in str(raised.value)
+
+
+def test_python_knows_every_group_that_has_options():
+    assert set(options()) == set(WITH_OPTIONS)
