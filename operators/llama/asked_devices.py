@@ -8,11 +8,12 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 from operators.llama.devices import Device, devices
 from pipeline.api.errors import ConfigError
-from pipeline.api.identity import Gpu, gpus_of_worker
+from pipeline.api.identity import PLANNED, Gpu
 
 _TIMEOUT_S = 120
 _ASK = """import dataclasses, json, sys
@@ -25,22 +26,27 @@ print(json.dumps([dataclasses.asdict(device) for device in devices()]))
 def gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that llama.cpp finds in a process with `environment`, in its order. Raises ConfigError if that
     process fails."""
-    found = _asked(frozenset(environment.items()))
+    found = _asked(frozenset(environment.items()), _now())
     return tuple(Gpu(each.name, each.description, each.backend, each.kind == "igpu", each.total) for each in found)
 
 
 def planned_devices() -> tuple[Device, ...]:
-    """Return the devices with which models of this thread are planned: those of this process or, where workers have
-    GPUs of their own, those that one of them will find. Raises ConfigError if they cannot be asked for."""
-    if not (each := gpus_of_worker.get()):
+    """Return the devices with which models are planned: those of this process or, where workers have GPUs of their
+    own, those that one of them will find. Raises ConfigError if they cannot be asked for."""
+    if not (each := PLANNED.gpus):
         return devices()
-    found = _asked(frozenset(os.environ.items()))
+    found = _asked(frozenset(os.environ.items()), _now())
     apart = [device for device in found if device.kind == "gpu"] or found
     return tuple(device for device in apart if device.backend == apart[0].backend)[: math.ceil(each)]
 
 
-@functools.cache
-def _asked(environment: frozenset[tuple[str, str]]) -> tuple[Device, ...]:
+def _now() -> int:
+    """Return the minute: what is free of devices changes."""
+    return int(time.monotonic() / 60)
+
+
+@functools.lru_cache(maxsize=8)
+def _asked(environment: frozenset[tuple[str, str]], now: int) -> tuple[Device, ...]:
     command = [sys.executable, "-c", _ASK.format(path=sys.path)]
     try:
         done = subprocess.run(

@@ -72,11 +72,13 @@ def initialise() -> None:
     if not binding._lib.ggml_backend_reg_count():
         beside = Path(llama_cpp.__file__).parent / "lib"
         binding._lib.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(beside)))
+    servers = _reached_servers()
     _load_plugin()
-    _add_servers()
+    _add(servers)
     llama_cpp.llama_backend_init()
 
 
+@functools.cache
 def _load_plugin() -> None:
     """Load the backend that GGML_BACKEND_PATH names, as llama.cpp's programs do: devices that this build has not.
 
@@ -93,13 +95,30 @@ def _load_plugin() -> None:
             )
 
 
-def _add_servers() -> None:
-    """Add the devices of the servers that LLAMA_ARG_RPC lists, HOST:PORT with commas, as llama.cpp's programs do.
+def _reached_servers() -> list[bytes]:
+    """Return the servers that LLAMA_ARG_RPC lists, HOST:PORT with commas, as for llama.cpp's programs.
 
     Raises:
-        ConfigError: no backend for them is there, or nobody listens: ggml would end the process.
+        ConfigError: nobody listens at one of them, by IPv4, which is what ggml takes: it would end the process.
     """
-    if not (listed := os.environ.get("LLAMA_ARG_RPC")):
+    servers = [server.strip() for server in os.environ.get("LLAMA_ARG_RPC", "").split(",") if server.strip()]
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        try:
+            with socket.socket(socket.AF_INET) as tried:
+                tried.settimeout(_REACHED_S)
+                tried.connect((host, int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"LLAMA_ARG_RPC: no server of llama.cpp (ggml-rpc-server) can be reached at {server!r}, which is to be"
+                f" HOST:PORT: {error}"
+            ) from error
+    return [server.encode() for server in servers]
+
+
+def _add(servers: list[bytes]) -> None:
+    """Add the devices of `servers`. Raises ConfigError if no backend for them is there."""
+    if not servers:
         return
     library = binding._lib
     for name in ("reg_by_name", "reg_get_proc_address"):
@@ -107,21 +126,13 @@ def _add_servers() -> None:
     registry = library.ggml_backend_reg_by_name(b"RPC")
     if not registry:
         raise ConfigError(
-            f"LLAMA_ARG_RPC={listed}: this llama.cpp has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON python -m pipeline build`"
-            " builds one that has"
+            "LLAMA_ARG_RPC: this llama.cpp has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON python -m pipeline build` builds one"
+            " that has"
         )
     found = library.ggml_backend_reg_get_proc_address(ctypes.c_void_p(registry), b"ggml_backend_rpc_add_server")
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(found)
-    for server in listed.split(","):
-        host, _, port = server.strip().rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _REACHED_S).close()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"LLAMA_ARG_RPC: no server of llama.cpp (ggml-rpc-server) can be reached at {server.strip()!r}, which"
-                f" is to be HOST:PORT: {error}"
-            ) from error
-        library.ggml_backend_register(ctypes.c_void_p(add(server.strip().encode())))
+    for server in servers:
+        library.ggml_backend_register(ctypes.c_void_p(add(server)))
 
 
 def forget_errors() -> None:

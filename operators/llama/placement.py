@@ -29,7 +29,7 @@ from operators.settings import ModelSettings
 from operators.settings.checks import check
 from operators.settings.layers import ALL, AUTO, NO_DEVICE, ONE
 from operators.settings.runtime import EngineSettings
-from pipeline.api.identity import gpus_of_worker
+from pipeline.api.identity import PLANNED
 
 MARGIN = 1 << 30
 """Bytes that `auto` leaves free on each device, for what drivers and guesses do not tell."""
@@ -64,9 +64,12 @@ def placement_of(settings: ModelSettings, path: Path, margin: int = MARGIN) -> L
     Raises:
         ConfigError: see check_placement; or a pattern of model.override_tensor fits no tensor.
     """
-    if (loaded := _loaded.get(model_key(settings))) is not None:
+    loaded = _loaded.get(model_key(settings))
+    if loaded is not None and not PLANNED.gpus:
         return loaded.placement
     used = _used(settings)
+    if loaded is not None and {device.name for device in used} >= set(loaded.placement.devices):
+        return loaded.placement
     if settings.override_tensor:
         _check_patterns(settings.override_tensor, layers_of(path))
     placement = _Plan(settings, path, used, margin).best() if used else ON_CPU
@@ -101,9 +104,11 @@ def load_placed(
         log.info("%s: %s%s", path.name, "model.gpu_layers=auto: " if is_open else "", placement)
     elif is_open and (found := _used(settings)):
         log.info("%s: model.gpu_layers=auto: the CPU computes, as no layer fits beside %s", path.name, describe(found))
-    for key in ("cpu_moe", "n_cpu_moe", "override_tensor"):
-        if placement.on_cpu and getattr(settings, key):
-            log.warning("model.%s does nothing: no layer of %s is on a device", key, path.name)
+    room = _room(settings)
+    idle = [f"model.{key}" for key in ("cpu_moe", "n_cpu_moe", "override_tensor") if getattr(settings, key)]
+    idle += [f"runtime.{key}=false" for key in ("kv_offload", "op_offload") if not (_loaded or getattr(room, key))]
+    if placement.on_cpu and idle:
+        log.warning("%s: no layer is on a device, so that these do nothing: %s", path.name, ", ".join(idle))
     return model, packed, placement
 
 
@@ -192,7 +197,7 @@ def _check_patterns(overrides: Mapping[str, str], layers: Layers) -> None:
 def _refusal(path: Path, placement: LayerPlacement) -> str | None:
     """Return why llama.cpp does not take the patterns of a placement, which are of C++; None if it does. It is asked by
     loading the model without memory."""
-    if placement.on_cpu or gpus_of_worker.get():  # a worker asks
+    if placement.on_cpu or PLANNED.gpus:  # a worker asks
         return None
     params = llama_cpp.llama_model_default_params()
     params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -212,7 +217,8 @@ class _Plan:
         self._settings, self._used, self._margin = settings, used, margin
         self._layers = layers_of(path)
         self._context = context_bytes(path, settings, _room(settings))
-        taken = sum((Counter(each.contexts) for each in _loaded.values()), Counter())
+        here = () if PLANNED.gpus else _loaded.values()  # workers have none of these
+        taken = sum((Counter(each.contexts) for each in here), Counter())
         self._free = {device.name: device.free - taken[device.name] for device in used}
         self._free[used[0].name] -= mmproj_bytes(settings)  # it is on the first
         count, wanted = self._layers.n_layers, math.inf if settings.cpu_moe else settings.n_cpu_moe

@@ -5,14 +5,21 @@ the GPUs that may compute."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 _GIB = 1 << 30
-gpus_of_worker: ContextVar[float] = ContextVar("gpus_of_worker", default=0.0)
-"""GPUs that each worker has for itself, where this thread plans models for workers of this machine (cluster.gpus); 0:
-it plans them for this process."""
+
+
+class _Planned:
+    """For whom models of this process are planned. `gpus`: that each worker of this machine has for itself
+    (cluster.gpus); 0: they are for this process, which takes all."""
+
+    gpus: float = 0.0
+
+
+PLANNED = _Planned()
+"""Set by each job that is built, of which one runs at a time."""
 
 
 @dataclass(frozen=True)

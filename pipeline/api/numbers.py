@@ -46,7 +46,7 @@ def added(*each: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, Mapping):
                 total[key] = added(total.get(key, {}), value)
             elif is_peak(key):
-                total[key] = max(total.get(key, 0), value)
+                total[key] = max(total.get(key, value), value)
             else:
                 total[key] = round(total.get(key, 0) + value, DIGITS)
     return total

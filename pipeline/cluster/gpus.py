@@ -23,6 +23,9 @@ VARIABLES: Mapping[str, str] = {
 }
 """By backend of ggml: the variable that has the GPUs which a process sees, separated by commas; empty: none."""
 
+SERVERS = "LLAMA_ARG_RPC"
+"""The variable that lists servers whose devices a process has, too."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -43,12 +46,28 @@ class Shares:
     @property
     def workers(self) -> int:
         """How many workers have GPUs."""
-        return math.floor(len(self.numbers) / self.each)
+        return _most_workers(len(self.numbers), self.each)
 
     def environment(self, place: int) -> dict[str, str]:
         """Return what the process of worker number `place`, from 0, has in its environment."""
-        first, behind = math.floor(place * self.each), math.ceil((place + 1) * self.each)
+        count = math.ceil(self.each)
+        first = place // workers_of_a_gpu(self.each) * count
+        behind = first + count
         return {self.variable: ",".join(self.numbers[first:behind]), **dict.fromkeys(self.hides, "")}
+
+
+def workers_of_a_gpu(each: float) -> int:
+    """Return how many workers share a GPU, where a worker has `each`."""
+    return 1 if each >= 1 else math.floor(1 / each + 1e-9)
+
+
+def _most_workers(gpus: int, each: float) -> int:
+    return gpus // math.ceil(each) * workers_of_a_gpu(each)
+
+
+def _needed(workers: int, each: float) -> int:
+    """Return how many GPUs so many workers take."""
+    return math.ceil(workers / workers_of_a_gpu(each)) * math.ceil(each)
 
 
 def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
@@ -60,19 +79,21 @@ def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
     """
     if not cluster.gpus or cluster.pool != "processes":
         return None
+    key = f"cluster.gpus={cluster.gpus:g}"
+    if cluster.gpus > 1 and cluster.gpus != int(cluster.gpus):
+        raise ConfigError(f"{key}: two workers would share a GPU; it is a whole number, or a part of one GPU")
     if (found := _asked(graph, os.environ)) is None:
         return _unknown(cluster)
     apart = [gpu for gpu in found if not gpu.shares_memory] or found
     backend = apart[0].backend if apart else ""
     gpus = [gpu for gpu in apart if gpu.backend == backend]
-    key = f"cluster.gpus={cluster.gpus:g}"
-    if cluster.gpus * (cluster.workers or 1) > len(gpus):
-        fits = math.floor(len(gpus) / cluster.gpus)
+    if (needed := _needed(cluster.workers or 1, cluster.gpus)) > len(gpus):
+        fits = _most_workers(len(gpus), cluster.gpus)
         remedy = f"start no more than {fits} workers (cluster.workers)" if fits else "leave it out, or ask for fewer"
         of = f"{cluster.workers or 1} worker{'s' * ((cluster.workers or 1) > 1)}"
         raise ConfigError(
-            f"{key}: {of} would need {math.ceil(cluster.gpus * (cluster.workers or 1))} GPUs, and here are"
-            f" {len(gpus)}: {listed(gpus)}; {remedy}. `python -m pipeline doctor` lists what llama.cpp finds"
+            f"{key}: {of} would need {needed} GPUs, and here are {len(gpus)}: {listed(gpus)}; {remedy}."
+            " `python -m pipeline doctor` lists what llama.cpp finds"
         )
     if (variable := VARIABLES.get(backend)) is None:
         raise ConfigError(
@@ -80,6 +101,7 @@ def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
             f" {', '.join(name for name in VARIABLES if name != 'Fake')}. Leave cluster.gpus out"
         )
     hides = {VARIABLES[gpu.backend] for gpu in found if gpu.backend in VARIABLES} - {variable}
+    hides |= {SERVERS} if any(gpu.backend == "RPC" for gpu in found) else set()
     return Shares(cluster.gpus, variable, _numbers(graph, gpus, variable), tuple(sorted(hides)))
 
 
@@ -93,10 +115,10 @@ def _unknown(cluster: ClusterSettings) -> Shares:
     than llama.cpp: the words of CUDA's variable, else as many numbers as the workers take. Raises ConfigError if the
     variable has too few."""
     variable, workers = VARIABLES["CUDA"], cluster.workers or USUAL_WORKERS
-    most = math.ceil(cluster.gpus * workers)
+    most = _needed(workers, cluster.gpus)
     given = os.environ.get(variable)
     numbers = tuple(map(str, range(most)) if given is None else filter(None, map(str.strip, given.split(","))))
-    if math.ceil(cluster.gpus * (cluster.workers or 1)) > len(numbers):
+    if _needed(cluster.workers or 1, cluster.gpus) > len(numbers):
         raise ConfigError(
             f"cluster.gpus={cluster.gpus:g}: {workers} workers would need {most} GPUs, and {variable}={given} has"
             f" {len(numbers)}; start fewer workers (cluster.workers)"

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.api.by_batch import OnError
 from pipeline.api.errors import ConfigError, GraphError, did_you_mean
-from pipeline.api.identity import gpus_of_worker
+from pipeline.api.identity import PLANNED
 from pipeline.api.protocols import Operator
 from pipeline.api.removed import removed
 from pipeline.api.user_code import spelt, user_code
@@ -44,10 +44,10 @@ class CheckedJob:
 
 def build_graph(settings: JobSettings) -> Graph:
     """Build and check the graph of a job. Loads no model and reads no more data than a source's schema needs. Models
-    that this thread then plans are those of the job's workers. Raises GraphError or another ConfigError that names the
-    node."""
+    are planned, and loaded by this process, as the job's workers load them. Raises GraphError or another ConfigError
+    that names the node."""
     target, cluster = settings.target, settings.cluster
-    gpus_of_worker.set(cluster.gpus if cluster is not None and cluster.pool == "processes" else 0.0)
+    PLANNED.gpus = cluster.gpus if cluster is not None and cluster.pool == "processes" else 0.0
     chunk_rows = settings.chunk_rows if target.accepted_rows is None else target.rows_of_chunk(settings.chunk_rows)
     try:
         nodes = {name: build_node(name, node) for name, node in settings.nodes.items()}

@@ -18,7 +18,7 @@ from pipeline.config.annotations import marked
 from pipeline.config.build import convert
 from pipeline.config.fingerprint import differences, flat
 from pipeline.config.keys import schemas
-from pipeline.settings import GROUPS, HookSettings, JobSettings, NodeSettings
+from pipeline.settings import GROUPS, ClusterSettings, HookSettings, JobSettings, NodeSettings
 from pipeline.system.redaction import comparable, for_keeping, found_again
 from pipeline.system.yaml_text import read_yaml, write_yaml
 
@@ -82,6 +82,8 @@ def settings_from(text: str, directory: Path) -> JobSettings:
     # A node that was given a whole group must get an equal object, so that the fingerprint has the group's keys.
     pairs = [pair for group, group_values in raw.items() for pair in _pairs(group_values, groups[group])]
     nodes = {name: _node(name, node, pairs) for name, node in values["nodes"].items()}
+    if isinstance(cluster := values.get("cluster"), dict):
+        groups["cluster"] = convert("cluster", cluster, ClusterSettings)
     settings: JobSettings = convert("job", {**values, **groups, "nodes": nodes}, JobSettings)
     # A repair needs no notification, and config.yaml does not have all of `on_finish`.
     return replace(

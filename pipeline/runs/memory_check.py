@@ -8,7 +8,7 @@ from pipeline.api.errors import ConfigError
 from pipeline.api.identity import DeviceMemory
 from pipeline.api.protocols import MemoryNeed, UsesModel
 from pipeline.api.user_code import planning
-from pipeline.cluster.gpus import shares_of, workers_here
+from pipeline.cluster.gpus import shares_of, workers_here, workers_of_a_gpu
 from pipeline.cluster.segments import segments_of
 from pipeline.dataflow.graph import Graph
 from pipeline.monitor.wording import mib
@@ -37,7 +37,8 @@ class MemoryNeeds:
         cluster = settings.cluster
         here = cluster is not None and cluster.pool != "ray"  # on which machine Ray puts a worker is not known
         self._workers = workers_here(cluster, shares_of(cluster, graph)) if here else 1
-        on_each_device = 1 if cluster is not None and cluster.gpus else self._workers
+        gpus = cluster.gpus if cluster is not None else 0.0
+        on_each_device = min(workers_of_a_gpu(gpus), self._workers) if gpus else self._workers
         in_workers = {name for segment in segments_of(graph) for name in segment.nodes} if self._workers > 1 else set()
         found: dict[Hashable, tuple[MemoryNeed, int]] = {}
         for name, op in graph.with_role(UsesModel).items():

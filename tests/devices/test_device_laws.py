@@ -77,7 +77,7 @@ def test_a_job_has_the_bytes_of_the_cpu(gpus, of_cpu, tmp_path, words):
     assert run(gpus, tmp_path / "out", *ON_DEVICES, *words) == ExitCode.DONE
     assert data(tmp_path / "out") == of_cpu
     assert any(device.graphs for process in gpus.counts() for device in process)
-    assert all(totals(tmp_path / "out")[f"peak_memory_mb_fake{number}"] > 1 for number in range(2))
+    assert all(totals(tmp_path / "out")[f"peak_memory_mb_fake{number}"] > 0 for number in range(2))
 
 
 @pytest.mark.parametrize("job", OTHER_JOBS.values(), ids=OTHER_JOBS)

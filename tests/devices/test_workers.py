@@ -45,6 +45,12 @@ def test_a_worker_is_planned_with_the_gpus_that_it_has(gpus, tmp_path):
     assert not (tmp_path / "out").exists()
     code, said = run(two, tmp_path / "out", *CLUSTER, "model.tensor_split=[1, 1]")
     assert "a share for each device that is used, 1; there is Fake0 (" in said
+    two.counts()
+    code, said = run(gpus, tmp_path / "out", *CLUSTER, "dry_run=true")
+    assert code == ExitCode.DONE, said
+    computed = [[device.graphs > 0 for device in process] for process in gpus.counts()]
+    assert [True, False] in computed
+    assert not any(second for _, second in computed)
     assert not any(device.most for process in two.counts() for device in process)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from dataclasses import replace
 
 import llama_cpp
@@ -21,7 +20,6 @@ from operators.settings.long_rows import FULL, SMALL, YARN, RopeSettings
 from operators.settings.runtime import EngineSettings
 from pipeline.api.errors import ConfigError
 
-log = logging.getLogger(__name__)
 MOST_AT_ONCE = 2048
 """Tokens that a device computes at once. It does not stop in between; between two such parts of a call the CPU does."""
 
@@ -113,9 +111,6 @@ def for_placement(settings: EngineSettings, placement: LayerPlacement, *, whole:
     with fewer tokens that are computed at once, unless the cells of the cache follow from them, or calls cannot be cut
     (`whole`)."""
     if placement.on_cpu:
-        for key in ("kv_offload", "op_offload"):
-            if not getattr(settings, key):
-                log.warning("runtime.%s=false does nothing: no layer is on a device", key)
         return settings
     threads = settings.threads or (1 if placement.computes_all(settings) else None)
     if not whole and settings.window_cache != SMALL:

@@ -67,9 +67,11 @@ def kinds_of(names: Sequence[str]) -> str:
 
 
 def most_in_use(mb: Mapping[str, float]) -> Mapping[str, float]:
-    """Return `mb`, the most MiB of memory that were in use on some devices, with what is in use now. Not to be called
-    while one computes: the same connection may lead to it."""
-    now = {device.name: (device.total - device.free) / (1 << 20) for device in devices()} if mb else {}
+    """Return `mb`, the most MiB of memory that were in use on some devices, with what is in use now. Servers are not
+    asked: they may compute for another model, through the same connection."""
+    if not mb or any(kind in _KINDS and _name(handle).startswith("RPC") for handle, kind in _handles()):
+        return mb
+    now = {device.name: (device.total - device.free) / (1 << 20) for device in devices()}
     return {name: max(before, now[name]) for name, before in mb.items()}
 
 
@@ -79,8 +81,12 @@ def _device(handle: int, kind: int) -> Device:
         free, total = _memory(ggml("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int(_CPU)))
     registry = ctypes.c_void_p(_call("backend_reg", ctypes.c_void_p, handle))
     backend: bytes = ggml("ggml_backend_reg_name", ctypes.c_char_p, registry)
-    name, about = (_call(what, ctypes.c_char_p, handle) for what in ("name", "description"))
-    return Device(_text(name), _text(about), _text(backend), _KINDS[kind], free, total, handle)
+    about: bytes = _call("description", ctypes.c_char_p, handle)
+    return Device(_name(handle), _text(about), _text(backend), _KINDS[kind], free, total, handle)
+
+
+def _name(handle: int) -> str:
+    return _text(_call("name", ctypes.c_char_p, handle))
 
 
 def _memory(handle: int) -> tuple[int, int]:

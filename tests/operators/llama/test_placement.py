@@ -21,6 +21,7 @@ from operators.settings.layers import ALL, AUTO
 from operators.settings.runtime import EngineSettings
 from pipeline import PROJECT
 from pipeline.api.errors import ConfigError
+from pipeline.api.identity import PLANNED
 from pipeline.config.fingerprint import flat
 
 DENSE, EXPERTS = (PROJECT / "tests/families" / f"{name}.gguf" for name in ("qwen3", "qwen3moe"))
@@ -203,13 +204,11 @@ def test_a_model_that_another_cause_keeps_from_loading_is_not_tried_again(monkey
 def test_keys_for_devices_that_do_nothing_on_the_cpu_are_told(monkeypatch, caplog):
     machine(monkeypatch)
     settings = ModelSettings(path=str(EXPERTS), cpu_moe=True, override_tensor={"attn": "CPU"})
+    settings.room = replace(ROOM, kv_offload=False)
     placement.load_placed(settings, EXPERTS, lambda given: ("model", Packed()))
-    for_placement(EngineSettings(kv_offload=False), ON_CPU)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"model.cpu_moe does nothing: no layer of {EXPERTS.name} is on a device",
-        f"model.override_tensor does nothing: no layer of {EXPERTS.name} is on a device",
-        "runtime.kv_offload=false does nothing: no layer is on a device",
-    ]
+    idle = "model.cpu_moe, model.override_tensor, runtime.kv_offload=false"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == f"{EXPERTS.name}: no layer is on a device, so that these do nothing: {idle}"
 
 
 def test_calls_that_cannot_be_cut_are_computed_at_once_on_devices_too():
@@ -219,19 +218,29 @@ def test_calls_that_cannot_be_cut_are_computed_at_once_on_devices_too():
     assert for_placement(given, ON_CPU) == given
 
 
-@pytest.mark.parametrize(
-    ("has_rpc", "servers", "said"),
-    [
-        (False, "127.0.0.1:50052", "this llama.cpp has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON"),
-        (True, "127.0.0.1:1", "can be reached at '127.0.0.1:1', which is to be HOST:PORT"),
-        (True, "one", "can be reached at 'one', which is to be HOST:PORT"),
-    ],
-)
-def test_servers_that_are_not_there_are_refused_before_ggml_ends_the_process(monkeypatch, has_rpc, servers, said):
-    monkeypatch.setenv("LLAMA_ARG_RPC", servers)
-    asked = SimpleNamespace(
-        ggml_backend_reg_by_name=lambda name: int(has_rpc), ggml_backend_reg_get_proc_address=lambda *_: 1
-    )
-    monkeypatch.setattr(binding, "_lib", asked)
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        library._add_servers()
+@pytest.mark.parametrize("server", ["127.0.0.1:1", "one", "127.0.0.1:99999999", ":"])
+def test_servers_that_cannot_be_reached_are_refused_before_ggml_ends_the_process(monkeypatch, server):
+    monkeypatch.setenv("LLAMA_ARG_RPC", server)
+    with pytest.raises(ConfigError, match=re.escape(f"can be reached at {server!r}, which is to be HOST:PORT")):
+        library._reached_servers()
+
+
+def test_servers_are_refused_where_llama_cpp_has_no_rpc(monkeypatch):
+    without = SimpleNamespace(ggml_backend_reg_by_name=lambda name: 0, ggml_backend_reg_get_proc_address=None)
+    without.ggml_backend_reg_get_proc_address = lambda registry, name: 0
+    monkeypatch.setattr(binding, "_lib", without)
+    with pytest.raises(ConfigError, match="has no RPC; `CMAKE_ARGS=-DGGML_RPC=ON"):
+        library._add([b"127.0.0.1:50052"])
+
+
+def test_a_model_that_is_loaded_elsewhere_than_workers_will_is_planned_anew(monkeypatch):
+    settings = ModelSettings(path=str(DENSE), room=ROOM)
+    machine(monkeypatch, 4 * GIB, 4 * GIB)
+    placement.load_placed(settings, DENSE, lambda given: ("model", Packed()))
+    try:
+        assert placed().devices == ("CUDA0", "CUDA1")
+        machine(monkeypatch, 4 * GIB)
+        monkeypatch.setattr(PLANNED, "gpus", 1.0)
+        assert placed().devices == ("CUDA0",)
+    finally:
+        placement.unloaded(settings)

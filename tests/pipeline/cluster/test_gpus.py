@@ -10,7 +10,7 @@ import pytest
 from pipeline.api.errors import ConfigError
 from pipeline.api.identity import Gpu
 from pipeline.api.protocols import UsesModel
-from pipeline.cluster.gpus import VARIABLES, shares_of, workers_here
+from pipeline.cluster.gpus import SERVERS, VARIABLES, shares_of, workers_here
 from pipeline.cluster.pool import USUAL_WORKERS
 from pipeline.dataflow.graph import Graph, Node
 from pipeline.settings import ClusterSettings
@@ -70,6 +70,9 @@ def unset(monkeypatch):
         (0.5, None, ["0", "0", "1", "1", "2", "2", "3", "3"]),
         (1, "3, 1", ["3", "1"]),
         (0.5, "2", ["2", "2"]),
+        (0.4, "0,1", ["0", "0", "1", "1"]),
+        (0.7, "0,1", ["0", "1"]),
+        (1 / 3, "2", ["2", "2", "2"]),
     ],
 )
 @pytest.mark.parametrize(("backend", "variable"), [("CUDA", CUDA), ("ROCm", HIP), ("Vulkan", VULKAN)])
@@ -84,6 +87,10 @@ def test_each_worker_sees_gpus_of_its_own(monkeypatch, backend, variable, each, 
 def test_a_backend_that_sees_the_same_gpus_is_kept_from_them():
     shares = shared(Finds(gpus("CUDA", 2) + gpus("Vulkan", 2)), gpus=1)
     assert shares.environment(1) == {CUDA: "1", VULKAN: ""}
+
+
+def test_servers_are_kept_from_workers_that_have_gpus():
+    assert shared(Finds(gpus("CUDA", 1) + gpus("RPC", 1)), gpus=1).environment(0) == {CUDA: "0", SERVERS: ""}
 
 
 def test_a_gpu_in_the_processor_counts_only_where_there_is_no_other():
@@ -104,6 +111,8 @@ def test_a_gpu_in_the_processor_counts_only_where_there_is_no_other():
         ({"gpus": 1, "workers": 4}, r"CUDA2 \(a card, 3.0 GiB\); start no more than 3 workers \(cluster.workers\)"),
         ({"gpus": 2, "workers": 2}, "2 workers would need 4 GPUs, .* start no more than 1 workers"),
         ({"gpus": 0.5, "workers": 7}, "7 workers would need 4 GPUs, .* start no more than 6 workers"),
+        ({"gpus": 0.4, "workers": 7}, "7 workers would need 4 GPUs, .* start no more than 6 workers"),
+        ({"gpus": 1.5}, "two workers would share a GPU; it is a whole number, or a part of one"),
         ({"gpus": 4}, "1 worker would need 4 GPUs, .* leave it out, or ask for fewer"),
     ],
 )

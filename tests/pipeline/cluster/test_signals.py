@@ -4,6 +4,7 @@ on."""
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -56,6 +57,16 @@ def lives(process: psutil.Process) -> bool:
     return False
 
 
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill what is left of a run, or of a test that failed: a cluster of Ray would slow all tests after it."""
+    if process.poll() is None:
+        driver = psutil.Process(process.pid)
+        for each in [*driver.children(recursive=True), driver]:
+            with suppress(psutil.Error):
+                each.kill()
+        process.communicate()
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, str]:
     """The bytes of a run without workers."""
@@ -69,13 +80,14 @@ def alone(tmp_path_factory) -> dict[str, str]:
     ("kind", "sent", "stage"),
     [(kind, sent, stage) for kind, sent in SENT.items() for stage in STAGES] + [("ray", signal.SIGINT, "commit")],
 )
-def test_a_signal_ends_all_workers(kind: str, sent: signal.Signals, stage: str, alone, tmp_path: Path) -> None:
+def test_a_signal_ends_all_workers(kind: str, sent: signal.Signals, stage: str, alone, tmp_path: Path, request) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason="the extra `ray` is not installed")
     model = (*MODEL, f"model.loader={OPS}:load", f"+model.options.folder={tmp_path}")
     cluster = (*CLUSTERS[kind], "cluster.workers=2", "cluster.piece_rows=4")
     slow = f"+model.options.load_s={60 if stage == 'load' else 0}"
     process = start(command("quickstart", tmp_path / "out", *model, slow, *cluster))
+    request.addfinalizer(lambda: kill_all(process))
     there: set[psutil.Process] = set()
     stores: set[psutil.Process] = set()
 

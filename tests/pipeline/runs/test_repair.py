@@ -143,7 +143,7 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     compose.register_job(found)
     # The fake model has no head, and no URL.
     is_special = name in ("classify_head", "judge_by_endpoint", "openai_rerank", "rerank")
-    overrides = [f"job={found.key}", *([] if is_special else ["model=fake"])]
+    overrides = [f"job={found.key}", "cluster=processes", *([] if is_special else ["model=fake"])]
     if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
     with hydra.initialize_config_dir(str(keys.CONF), version_base="1.3"):
@@ -151,6 +151,7 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     again = settings_from(to_yaml(settings), tmp_path / "out")
     assert fingerprint_of(again, build_graph(again)) == fingerprint_of(settings, build_graph(settings))
     assert again.nodes == settings.nodes
+    assert again.cluster == settings.cluster
 
 
 def test_paths_and_modules_mean_what_they_did_for_the_run(tmp_path, monkeypatch):
