@@ -30,7 +30,8 @@ def load_model(runtime: Runtime, settings: ModelSettings) -> Model:
     """Return the model of `settings`: loaded once per process, shared by all nodes and runs. The run shows what is in
     use of the memory of its devices."""
     model = runtime.shared(model_key(settings), lambda: _loaded(settings), close_model)
-    for name in model.placement.devices:
+    placement: LayerPlacement = getattr(model, "placement", ON_CPU)  # which a loader of the user's may not know
+    for name in placement.devices:
         number = Number(f"most memory of {name} in use, by all processes, when a context was made", "MiB", MEMORY)
         of_device = re.sub(r"[^a-z0-9_]", "_", name.lower())
         runtime.number(f"peak_memory_mb_{of_device}", number, partial(_in_use, model, name), of_run=True)
