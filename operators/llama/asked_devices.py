@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from operators.llama.devices import Device, devices
 from pipeline.api.errors import ConfigError
-from pipeline.api.identity import PLANNED, Gpu
+from pipeline.api.identity import PLANNED, Gpu, for_workers
 
 _TIMEOUT_S = 120
 _ASK = """import dataclasses, json, sys
@@ -27,7 +27,7 @@ def gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that llama.cpp finds in a process with `environment`, in its order. Raises ConfigError if that
     process fails."""
     found = _asked(frozenset(environment.items()), _now())
-    return tuple(Gpu(each.name, each.description, each.backend, each.kind == "igpu", each.total) for each in found)
+    return tuple(Gpu(each.name, each.description, each.backend, each.shares_memory, each.total) for each in found)
 
 
 def planned_devices() -> tuple[Device, ...]:
@@ -35,9 +35,7 @@ def planned_devices() -> tuple[Device, ...]:
     own, those that one of them will find. Raises ConfigError if they cannot be asked for."""
     if not (each := PLANNED.gpus):
         return devices()
-    found = _asked(frozenset(os.environ.items()), _now())
-    apart = [device for device in found if device.kind == "gpu"] or found
-    return tuple(device for device in apart if device.backend == apart[0].backend)[: math.ceil(each)]
+    return tuple(for_workers(_asked(frozenset(os.environ.items()), _now()))[: math.ceil(each)])
 
 
 def _now() -> int:

@@ -4,9 +4,9 @@ the GPUs that may compute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 _GIB = 1 << 30
 
@@ -81,6 +81,23 @@ class Gpu(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description}, {self.total / _GIB:.1f} GiB)"
+
+
+class _OfBackend(Protocol):
+    @property
+    def backend(self) -> str: ...
+    @property
+    def shares_memory(self) -> bool: ...
+
+
+G = TypeVar("G", bound=_OfBackend)
+
+
+def for_workers(found: Sequence[G]) -> list[G]:
+    """Return the GPUs that are shared out to workers: of the first backend, as others may have the same cards, and one
+    that shares the machine's memory only where there is no other."""
+    apart = [gpu for gpu in found if not gpu.shares_memory] or found
+    return [gpu for gpu in apart if gpu.backend == apart[0].backend]
 
 
 def listed(gpus: Iterable[Gpu]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.api.errors import ConfigError
-from pipeline.api.identity import Gpu, listed
+from pipeline.api.identity import Gpu, for_workers, listed
 from pipeline.api.protocols import UsesModel
 from pipeline.api.user_code import planning
 from pipeline.cluster.pool import USUAL_WORKERS
@@ -84,9 +84,8 @@ def shares_of(cluster: ClusterSettings, graph: Graph) -> Shares | None:
         raise ConfigError(f"{key}: two workers would share a GPU; it is a whole number, or a part of one GPU")
     if (found := _asked(graph, os.environ)) is None:
         return _unknown(cluster)
-    apart = [gpu for gpu in found if not gpu.shares_memory] or found
-    backend = apart[0].backend if apart else ""
-    gpus = [gpu for gpu in apart if gpu.backend == backend]
+    gpus = for_workers(found)
+    backend = gpus[0].backend if gpus else ""
     if (needed := _needed(cluster.workers or 1, cluster.gpus)) > len(gpus):
         fits = _most_workers(len(gpus), cluster.gpus)
         remedy = f"start no more than {fits} workers (cluster.workers)" if fits else "leave it out, or ask for fewer"

@@ -39,6 +39,11 @@ class Device:
     total: int
     handle: int
 
+    @property
+    def shares_memory(self) -> bool:
+        """True if it has no memory of its own, but some of the machine's."""
+        return self.kind == "igpu"
+
     def __str__(self) -> str:
         return f"{self.name} ({self.description}, {self.free / _GIB:.1f} of {self.total / _GIB:.1f} GiB free)"
 

@@ -182,7 +182,7 @@ def test_a_device_that_has_too_little_refuses_and_one_of_which_too_little_is_fre
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("gpus", "size"), [(0, 900), (1, 300)])
+@pytest.mark.parametrize(("gpus", "size"), [(0, 900), (1, 300), (0.5, 600), (0.7, 300), (0.1, 900)])
 def test_workers_have_all_of_it_for_themselves_on_devices_that_they_share_or_have(tmp_path, gpus, size):
     cluster = ClusterSettings(pool="processes", workers=3, gpus=gpus)
     lines = on_device(tmp_path, cluster)[1].plan_lines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import hydra
@@ -16,6 +17,7 @@ from pipeline.config.build import build_graph
 from pipeline.config.config_yaml import settings_from, to_yaml
 from pipeline.config.fingerprint import fingerprint_of
 from pipeline.config.jobs import JOBS, find_job
+from pipeline.settings import JobSettings
 from tests.pipeline.damage import ODD, OPS, cut, files, flip, garbage, inodes, job, run
 from tests.sets import often
 
@@ -151,6 +153,8 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     again = settings_from(to_yaml(settings), tmp_path / "out")
     assert fingerprint_of(again, build_graph(again)) == fingerprint_of(settings, build_graph(settings))
     assert again.nodes == settings.nodes
+    kinds = [{key.name: type(getattr(each, key.name)) for key in fields(JobSettings)} for each in (again, settings)]
+    assert kinds[0] == kinds[1] | {"output_dir": str}
     assert again.cluster == settings.cluster
 
 
