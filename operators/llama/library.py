@@ -60,9 +60,10 @@ def log_callback(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 
 @functools.cache
-def initialise() -> None:
+def initialise() -> str:
     """Set the log callback and start the backends, and that of GGML_BACKEND_PATH, with the servers of LLAMA_ARG_RPC.
     The callback lives as long as this module. Raises ConfigError if that one cannot be loaded, or these not be reached.
+    Returns the last error of which a backend told meanwhile, as CUDA does of a driver that is missing; "": none did.
 
     A build with `backend=any_cpu` has none until they are loaded: the best of the libraries libggml-cpu-*.so that lie
     beside the others. llama.cpp looks for them beside the program, which is Python's. They are asked for through
@@ -76,6 +77,7 @@ def initialise() -> None:
     _load_plugin()
     _add(servers)
     llama_cpp.llama_backend_init()
+    return "".join(_errors()[-1:])
 
 
 @functools.cache
@@ -147,5 +149,8 @@ def recent_lines() -> list[str]:
 
 def last_errors(count: int = 3) -> str:
     """Return the last log lines about an error, for messages."""
-    telling = [line for line in _RECENT if "error" in line or "fail" in line or "invalid" in line]
-    return "; ".join(telling[-count:]) or "llama.cpp gave no reason"
+    return "; ".join(_errors()[-count:]) or "llama.cpp gave no reason"
+
+
+def _errors() -> list[str]:
+    return [line for line in _RECENT if "error" in line or "fail" in line or "invalid" in line]

@@ -19,7 +19,7 @@ import llama_cpp
 from operators.engine.backend.loading import model_key
 from operators.engine.backend.placement import HOST, ON_CPU, LayerPlacement
 from operators.llama.asked_devices import planned_devices
-from operators.llama.devices import Device, describe, devices, ggml
+from operators.llama.devices import Device, describe, devices, ggml, without_devices
 from operators.llama.devices.no_room import no_room
 from operators.llama.layer_sizes import Layers, bytes_on, context_bytes, layers_of
 from operators.llama.library import forget_errors, last_errors
@@ -33,7 +33,6 @@ from pipeline.api.identity import PLANNED
 
 MARGIN = 1 << 30
 """Bytes that `auto` leaves free on each device, for what drivers and guesses do not tell."""
-BUILD = "`python -m pipeline build backend=cuda` builds llama.cpp for NVIDIA's; `python -m pipeline doctor` lists them"
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """The matrices of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX."""
 log = logging.getLogger(__name__)
@@ -104,6 +103,8 @@ def load_placed(
         log.info("%s: %s%s", path.name, "model.gpu_layers=auto: " if is_open else "", placement)
     elif is_open and (found := _used(settings)):
         log.info("%s: model.gpu_layers=auto: the CPU computes, as no layer fits beside %s", path.name, describe(found))
+    elif is_open and settings.device is None and (why := without_devices()):
+        log.warning("%s: the CPU computes, as %s; if that is meant, model.gpu_layers=0 says so", path.name, why)
     room = _room(settings)
     idle = [f"model.{key}" for key in ("cpu_moe", "n_cpu_moe", "override_tensor") if getattr(settings, key)]
     idle += [f"runtime.{key}=false" for key in ("kv_offload", "op_offload") if not (_loaded or getattr(room, key))]
@@ -128,11 +129,10 @@ def _used(settings: ModelSettings) -> tuple[Device, ...]:
     by_name = {device.name: device for device in found}
     if names is None:
         used = _usual(found)
-    elif names == [NO_DEVICE]:
-        used = ()
     else:
-        check(by_name.keys() >= set(names), "model.device", settings.device, f"{there}; model.device=none is the CPU")
-        used = tuple(by_name[name] for name in names)
+        fits = names == [NO_DEVICE] or by_name.keys() >= set(names)
+        check(fits, "model.device", settings.device, f"{there}; model.device=none is the CPU")
+        used = tuple(by_name[name] for name in names if name != NO_DEVICE)
     if settings.split_mode == ONE:
         number = settings.main_gpu or 0
         fits = number < len(used) or (not used and settings.main_gpu is None)
@@ -144,7 +144,8 @@ def _used(settings: ModelSettings) -> tuple[Device, ...]:
     shares = settings.tensor_split
     fits = shares is None or len(shares) == len(used)
     check(fits, "model.tensor_split", shares, f"it has a share for each device that is used, {len(used)}; {there}")
-    needs = f"{there}; use 0 or auto. {BUILD}" if not found else "model.device=none leaves no device for them"
+    remedy = "mend its driver" if without_devices() else "`python -m pipeline build backend=cuda` is for NVIDIA's"
+    needs = f"{there}; use 0 or auto, or {remedy}" if not found else "model.device=none leaves no device for them"
     check(bool(used) or settings.gpu_layers in (0, AUTO), "model.gpu_layers", settings.gpu_layers, needs)
     used = () if settings.gpu_layers == 0 else used
     for pattern, to in (settings.override_tensor or {}).items():
@@ -195,8 +196,7 @@ def _check_patterns(overrides: Mapping[str, str], layers: Layers) -> None:
 
 
 def _refusal(path: Path, placement: LayerPlacement) -> str | None:
-    """Return why llama.cpp does not take the patterns of a placement, which are of C++; None if it does. It is asked by
-    loading the model without memory."""
+    """Return why llama.cpp, which loads the model without memory for this, refuses the patterns; None: it does not."""
     if placement.on_cpu or PLANNED.gpus:  # a worker asks
         return None
     params = llama_cpp.llama_model_default_params()

@@ -1,7 +1,7 @@
 // GPUs for tests: devices with memory of their own, of a limited size and not readable by the host, which compute with
 // ggml's CPU backend. ggml loads it into any build (GGML_BACKEND_PATH). No asynchronous calls, events or pinned memory.
 //
-//   FAKE_GPU_COUNT=2         devices, named Fake0, Fake1 ...
+//   FAKE_GPU_COUNT=2         devices, named Fake0, Fake1 ...; of none the driver is told to be missing
 //   FAKE_GPU_MB=1024         MiB of each: a number, or a list of which the last stands for those that follow
 //   FAKE_GPU_DESCRIPTION=..  what they are
 //   FAKE_GPU_TYPE=igpu       they share the machine's memory
@@ -12,6 +12,7 @@
 //   FAKE_GPU_LOG=FILE        FILE.PID holds the Counts of each device, as they are at any time
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
+#include "ggml-impl.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -193,6 +194,7 @@ void find_gpus() {
     for (long i = 0, count = std::stol(setting("FAKE_GPU_COUNT", "2")); i < count; i++) all += std::to_string(i) + ",";
     const char * chosen = getenv("FAKE_GPU_VISIBLE_DEVICES");  // empty: none
     const std::vector<std::string> numbers = list(chosen ? chosen : all);
+    if (numbers.empty()) GGML_LOG_ERROR("fake_init: failed to initialize: there is no driver\n");
     Counts * counts = shared_counts(numbers.size());
     for (const std::string & each : numbers) {
         auto gpu = std::make_unique<Gpu>();

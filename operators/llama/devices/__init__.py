@@ -12,6 +12,7 @@ from llama_cpp import llama_cpp as binding
 from operators.llama.library import initialise
 
 _CPU, _KINDS = 0, {1: "gpu", 2: "igpu"}
+_SERVERS = "RPC"
 _ACCELERATOR = 3
 """ggml's type of a device that computes in the CPU's memory, such as BLAS."""
 _GIB = 1 << 30
@@ -60,9 +61,22 @@ def has_accelerator() -> bool:
     return any(kind == _ACCELERATOR for _, kind in _handles())
 
 
+def without_devices() -> str:
+    """Return which parts of this llama.cpp are for GPUs and find none, with what they told: "CUDA finds none
+    (ggml_cuda_init: ... driver version is insufficient ...)"; "" if there is no such part, or another finds some."""
+    told, found = initialise(), [kind for _, kind in _handles()]
+    count: int = ggml("ggml_backend_reg_count", ctypes.c_size_t)
+    every = [ctypes.c_void_p(ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t(i))) for i in range(count)]
+    empty = [each for each in every if not ggml("ggml_backend_reg_dev_count", ctypes.c_size_t, each)]
+    names = {_text(ggml("ggml_backend_reg_name", ctypes.c_char_p, each)) for each in empty} - {_SERVERS}
+    if not names or any(kind in _KINDS for kind in found):
+        return ""
+    return f"{', '.join(sorted(names))} finds none{f' ({told})' if told else ''}"
+
+
 def describe(devices: Sequence[Device]) -> str:
-    """Return `devices` for a message: "CUDA0 (NVIDIA H100, 78.1 of 79.6 GiB free)", or "no GPU"."""
-    return ", ".join(map(str, devices)) or "no GPU"
+    """Return `devices` for a message: "CUDA0 (NVIDIA H100, 78.1 of 79.6 GiB free)", or "no GPU", and who finds none."""
+    return ", ".join(map(str, devices)) or "no GPU" + (f": {why}" if (why := without_devices()) else "")
 
 
 def kinds_of(names: Sequence[str]) -> str:
@@ -74,7 +88,7 @@ def kinds_of(names: Sequence[str]) -> str:
 def most_in_use(mb: Mapping[str, float]) -> Mapping[str, float]:
     """Return `mb`, the most MiB of memory that were in use on some devices, with what is in use now. Servers are not
     asked: they may compute for another model, through the same connection."""
-    if not mb or any(kind in _KINDS and _name(handle).startswith("RPC") for handle, kind in _handles()):
+    if not mb or any(kind in _KINDS and _name(handle).startswith(_SERVERS) for handle, kind in _handles()):
         return mb
     now = {device.name: (device.total - device.free) / (1 << 20) for device in devices()}
     return {name: max(before, now[name]) for name, before in mb.items()}
