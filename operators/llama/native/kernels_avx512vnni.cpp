@@ -5,7 +5,7 @@
 
 namespace {
 struct Lanes {
-    static constexpr int COUNT = 16;
+    static constexpr int COUNT = 16, WIDEST = 16;
     static constexpr bool PAIRS = true;
     using Bytes = __m512i;
     using Floats = __m512;

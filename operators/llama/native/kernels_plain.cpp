@@ -6,7 +6,7 @@
 
 namespace {
 struct Lanes {
-    static constexpr int COUNT = 1;
+    static constexpr int COUNT = 1, WIDEST = 1;
     static constexpr bool PAIRS = false;
     struct Bytes { uint8_t at[4]; };
     using Floats = float;

@@ -11,7 +11,7 @@ bool has_avx2() {  // clang 16 has no name for F16C: leaf 1, ECX bit 29
 }
 
 struct Lanes256 {
-    static constexpr int COUNT = 8;
+    static constexpr int COUNT = 8, WIDEST = 16;
     static constexpr bool PAIRS = false;
     using Bytes = __m256i;
     using Floats = __m256;

@@ -13,10 +13,10 @@ constexpr int8_t NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the numbers
 
 // What the formats share: UNITS of a packed struct, largest stored value (MOST), log2 of the offset (SHIFT; -1: none
-// but a minimum). Each says how to `open` unit `u` into eight vectors, and its scales.
+// but a minimum), SCALES of a unit. Each says how to `open` unit `u` into eight vectors, and its scales.
 template <class P, int UNITS_OF, int MOST_OF, int SHIFT_OF> struct Stored {
     using Packed = P;
-    static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF;
+    static constexpr int UNITS = UNITS_OF, MOST = MOST_OF, SHIFT = SHIFT_OF, SCALES = 1;
     static constexpr bool IS_OPEN = false;
     const Packed & packed;
     const int part;  // of the rows of the group, so many as a vector has
@@ -100,6 +100,7 @@ struct FormatQ5_K : FormatK<PackedQ5_K, 31> {
 };
 
 struct FormatQ6_K : Stored<PackedQ6_K, 8, 63, 5> {
+    static constexpr int SCALES = 2;  // of a unit
     void open(int u, Lanes::Bytes * out) const {
         nibbles(packed.values[u], out);
         for (int h = 0; h < 2; h++) {
@@ -207,9 +208,16 @@ void pair(const typename Format::Packed * group, const Block * const * inputs, i
     }
 }
 
+// Computes more than two columns, where a class Lanes says that its tiles are of WIDEST 2: its file defines it.
+template <class Format>
+void in_blocks(const void * groups, int count, const Block * const * inputs, int blocks, float * const * outputs, int columns);
+
 // Takes as many columns at once as there is a kernel for.
 template <class Format>
 void columns_of(const void * groups, int count, const Block * const * inputs, int blocks, float * const * outputs, int columns) {
+    if constexpr (Lanes::WIDEST == 2) {
+        if (columns > 2) return in_blocks<Format>(groups, count, inputs, blocks, outputs, columns);
+    }
     const auto * group = (const typename Format::Packed *) groups;
     const int in_group = blocks / Format::UNITS;
     int paired = 0, taken;
@@ -228,9 +236,11 @@ void columns_of(const void * groups, int count, const Block * const * inputs, in
     for (int c = 0; c < columns && paired < count; c += taken) {
         auto * kernel = tile<Format, 1>;
         taken = 1;
-        if constexpr (Lanes::COUNT > 1) {
+        if constexpr (Lanes::WIDEST == 16) {
             TAKE(16, tile) else TAKE(12, tile) else TAKE(8, tile) else TAKE(6, tile) else TAKE(4, tile) else TAKE(3, tile)
             else TAKE(2, tile)
+        } else if constexpr (Lanes::WIDEST == 2) {
+            TAKE(2, tile)
         }
         for (int i = paired; i < count; i++) kernel(group + i * in_group, inputs + c, blocks, outputs + c, i * ROWS);
     }
