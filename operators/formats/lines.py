@@ -1,4 +1,4 @@
-"""Lines of a text file, each a row as it is."""
+"""Lines of a text file, each a row: its text without the white space at both ends."""
 
 from __future__ import annotations
 

@@ -158,7 +158,9 @@ class Reader(ABC):
                 f"{self.key} is for files without types, as JSONL and CSV are; {file} has a schema of its own"
             )
         if types == TEXT and not self.texts:
-            raise ConfigError(f"data.types={TEXT} is for CSV; name the columns of {file}: data.types={{zip: json}}")
+            raise ConfigError(
+                f"data.types={TEXT} is for files of texts, as CSV; name the columns of {file}: data.types={{zip: json}}"
+            )
         self.file = file
         self.all_text = types == TEXT
         self.types: Mapping[str, str] = types if isinstance(types, Mapping) else {}

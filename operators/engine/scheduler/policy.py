@@ -1,4 +1,4 @@
-"""The scheduling policy: all rules, as functions. Change a rule here.
+"""The scheduling policy: what is chosen, as functions. Change a rule here; docs/changing.md has what stands elsewhere.
 
 | function | decides | applied by |
 |---|---|---|

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from operators.formats.csv import CsvReader
 from operators.formats.input_file import InputFile
+from operators.formats.lines import LinesReader
 from operators.formats.reader import ReadKeys
 from operators.formats.registry import ENDINGS, FORMATS, WRITTEN, FormatKeys
 from operators.formats.text_file import TextReader
@@ -182,6 +183,12 @@ LINES = {
         [b"", b"\t\r", b" "],
     ),
 }
+
+
+def test_each_format_of_lines_is_tried():
+    """One of which each line is a row, and that has no lines here, would have no test of its bad ones."""
+    of_lines = {name for name, each in FORMATS.items() if issubclass(each.reader, LinesReader)}
+    assert of_lines <= {*LINES}
 
 
 @pytest.mark.parametrize("name", LINES)
