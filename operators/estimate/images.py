@@ -1,4 +1,4 @@
-"""What the images of rows add to the cost of a Generate node: reading their files, and memory; and which rows with
+"""Cost of the images of rows, beside that of a Generate node: reading their files, and memory; and which rows with
 images are in the completion store."""
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def load_placed(
         _loaded[model_key(settings)] = _Loaded(placement, plan.contexts(placement))
         log.info("%s: %s%s", path.name, "model.gpu_layers=auto: " if is_open else "", placement)
     elif is_open and (found := _used(settings)):
-        log.info("%s: model.gpu_layers=auto: the CPU computes, as no layer fits beside %s", path.name, describe(found))
+        log.warning("%s: the CPU computes, as no layer fits beside %s", path.name, describe(found))
     elif is_open and settings.device is None and (why := without_devices()):
         log.warning("%s: the CPU computes, as %s; if that is meant, model.gpu_layers=0 says so", path.name, why)
     room = _room(settings)
@@ -144,8 +144,8 @@ def _used(settings: ModelSettings) -> tuple[Device, ...]:
     shares = settings.tensor_split
     fits = shares is None or len(shares) == len(used)
     check(fits, "model.tensor_split", shares, f"it has a share for each device that is used, {len(used)}; {there}")
-    remedy = "mend its driver" if without_devices() else "`python -m pipeline build backend=cuda` is for NVIDIA's"
-    needs = f"{there}; use 0 or auto, or {remedy}" if not found else "model.device=none leaves no device for them"
+    build = "" if without_devices() else "; `python -m pipeline build backend=cuda` builds llama.cpp for NVIDIA's"
+    needs = f"{there}; use 0 or auto{build}" if not found else "model.device=none leaves no device for them"
     check(bool(used) or settings.gpu_layers in (0, AUTO), "model.gpu_layers", settings.gpu_layers, needs)
     used = () if settings.gpu_layers == 0 else used
     for pattern, to in (settings.override_tensor or {}).items():

@@ -46,6 +46,13 @@ COUNTS = {
 }
 """The counters of a stage: attributes of its meter, columns of metrics/stages.parquet and keys of status.json, with
 their name for Prometheus and what they are. With workers the driver counts ROWS, by answers, so each once."""
+TAKEN = {
+    "stage_seconds",
+    "cache_queries",
+    "cache_hits",
+    *(f"{name}".removesuffix("_total") for name, _ in COUNTS.values()),
+}
+"""Names that a number of an operator's own cannot have, as Prometheus has them of every run, with `_total`."""
 
 
 class StageClock:

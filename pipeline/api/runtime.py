@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.api.meter import COUNTS, CacheUse, Clock, StageMeter
+from pipeline.api.meter import TAKEN, CacheUse, Clock, StageMeter
 from pipeline.api.numbers import Number, added
 from pipeline.api.user_code import or_else
 
@@ -201,9 +201,9 @@ class Runtime:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"a number's name has a to z, 0 to 9 and _ alone, and begins with a letter: {name!r}")
-        if any(f"{name}_total" == taken for taken, _ in COUNTS.values()):
+        if name in TAKEN:
             raise ValueError(
-                f"{name} is counted of each stage already, and would not reach Prometheus: name it otherwise"
+                f"{name} is a number of every run for Prometheus, where this would be lost; name it otherwise"
             )
         key = name if of_run else f"{self.node}/{name}"
         self.context.numbers[name] = number

@@ -1,4 +1,4 @@
-"""Which worker has which piece, and what becomes of the pieces of one that ends. Plain Python, no clock, no
+"""Assignments of pieces to workers: who has which, and what becomes of them if one ends. Plain Python, no clock, no
 thread.
 
 A worker that ends may have been ended by a row (a crash in native code, no memory left). So pieces that it had are

@@ -1,4 +1,4 @@
-"""What `calibrate` leaves in the directory of a run: figures, joined labels, and the report and the card with them."""
+"""Files that `calibrate` leaves in a run's directory: figures, joined labels, report and card with them."""
 
 from __future__ import annotations
 

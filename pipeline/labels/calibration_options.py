@@ -1,4 +1,4 @@
-"""What `calibrate` is asked: columns, the positive verdict, what the threshold has to reach."""
+"""Options of `calibrate`: columns, the positive verdict, what the threshold has to reach."""
 
 from __future__ import annotations
 

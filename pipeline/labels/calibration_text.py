@@ -1,4 +1,4 @@
-"""What `calibrate` prints: the tables of the report as text, what to know about the labels, and what to do next."""
+"""Text that `calibrate` prints: the tables of the report as text, what to know about the labels, and what to do."""
 
 from __future__ import annotations
 

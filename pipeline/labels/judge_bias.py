@@ -1,5 +1,5 @@
-"""What a judge goes by beside the answer: their order, chance, their length. Over all rows of a run; queries aggregate
-while they read."""
+"""Biases of a judge: what it goes by beside the answer (their order, chance, their length). Over all rows of a run;
+queries aggregate while they read."""
 
 from __future__ import annotations
 

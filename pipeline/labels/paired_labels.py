@@ -1,4 +1,4 @@
-"""Which of two runs has the better judge, by the same labels: paired, since both have judged the same rows."""
+"""Comparison of the judges of two runs by the same labels: paired, since both have judged the same rows."""
 
 from __future__ import annotations
 

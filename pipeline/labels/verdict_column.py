@@ -1,4 +1,4 @@
-"""Which column of a run is its verdict, where the user names none, and what labels people may choose from."""
+"""Choice of a run's verdict column, where the user names none, and of the labels that people choose from."""
 
 from __future__ import annotations
 

@@ -29,6 +29,10 @@ OTHER_JOBS = {
     "a head": ("job=rerank", "data.limit=8"),
     "choices": ("job=classify", "data.limit=8"),
 }
+NO_DRIVER = (
+    "Fake finds none (fake_init: failed to initialize: there is no driver): see to its driver, and to what may hide"
+    " GPUs (a container, CUDA_VISIBLE_DEVICES)"
+)
 ON_DEVICES = ("model.gpu_layers=all", "runtime.threads=1")
 
 
@@ -130,19 +134,24 @@ def test_the_doctor_lists_devices_and_decodes_on_them(gpus):
 
 
 def test_a_backend_without_devices_is_no_gpu(gpus):
-    text = "no GPU: Fake finds none (fake_init: failed to initialize: there is no driver)"
+    text = f"no GPU: {NO_DRIVER}"
     assert gpus.having(count=0).call(cases.listed) == {"devices": [], "text": text}
     assert f"devices            {text}" in gpus.having(count=0).pipeline("doctor").stdout
 
 
 def test_a_run_tells_why_no_device_computes(gpus, tmp_path):
-    none, why = gpus.having(count=0), "Fake finds none (fake_init: failed to initialize: there is no driver)"
+    none = gpus.having(count=0)
     assert run(none, tmp_path / "out") == ExitCode.DONE
-    assert (tmp_path / "out/run.log").read_text().count(f"the CPU computes, as {why}; if that is meant, model") == 1
-    assert run(none, tmp_path / "meant", "model.gpu_layers=0") == ExitCode.DONE
-    assert "finds none" not in (tmp_path / "meant/run.log").read_text()
+    assert (tmp_path / "out/run.log").read_text().count(
+        f"the CPU computes, as {NO_DRIVER}; if that is meant, model"
+    ) == 1
+    for word in ("model.gpu_layers=0", "model.device=none"):
+        assert run(none, tmp_path / word, word) == ExitCode.DONE
+        assert "finds none" not in (tmp_path / word / "run.log").read_text()
+    assert run(gpus.having(count=1, mb=12), tmp_path / "full") == ExitCode.DONE
+    assert "the CPU computes, as no layer fits beside Fake0 (" in (tmp_path / "full/run.log").read_text()
     assert run(none, tmp_path / "all", "model.gpu_layers=all") == ExitCode.CONFIG
-    assert f"there is no GPU: {why}; use 0 or auto, or mend its driver" in (tmp_path / "said.txt").read_text()
+    assert f"there is no GPU: {NO_DRIVER}; use 0 or auto\n" in (tmp_path / "said.txt").read_text()
 
 
 def test_a_device_that_does_not_tell_its_memory_has_that_of_the_machine(gpus):

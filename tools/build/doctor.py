@@ -136,8 +136,8 @@ def _text(report: dict[str, Any]) -> str:
     build = report["build"]
     facts = report["versions"] | report["machine"] | report["llama"]
     if "devices" in facts:
-        why = facts.pop("without devices", None)
-        facts["devices"] = "; ".join(facts["devices"]) or f"no GPU{f': {why}' if why else ''}"
+        nothing = facts.pop("no devices")
+        facts["devices"] = "; ".join(facts["devices"]) or nothing
     if build:
         facts["built with"] = f"{build.get('compiler')}, {build.get('why')}"
         facts |= {name: build[name] for name in ("CMAKE_ARGS", "CFLAGS") if build.get(name)}

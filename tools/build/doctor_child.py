@@ -19,7 +19,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _ggml
 
-from operators.llama.devices import devices, without_devices
+from operators.llama.devices import describe, devices
 from operators.llama.library import initialise
 from operators.llama.model import LlamaModel
 from operators.llama.packed import state
@@ -41,8 +41,7 @@ def info() -> dict[str, Any]:
     answer: dict[str, Any] = {"kernels": state()[1]}
     answer["system_info"] = llama_cpp.llama_print_system_info().decode().strip()
     answer["devices"] = [f"{device}, {device.kind} of {device.backend}" for device in devices()]
-    if why := without_devices():
-        answer["without devices"] = why
+    answer["no devices"] = describe(())
     answer["images"] = images()
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(_ggml.libggml, name, None)

@@ -62,8 +62,8 @@ def has_accelerator() -> bool:
 
 
 def without_devices() -> str:
-    """Return which parts of this llama.cpp are for GPUs and find none, with what they told: "CUDA finds none
-    (ggml_cuda_init: ... driver version is insufficient ...)"; "" if there is no such part, or another finds some."""
+    """Return which parts of this llama.cpp are for GPUs and find none, with what they told and what to look at: "CUDA
+    finds none (ggml_cuda_init: ...): see to its driver, ..."; "" if there is no such part, or another finds some."""
     told, found = initialise(), [kind for _, kind in _handles()]
     count: int = ggml("ggml_backend_reg_count", ctypes.c_size_t)
     every = [ctypes.c_void_p(ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t(i))) for i in range(count)]
@@ -71,7 +71,8 @@ def without_devices() -> str:
     names = {_text(ggml("ggml_backend_reg_name", ctypes.c_char_p, each)) for each in empty} - {_SERVERS}
     if not names or any(kind in _KINDS for kind in found):
         return ""
-    return f"{', '.join(sorted(names))} finds none{f' ({told})' if told else ''}"
+    look = "see to its driver, and to what may hide GPUs (a container, CUDA_VISIBLE_DEVICES)"
+    return f"{', '.join(sorted(names))} finds none{f' ({told})' if told else ''}: {look}"
 
 
 def describe(devices: Sequence[Device]) -> str:

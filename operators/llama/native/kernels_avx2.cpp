@@ -21,14 +21,13 @@ struct Lanes : Lanes256 {
 #pragma GCC unroll 8
         for (int i = FROM; i < TO; i += FIT<MOST>) {
             auto pairs = _mm256_setzero_si256();
-            for (int j = i; j < i + FIT<MOST> && j < TO; j++) {
-                pairs = _mm256_add_epi16(pairs, two<MOST>(weights[j], _mm256_set1_epi32(inputs[j])));
-            }
+            for (int j = i; j < i + FIT<MOST> && j < TO; j++) pairs = _mm256_add_epi16(pairs, two<MOST>(weights[j], inputs[j]));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
         }
         return _mm256_cvtepi32_ps(sum);
     }
-    template <int MOST> static __m256i two(Bytes weights, Bytes four) {
+    template <int MOST> static __m256i two(Bytes weights, int32_t inputs) {
+        const auto four = _mm256_set1_epi32(inputs);
         if (MOST <= 63) return _mm256_maddubs_epi16(weights, four);
         const auto values = _mm256_xor_si256(weights, _mm256_set1_epi8((char) 128));  // without the offset
         return _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(four, values));

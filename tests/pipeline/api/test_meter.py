@@ -154,8 +154,6 @@ def test_a_name_that_files_could_not_have_is_refused(tmp_path, name):
     runtime = Runtime.__new__(Runtime)
     with pytest.raises(ValueError, match="a number's name has a to z, 0 to 9 and _ alone"):
         runtime.number(name, Number("sheep"), lambda: 0)
-    with pytest.raises(ValueError, match="completion_tokens is counted of each stage already"):
-        runtime.number("completion_tokens", Number("sheep"), lambda: 0)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), st.integers(-99, 99)), max_size=4))

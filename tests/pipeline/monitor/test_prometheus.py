@@ -15,6 +15,8 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.api.meter import BOUNDS_S, Histogram
+from pipeline.api.numbers import Number
+from pipeline.api.runtime import Runtime
 from pipeline.cli.main import main
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
@@ -110,6 +112,18 @@ def test_names_that_need_it_are_escaped_and_while_it_runs_what_is_not_known_is_n
     assert samples["llama_batch_running", 'job="squares"'] == 1
     assert samples["llama_batch_eta_seconds", 'job="squares"'] == 12.5
     assert {"llama_batch_exit_code", "llama_batch_rows_expected"} & types.keys() == set()
+
+
+def test_no_number_can_have_the_name_of_a_counter_that_every_run_has(tmp_path):
+    run(job(tmp_path / "out"))
+    status = json.loads((tmp_path / "out/status.json").read_text())
+    caches = {"square": {"cache": {"queries": 2, "hits": 1}}}
+    _, types = parsed(exposition({**status, "caches": caches, "totals": {}}))
+    names = {name.removeprefix("llama_batch_").removesuffix("_total") for name in types if name.endswith("_total")}
+    assert len(names) > 6
+    for name in names:
+        with pytest.raises(ValueError, match=f"{name} is a number of every run"):
+            Runtime.__new__(Runtime).number(name, Number("sheep"), lambda: 0)
 
 
 def test_a_file_that_cannot_be_written_costs_the_run_nothing(tmp_path, caplog):
