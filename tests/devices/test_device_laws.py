@@ -145,9 +145,9 @@ def test_a_run_tells_why_no_device_computes(gpus, tmp_path):
     assert (tmp_path / "out/run.log").read_text().count(
         f"the CPU computes, as {NO_DRIVER}; if that is meant, model"
     ) == 1
-    for word in ("model.gpu_layers=0", "model.device=none"):
-        assert run(none, tmp_path / word, word) == ExitCode.DONE
-        assert "finds none" not in (tmp_path / word / "run.log").read_text()
+    for name, word in (("zero", "model.gpu_layers=0"), ("no_device", "model.device=none")):
+        assert run(none, tmp_path / name, word) == ExitCode.DONE
+        assert "finds none" not in (tmp_path / name / "run.log").read_text()
     assert run(gpus.having(count=1, mb=12), tmp_path / "full") == ExitCode.DONE
     assert "the CPU computes, as no layer fits beside Fake0 (" in (tmp_path / "full/run.log").read_text()
     assert run(none, tmp_path / "all", "model.gpu_layers=all") == ExitCode.CONFIG
