@@ -27,7 +27,8 @@ class Map(Operator):
     come in: an expression does not see what the others make.
 
     An expression that cannot be computed of a row (CAST of a text that is no number; TRY_CAST gives null) fails as the
-    node's `on_error` says. A template that cannot be rendered (it prints a null) makes its row a reject.
+    node's `on_error` says. Whole numbers are computed with in 128 bits, and what comes out has 64: nothing wraps around,
+    a number beyond fails. Fractions are doubles, but beside decimals of a column or of a CAST. A template that cannot be rendered (it prints a null) makes its row a reject.
 
     Args:
         columns: name to an expression in the SQL of polars, about one row, or to a constant: `"'a text'"`.
@@ -104,7 +105,7 @@ class _Expression:
         arrow_type = self._expression.plan(schema, lambda k: k not in (pl.Null, pl.Object), wanted, constants=True)
         kind = plain_type(arrow_type)
         # polars parses 0.5 in SQL as a decimal, whose digits differ by version; a double is meant.
-        return pa.float64() if pa.types.is_decimal(kind) else kind
+        return pa.float64() if pa.types.is_decimal(kind) and not self._expression.keeps_decimals else kind
 
     def values(self, data: pa.RecordBatch, failed: dict[int, str]) -> pa.Array:
         if not (beyond := self._expression.beyond(data)):

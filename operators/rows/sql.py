@@ -13,6 +13,7 @@ from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, 
 
 from operators.rows.batches import set_apart
 from operators.rows.polars_frames import known_to_polars
+from operators.rows.sql_numbers import Numbers, evaluate
 from operators.rows.times import rows_beyond, times_of_polars
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.forecast import Forecast, Task, share
@@ -77,15 +78,21 @@ class RowExpression:
         """
         self._unknown = {f.name: f.type for f in schema if not known_to_polars(f.type)}
         schema = pa.schema([f for f in schema if f.name not in self._unknown])
-        kind = self._checked(schema)
+        self._check(schema)
         # A column is used if the expression fails without it. Only used columns are converted for each batch.
         self._columns = [name for name in schema.names if not self._works_without(schema, name)]
         if not self._columns and not constants:
             names = ", ".join(schema.names)
             raise SchemaError(f"{self._name} names no column and is the same for all rows; the columns are {names}")
-        if not fits(kind):
+        self._numbers = Numbers(_frame(_no_rows(schema.empty_table().select(self._columns).schema)), self._text)
+        if not fits(kind := self._numbers.kind):
             raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
         return pl.Series(dtype=kind).to_arrow().type
+
+    @property
+    def keeps_decimals(self) -> bool:
+        """Whether decimals are meant: a column has them, or the expression names them."""
+        return self._numbers.keeps_decimals
 
     def beyond(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
@@ -100,7 +107,7 @@ class RowExpression:
         """Evaluate the expression for each row, none of them `beyond`; raise ValueError if one fails."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
-            computed = self._evaluate(used)
+            computed = self._numbers.values(_frame(used))
         except (PolarsError, PanicException) as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
         if len(computed) != data.num_rows:
@@ -109,9 +116,9 @@ class RowExpression:
             )
         return computed
 
-    def _checked(self, schema: pa.Schema) -> pl.DataType:
+    def _check(self, schema: pa.Schema) -> None:
         try:
-            return self._evaluate(_no_rows(schema)).dtype
+            evaluate(_frame(_no_rows(schema)), self._text)
         except ColumnNotFoundError as error:
             problem, columns = str(error).partition(";")[0], ", ".join(schema.names)
             quoted = re.search(r'column "(.*)"', problem)
@@ -134,15 +141,10 @@ class RowExpression:
 
     def _works_without(self, schema: pa.Schema, name: str) -> bool:
         try:
-            self._evaluate(_no_rows(pa.schema([f for f in schema if f.name != name])))
+            evaluate(_frame(_no_rows(pa.schema([f for f in schema if f.name != name]))), self._text)
         except PolarsError:
             return False
         return True
-
-    def _evaluate(self, data: pa.RecordBatch) -> pl.Series:
-        # sql_expr would need no SELECT, but does not support IN.
-        frame = pl.DataFrame(pl.from_arrow(data))
-        return frame.sql(f"SELECT ({self._text}\n) AS value FROM self")["value"]
 
 
 class Where:
@@ -205,6 +207,10 @@ def _passed_by(batch: Batch, kept: Collection[str], schema: pa.Schema) -> Batch:
 
 def _without_plan(error: BaseException) -> str:
     return str(error).partition("\n\nResolved plan")[0].partition("\n\nThis error occurred")[0]
+
+
+def _frame(data: pa.RecordBatch) -> pl.DataFrame:
+    return pl.DataFrame(pl.from_arrow(data))
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
