@@ -27,8 +27,10 @@ class Map(Operator):
     come in: an expression does not see what the others make.
 
     An expression that cannot be computed of a row (CAST of a text that is no number; TRY_CAST gives null) fails as the
-    node's `on_error` says. Whole numbers are computed with in 128 bits, and what comes out has 64: nothing wraps around,
-    a number beyond fails. Fractions are doubles, but beside decimals of a column or of a CAST. A template that cannot be rendered (it prints a null) makes its row a reject.
+    node's `on_error` says. Whole numbers are computed with in 128 bits, and what comes out has 64: none wraps around,
+    and one beyond fails. Fractions are doubles, but beside decimals of a column or of a CAST.
+
+    A template that cannot be rendered (it prints a null) makes its row a reject.
 
     Args:
         columns: name to an expression in the SQL of polars, about one row, or to a constant: `"'a text'"`.

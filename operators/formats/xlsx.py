@@ -11,7 +11,8 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from datetime import date
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,19 +27,17 @@ from operators.formats.csv import CSV
 from operators.formats.format import FinalFile, Format
 from operators.formats.reader import Reader, RowBlock
 from operators.formats.result_csv import DefuseKey, unmarked
+from operators.formats.xlsx_sheet import DAY_0, exact_texts, headings, load_sheet, unsaved_formulas
 from operators.rows.arrow_types import parse_schema
 from operators.rows.times import times_of_texts
 from pipeline.api.errors import ConfigError, InputError, SchemaError, did_you_mean, install
-from pipeline.api.records import ROW, SUPERSEDES
+from pipeline.api.records import ROW, SUPERSEDES, Reject, python_rows, record_json, value_as_text
 
 READ_ROWS = 8192
 MOST_COLUMNS, MOST_UNITS = 16_384, 32_767
 """Of a sheet; and UTF-16 units of a text."""
 _WHOLE = float(1 << 53)
 """From here on a double is not every whole number."""
-_DAY_0 = date(1899, 12, 31)
-"""The day of a time without a day."""
-_KINDS = {"Float": "numbers", "Int": "numbers", "String": "texts", "Bool": "booleans", "DateTime": "dates"}
 _NOT_IN_XML = re.compile("[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\ufffe\\uffff]")
 _TYPES = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string())
 
@@ -73,18 +72,31 @@ class XlsxReader(Reader):
 
     def blocks(self, schema: pa.Schema, first: int, start: int) -> Iterator[RowBlock]:
         table = self._table({field.name for field in schema if field.type == pa.string()}, [])
-        columns = [self._as(table.column(field.name), field) for field in schema]
-        for batch in pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches(READ_ROWS):
-            yield RowBlock(first, batch.num_rows, batch)
-            first += batch.num_rows
+        bad: dict[int, str] = {}
+        columns = [self._as(table.column(field.name), field, bad) for field in schema]
+        rows = pa.Table.from_arrays(columns, schema=schema)
+        for at in range(0, len(rows), READ_ROWS):
+            places = range(at, min(at + READ_ROWS, len(rows)))
+            good = rows.slice(at, READ_ROWS).combine_chunks().to_batches()[0]
+            at_bad = [i for i in places if i in bad]
+            rejects = [Reject(first + i - at, bad[i], _record(table, i), file=str(self.file)) for i in at_bad]
+            if rejects:
+                good = good.filter(pa.array([i not in bad for i in places]))
+            yield RowBlock(first, len(places), good, tuple(rejects))
+            first += len(places)
 
-    def _as(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-        try:
+    def _as(self, column: pa.ChunkedArray, field: pa.Field, bad: dict[int, str]) -> pa.ChunkedArray:
+        """Return a column in the type of `field`. A value that has none there is null, and `bad` gets why, by row."""
+        with suppress(pa.ArrowException):
             return column.cast(field.type)
-        except pa.ArrowException as error:
-            raise InputError(
-                f"column '{field.name}' of {self.file} is {column.type} and cannot be read as {field.type}: {error}"
-            ) from error
+        cells = []
+        for row, cell in enumerate(column.to_pylist()):
+            try:
+                cells.append(pa.array([cell], column.type).cast(field.type)[0].as_py())
+            except pa.ArrowException:
+                cells.append(None)
+                bad.setdefault(row, f"column '{field.name}' has {value_as_text(cell)!r}, which is no {field.type}")
+        return pa.chunked_array([pa.array(cells, field.type)])
 
     def _table(self, as_text: Collection[str], told: list[str]) -> pa.Table:
         """Return the rows of the sheet. `as_text`: columns to read as texts; `told`: gets what the user must know."""
@@ -95,16 +107,17 @@ class XlsxReader(Reader):
         logging.getLogger("fastexcel").setLevel(logging.ERROR)  # it warns of each empty column
         try:
             with self.file.open() as file:
-                book = fastexcel.read_excel(str(self.file.local) if self.file.local else file.read())
+                content = str(self.file.local) if self.file.local else file.read()
+            book = fastexcel.read_excel(content)
             title = self._title(book.sheet_names, told)
-            head = book.load_sheet(title, header_row=None, n_rows=1, dtypes="string").to_arrow()
-            names = [column[0].as_py() for column in pa.record_batch(head).columns] if head.num_rows else []
-            sheet, mixed = _load(book, title, names, as_text, all_text=self.all_text)
+            names = headings(partial(book.load_sheet, title, header_row=None, n_rows=1))
+            load = partial(book.load_sheet, title)
+            sheet, of_texts, mixed = load_sheet(load, names, as_text, all_text=self.all_text)
             read, errors = sheet.to_arrow_with_errors()
+            columns = [_typed(column) for column in exact_texts(load, of_texts, pa.record_batch(read))]
         except fastexcel.FastExcelError as error:
             why, like = str(error).partition("\n")[0], self.file.looks_like()
             raise InputError(f"{self.file} cannot be read as an Excel file: {why}; it begins like {like}") from error
-        columns = [_typed(column) for column in pa.record_batch(read).columns]
         kept = [i for i, column in enumerate(columns) if names[i] is not None or column.null_count < len(column)]
         named = [names[i] or f"column_{i + 1}" for i in kept]
         for i in kept:
@@ -118,14 +131,22 @@ class XlsxReader(Reader):
             what = broken[0].detail.partition("Error(")[2].partition(")")[0]
             told.append(
                 f"{self.file} has cells with errors, {len(broken)} in all, which are null: the first is #{what} in row"
-                f" {row + 1}, column '{names[column] or column + 1}'"
+                f" {row + 1} (the headings are row 1), column '{names[column] or column + 1}'"
+            )
+        count, first = unsaved_formulas(content, title)
+        if count:
+            told.append(
+                f"{self.file} has formulas without a value, {count} in all, which are null: the first is {first}; open"
+                " the file in a spreadsheet and save it"
             )
         if self.defused:
             columns = [unmarked(each) if each.type == pa.string() else each for each in columns]
             named = unmarked(pa.array(named, pa.string())).to_pylist()
         table = pa.Table.from_arrays([columns[i] for i in kept], named)
         cells = [pc.is_valid(column).to_numpy(zero_copy_only=False) for column in table.columns]
-        return table.filter(pa.array(np.logical_or.reduce(cells))) if cells else table
+        has_cell = np.logical_or.reduce(cells) if cells else np.zeros(0, np.bool_)
+        has_cell[[error.offset_position[0] for error in broken]] = True
+        return table.filter(pa.array(has_cell)) if cells else table
 
     def _title(self, titles: Sequence[str], told: list[str]) -> str:
         """Return the name of the sheet to read."""
@@ -145,46 +166,8 @@ class XlsxReader(Reader):
         raise ConfigError(f"data.sheet={sheet}: {self.file} has the sheets {', '.join(titles)}{hint}")
 
 
-def _load(
-    book: Any, title: str, names: Sequence[str | None], as_text: Collection[str], *, all_text: bool
-) -> tuple[Any, list[tuple[str, str]]]:
-    """Load a sheet. Returns it with the columns that are text since their cells are of several kinds, and these."""
-    import fastexcel
-
-    if all_text:
-        return book.load_sheet(title, dtypes="string"), []
-    texts = {i: "string" for i, name in enumerate(names) if name in as_text}
-    mixed: list[tuple[str, str]] = []
-    while True:
-        try:
-            sheet = book.load_sheet(title, schema_sample_rows=None, dtype_coercion="strict", dtypes=texts)
-            if not (lost := _lost_texts(sheet, book, title)):
-                return sheet, mixed
-            texts |= dict.fromkeys(lost, "string")
-            mixed += [(names[i] or f"column_{i + 1}", "other cells and texts like N/A") for i in lost]
-        except fastexcel.UnsupportedColumnTypeCombinationError as error:
-            said, columns = str(error), book.load_sheet(title, n_rows=0, dtypes="string").available_columns()
-            i = next((each.index for each in columns if f"for column {each.name}\n" in said), None)
-            if i is None or i in texts:
-                raise
-            texts[i] = "string"
-            kinds = sorted(_KINDS.get(kind, kind) for kind in said.partition("{")[2].partition("}")[0].split(", "))
-            mixed.append((names[i] or f"column_{i + 1}", " and ".join(kinds)))
-
-
-def _lost_texts(sheet: Any, book: Any, title: str) -> list[int]:
-    """Return the columns of a sheet in which fastexcel has taken a text (N/A, null, NaN ...) for no value, or for a
-    number."""
-    read = pa.record_batch(sheet.to_arrow_with_errors()[0])
-    if all(kind == pa.string() for kind in read.schema.types):
-        return []
-    cells = pa.record_batch(book.load_sheet(title, dtypes="string").to_arrow_with_errors()[0])
-    lost = []
-    for i, (column, texts) in enumerate(zip(read.columns, cells.columns, strict=True)):
-        is_none = pc.is_null(column, nan_is_null=True)
-        if column.type != pa.string() and pc.any(pc.and_(is_none, pc.is_valid(texts))).as_py():
-            lost.append(i)
-    return lost
+def _record(table: pa.Table, row: int) -> str:
+    return record_json(python_rows(table.slice(row, 1).combine_chunks().to_batches()[0])[0])
 
 
 def _typed(column: pa.Array) -> pa.Array:
@@ -198,7 +181,7 @@ def _typed(column: pa.Array) -> pa.Array:
         return column.cast(pa.int64()) if pc.all(pc.and_not(whole, signed)).as_py() else column
     if pa.types.is_timestamp(kind):
         days = column.cast(pa.date32(), safe=False)
-        if pc.max(days).as_py() <= _DAY_0:
+        if pc.max(days).as_py() <= DAY_0:
             return column.cast(pa.time32("ms"), safe=False)
         return days if days.cast(kind).equals(column) else column
     return column

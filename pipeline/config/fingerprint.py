@@ -31,7 +31,7 @@ from pipeline.settings import GROUPS, JobSettings
 from pipeline.system.redaction import comparable
 
 ABSENT = "(absent)"
-RULES = 3
+RULES = 4
 """The version of how rows are read, prompts made and answers checked. A change by which equal settings and files may
 give other rows makes it one more; a run that was begun under other rules is refused, since it would mix two."""
 _parser_free = threading.Lock()

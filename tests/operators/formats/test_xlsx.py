@@ -4,7 +4,7 @@ no plain table of one kind a column is told; and what no sheet can hold is refus
 from __future__ import annotations
 
 import sys
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,10 @@ def test_cells_keep_their_types_and_what_is_no_plain_column_is_told(tmp_path, ca
         f"of {path} the first sheet, 'Sheet', is read; data.sheet= takes others: 'Other'",
         f"{path} has no heading over column 11; it is called column_11",
         f"column 'mixed' of {path} has numbers and texts; it is read as text",
-        f"{path} has cells with errors, 1 in all, which are null: the first is #NA in row 2, column 'err'",
+        f"{path} has cells with errors, 1 in all, which are null: the first is #NA in row 2 (the headings are row"
+        " 1), column 'err'",
+        f"{path} has formulas without a value, 1 in all, which are null: the first is A5; open the file in a"
+        " spreadsheet and save it",
     ]
     assert not caplog.records
     for name in ("Other", 2):
@@ -235,3 +238,45 @@ def test_texts_that_libraries_take_for_nulls_or_numbers_are_texts(tmp_path, othe
         book.save(tmp_path / "a.xlsx")
         notes = [values["note"] for values in read(tmp_path / "a.xlsx").values]
         assert (notes[-1], notes[-2], type(notes[0])) == (word, None, str)
+
+
+CELL = (
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda x: float(f"{x:.16g}"))  # as openpyxl writes it
+    | st.integers(-(1 << 53), 1 << 53)
+    | TEXTS.filter(lambda text: text.strip() and text[0] not in "=#")
+    | st.sampled_from(["1.10", "007", "0.30", "1e5", "-0", "inf", "12345678901234567890", "0.000012346"])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@example(cells=[0.1234567890123456, 1.2345e-12, 1e-300, 123456789.1234568])
+@given(cells=st.lists(CELL, min_size=1, max_size=6))
+def test_a_cell_of_a_column_of_texts_has_all_its_digits(tmp_path_factory, cells) -> None:
+    path = tmp_path_factory.mktemp("xlsx") / "a.xlsx"
+    sheet(path, ["t"], *([cell] for cell in [*cells, "n/a"]))
+    texts = [row["t"] for row in told(path)[0]]
+    for cell, text in zip(cells, texts, strict=False):
+        assert text == cell if isinstance(cell, str) else float(text) == cell, cell
+    assert [row["t"] for row in told(path, types={"t": "string"})[0]] == texts
+
+
+def test_times_of_a_day_and_durations_are_told_from_dates(tmp_path) -> None:
+    hours = [timedelta(hours=26, minutes=30), timedelta(seconds=1.5), timedelta(days=40)]
+    head = ["times", "some", "mixed", "text"]
+    rows = [[time(10, 0), hours[0], hours[0], hours[0]], [datetime(2024, 5, 1), hours[1], datetime(2024, 5, 1, 3), "x"]]
+    found, warnings = told(sheet(tmp_path / "a.xlsx", head, *rows, [time(23, 59, 59), hours[2], hours[2], hours[2]]))
+    assert [row["times"] for row in found] == ["10:00:00", "2024-05-01 00:00:00", "23:59:59"]
+    assert [row["some"] for row in found] == hours
+    assert [row["mixed"] for row in found] == ["26:30:00", "2024-05-01 03:00:00", "960:00:00"]
+    assert [row["text"] for row in found] == ["26:30:00", "x", "960:00:00"]
+    kinds = ["dates and durations", "durations and texts", "dates and times of a day"]
+    assert [warning.partition(" has ")[2].partition(";")[0] for warning in warnings] == kinds
+
+
+def test_a_row_of_errors_alone_is_a_row_and_one_that_is_no_number_costs_itself(tmp_path) -> None:
+    path = sheet(tmp_path / "a.xlsx", ["a", "b"], [1, "x"], ["#N/A", None], [None, None], ["n/a", "y"], [2.5, "z"])
+    rows = drain(ReadPrompts(DataSettings(path=str(path), types={"a": "double"}), 100), 100)
+    assert [row["a"] for row in rows.values] == [1.0, None, 2.5]
+    (reject,) = rows.rejects.values()
+    assert (reject.row, reject.reason) == (2, "column 'a' has 'n/a', which is no double")
+    assert reject.record == '{"a": "n/a", "b": "y"}'
