@@ -19,7 +19,12 @@ from pipeline.api import Batch, ConfigError, Operator, Output, Scope
 from pipeline.api.machine_errors import of_machine
 from pipeline.api.records import python_rows
 
-_NUMBER = re.compile(r"(?<![\d.])(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?")
+_NUMBER = re.compile(
+    r"(?<![\d.])(?<!\d,)(?<!\d[eE])(?<!\d[eE][+-])"
+    r"(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d\u00bc-\u00be\u2150-\u215f]|[.,]\d|[eE][+-]?\d)"
+    r"(?:\s*(?:/|(?:out )?of)\s*\d+(?:\.\d+)?)?"
+)
+"""A number as English writes it. `1,5` and `4\u00bd` have none: what is written so is not guessed."""
 
 
 class Map(Operator):
@@ -36,7 +41,8 @@ class Map(Operator):
         columns: name to an expression in the SQL of polars, about one row, or to a constant: `"'a text'"`.
         templates: name to a Jinja template over the columns, which gives a text.
         numbers: name to {template, least, most}: the last number in the text that the template gives (of `4/5` and
-            `4 out of 5` the 4), as a double. A row without one between `least` and `most` is a reject.
+            `4 out of 5` the 4; of `1,5` and `4½` none), as a double. A row without one between `least` and `most` is a
+            reject.
         where: a condition in SQL on a row's columns. For rows for which it is false or null nothing is made: these
             columns are null.
 

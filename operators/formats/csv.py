@@ -156,6 +156,9 @@ class CsvReader(TextReader):
             return texts
         found = _cast(texts, kind)
         if field.name in self.types:
+            infinite = pc.is_inf(found) if pa.types.is_floating(kind) else False
+            if pc.any(pc.and_(infinite, pc.match_substring_regex(texts, "[0-9]"))).as_py():
+                raise ValueError  # 1e400
             return found
         if kind == pa.int64():  # as `_come_back` does, and faster
             same = pc.all(pc.equal(found.cast(pa.string()), texts), min_count=0).as_py()

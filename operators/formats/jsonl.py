@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -119,6 +120,10 @@ class JsonlReader(LinesReader):
         return None if self.only else partial(_unheld, held=_held(schema))
 
 
+_TINY = re.compile(rb"[0-9.][eE]-[0-9]{3}")
+"""A number that may be too near to 0 for a double."""
+
+
 def count_objects(text: bytes) -> int:
     """Return the number of lines of `text`; 0 if one of them is not enclosed in braces.
 
@@ -134,6 +139,8 @@ def count_objects(text: bytes) -> int:
 
 def read_objects(text: bytes, objects: int, schema: pa.Schema) -> pa.RecordBatch | None:
     """Read so many lines with Arrow; None if a value of one may be another than `parse_object` gives."""
+    if _TINY.search(text):
+        return None
     try:
         table = pj.read_json(
             pa.BufferReader(text),
@@ -190,13 +197,13 @@ def parse_object(line: bytes, encoding: str = UTF_8, unit: str = "line") -> dict
     except KeyError as error:
         return f"has the key {error} twice; keep one"
     except ValueError:  # of `_finite`, or a whole number of thousands of digits
-        return "has a number beyond what a double holds (1.8e308); write it as a text"
+        return "has a number beyond what a double holds (1.8e308), or too near to 0; write it as a text"
     return found if isinstance(found, dict) else f'{noun(found)}, not an object; write it as {{"prompt": ...}}'
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    if math.isinf(value):
+    if math.isinf(value) or (value == 0 and re.search("[1-9]", re.split("[eE]", text)[0])):
         raise ValueError
     return value
 

@@ -12,7 +12,7 @@ from operators.rows.lineage import hash_of, mix, row_hashes
 from pipeline.api.records import ROW, python_values
 
 SEED = "seed"
-SEED_BITS = 63
+MOST_SEED = (1 << 63) - 1
 
 
 class RowSeeds:
@@ -43,7 +43,7 @@ class RowSeeds:
 
     def of(self, data: pa.RecordBatch) -> Sequence[int | None]:
         """Return the seed of each row: from its `seed` column, else a hash of job seed, node, id and lineage; None if
-        the column has no whole number."""
+        the column has no whole number from 0 to MOST_SEED."""
         seeds = row_hashes(data, self._identities(data), self._base)
         hashed: list[int] = (seeds >> np.uint64(1)).tolist()
         if self._by_row:
@@ -62,10 +62,10 @@ class RowSeeds:
 
 
 def no_seed(data: pa.RecordBatch, index: int) -> str:
-    """Return the reason of the reject for a row whose column has no whole number."""
-    return f"column 'seed' has {data[SEED][index]}; allowed: whole numbers"
+    """Return the reason of the reject for a row whose column has no seed."""
+    return f"column 'seed' has {data[SEED][index]}; allowed: whole numbers from 0 to {MOST_SEED}"
 
 
 def _seed_of(given: float) -> int | None:
-    """Return the seed that a column gives; None if it is not a whole number."""
-    return int(given) & (2**SEED_BITS - 1) if given == given // 1 else None
+    """Return the seed that a column gives; None if it gives none."""
+    return int(given) if not isinstance(given, bool) and given == given // 1 and 0 <= given <= MOST_SEED else None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from operators.endpoint.api.checks import BadValue, whole
 from operators.engine.backend.loading import inspect_model, template_of
 from operators.formats.lines import LINE, TEXT
-from operators.generation.seeds import SEED_BITS
+from operators.generation.seeds import MOST_SEED
 from operators.openai.requests import FIELDS, PARAMETERS, Columns, Parameters, read_line, request_of
 from operators.openai.values import IMAGE_PART, Code, Fault, unsupported
 from operators.prompts.tool_formats import format_in
@@ -22,7 +22,6 @@ from operators.settings.checks import check
 from pipeline.api import LINEAGE, ROW, Batch, Operator, Output, Stateful, require_column
 
 _DIGEST_BYTES = 16
-_MAX_SEED: int = 2**SEED_BITS - 1
 _BATCH_ROWS = 1024
 """A line may ask for 2048 texts, so the rows of one batch of lines are sent in several batches."""
 
@@ -136,4 +135,4 @@ def _seed(seed: int | None, sample: int) -> int | None:
     if seed is None:
         return None
     of_sample = seed if not sample else hash_of(f"{seed}|{sample}")
-    return of_sample & _MAX_SEED
+    return of_sample & MOST_SEED

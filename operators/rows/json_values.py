@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.rows.arrow_types import JSON_TEXT, merge_types, parse_type, type_of
+from operators.rows.arrow_types import JSON_TEXT, is_exact, merge_types, parse_type, type_of
 from pipeline.api.errors import ConfigError
 
 JSON = "json"
@@ -149,7 +149,7 @@ def fitted(value: Any, kind: pa.DataType, path: str) -> Any:
     if kind not in _LIMITS or type(value) not in (int, float) or (whole and value != value // 1):
         raise Misfit(f"{path} is {noun(value)}, not {kind}")
     least, most = _LIMITS[kind]
-    if not least <= value <= most:
+    if not least <= value <= most or (not whole and isinstance(value, int) and not is_exact(value)):
         raise Misfit(f"{path} is beyond what {kind} holds")
     return int(value) if whole else float(value)
 

@@ -131,6 +131,11 @@ def _of_pandas(rows: Any) -> pa.Table:
             columns[name] = _column(name, list(values), None, 0)
         else:
             columns[name] = pa.Table.from_pandas(column.to_frame(name), preserve_index=False)[name]
+            if isinstance(columns[name].type, pa.ExtensionType):
+                raise ConfigError(
+                    f"rows: column '{name}' has type {column.dtype}, which Arrow has not; make numbers or texts of it:"
+                    f" rows['{name}'].astype(str)"
+                )
     return pa.table(columns)
 
 

@@ -68,6 +68,7 @@ def test_keys_become_columns_of_their_types():
         ('{"name": NaN}', "text: no JSON: NaN is not a number of JSON"),
         ('{"age": ' + "9" * 5000 + "}", "text: no JSON: Exceeds the limit"),
         ("[" * 100_000, "text: no JSON: "),
+        ('{"name": "x", "age": 1, "age": 2}', "text: it has the key 'age' twice"),
         ('{"name": "x", "rest": [1e999]}', "text: $.rest has a number beyond what a double holds"),
     ],
 )
@@ -94,6 +95,7 @@ def test_every_value_is_a_column_or_a_reject(value, kind):
 def test_no_number_becomes_infinity(kind, value):
     assert f"$.v is beyond what {kind} holds" in reason(ParseJson("text", {"v": kind}), f'{{"v": {value}}}')
     assert parsed(ParseJson("text", {"v": kind}), '{"v": 1e38}').rows
+    assert "beyond what double holds" in reason(ParseJson("text", {"v": "double"}), '{"v": 9007199254740993}')
 
 
 TREE = {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "properties": {"v": {"$ref": "#/$defs/n"}}}

@@ -58,7 +58,7 @@ def test_a_reject_says_where_and_why(tmp_path: Path) -> None:
         " Latin-1, or convert the file to UTF-8",
         b"7": 'number, not an object; write it as {"prompt": ...}',
         b'{"n": 2': "not JSON: Expecting ',' delimiter at character 8; each line must be one JSON object",
-        b'{"p": "x", "n": 1e999}': "has a number beyond what a double holds (1.8e308); write it as a text",
+        b'{"p": "x", "n": 1e999}': "has a number beyond what a double holds (1.8e308), or too near to 0; write it",
         b'{"p": ["\\ud83d"]}': "has half a character",
     }
     path = written(tmp_path, [b"", b'{"n": 1, "p": ["\\ud83d\\ude00"]}', *says])
@@ -119,3 +119,17 @@ def test_files_together_have_the_columns_of_all(tmp_path: Path) -> None:
 def test_types_are_spelt_strictly(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^k='.*' is not a type: (unknown type|name: type expected)"):
         parse_type(text, "k")
+
+
+@pytest.mark.parametrize("name", ["n", "m"])
+def test_a_number_too_near_to_0_is_no_0(tmp_path, name):
+    """By Arrow, which reads the first lines as a block, and line by line, as a key that no column holds is."""
+    lines = [
+        b'{"n": 0.5}',
+        b'{"n": 0.0}',
+        b'{"%s": 1e-400, "n": 1.5}' % name.encode().replace(b"n", b"x"),
+        b'{"n": -2.5e-400}',
+    ]
+    found = read(written(tmp_path, [*lines, b'{"n": 4.9e-324}']), schema={"n": "double"})
+    assert sorted(found.rejects) == [2, 3]
+    assert found.values == [{"n": 0.5}, {"n": 0.0}, {"n": 5e-324}]

@@ -243,12 +243,11 @@ def test_texts_that_libraries_take_for_nulls_or_numbers_are_texts(tmp_path, othe
 CELL = (
     st.floats(allow_nan=False, allow_infinity=False).map(lambda x: float(f"{x:.16g}"))  # as openpyxl writes it
     | st.integers(-(1 << 53), 1 << 53)
-    | TEXTS.filter(lambda text: text.strip() and text[0] not in "=#")
-    | st.sampled_from(["1.10", "007", "0.30", "1e5", "-0", "inf", "12345678901234567890", "0.000012346"])
+    | st.sampled_from(["1.10", "007", "0.30", "1e5", "-0", "inf", " 5", "12345678901234567890", "0.000012346"])
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @example(cells=[0.1234567890123456, 1.2345e-12, 1e-300, 123456789.1234568])
 @given(cells=st.lists(CELL, min_size=1, max_size=6))
 def test_a_cell_of_a_column_of_texts_has_all_its_digits(tmp_path_factory, cells) -> None:

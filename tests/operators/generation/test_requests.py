@@ -95,11 +95,14 @@ def test_a_seed_column_wins_and_a_null_in_it_does_not():
     assert given == [5, seeds()[1], 5, 6, 2**62, 0]
 
 
-def test_a_seed_that_is_no_whole_number_is_a_reject():
+def test_what_is_no_seed_is_a_reject_and_is_not_made_one():
     given = {"seed": pa.array([5.0, float("nan"), 1.5, None, float("inf"), -1.0])}
-    own = seeds()[3]
-    assert seeds(given, per_row=["seed"]) == [5, own, 2**63 - 1]
-    assert refused == [f"column 'seed' has {v}; allowed: whole numbers" for v in ("nan", "1.5", "inf")]
+    own, allowed = seeds()[3], f"allowed: whole numbers from 0 to {(1 << 63) - 1}"
+    assert seeds(given, per_row=["seed"]) == [5, own]
+    assert refused == [f"column 'seed' has {v}; {allowed}" for v in ("nan", "1.5", "inf", "-1.0")]
+    for value in (True, 1 << 63, -1):
+        assert not rows({"seed": [value] * 6}, per_row=["seed"])
+        assert refused == [f"column 'seed' has {value}; {allowed}"] * 6
 
 
 def test_rows_without_an_id_draw_numbers_of_their_own():

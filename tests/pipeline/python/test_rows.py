@@ -120,6 +120,10 @@ def test_columns_that_differ_by_nature_are_json_text(tmp_path: Path) -> None:
         ([{"p": "\ud800"}], "'p' in rows do not become one column"),
         (pd.DataFrame([[1, 2]], columns=["x", "x"]), "two columns 'x'"),
         (pd.DataFrame({"i": [1], "x": [2]}).set_index("i"), r"the index i, which is no column; give rows.reset_index"),
+        (
+            pd.DataFrame({"x": pd.period_range("2024-01", periods=1, freq="M")}),
+            r"'x' has type period.*rows\['x'\].astype",
+        ),
         (pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), "'x' has type Object"),
         (pl.DataFrame({"x": pl.Series([1 << 100], dtype=pl.Int128)}), "'x' has type Int128"),
         (pl.DataFrame({"x": pl.Series([[1]], dtype=pl.List(pl.Int128))}), r"'x' has type List\(Int128\)"),
