@@ -100,8 +100,8 @@ def test_what_is_no_seed_is_a_reject_and_is_not_made_one():
     own, allowed = seeds()[3], f"allowed: whole numbers from 0 to {(1 << 63) - 1}"
     assert seeds(given, per_row=["seed"]) == [5, own]
     assert refused == [f"column 'seed' has {v}; {allowed}" for v in ("nan", "1.5", "inf", "-1.0")]
-    for value in (True, 1 << 63, -1):
-        assert not rows({"seed": [value] * 6}, per_row=["seed"])
+    for value, kind in ((True, pa.bool_()), (1 << 63, pa.uint64()), (-1, pa.int64())):
+        assert not rows({"seed": pa.array([value] * 6, kind)}, per_row=["seed"])
         assert refused == [f"column 'seed' has {value}; {allowed}"] * 6
 
 
