@@ -29,7 +29,7 @@ from pipeline.api import (
     require_column,
 )
 from pipeline.api.errors import SchemaError, did_you_mean
-from pipeline.api.keys import counted
+from pipeline.api.keys import deciding_fields
 
 HOWS = ("left", "inner", "semi", "anti", "cross")
 MATCHES = ("rows", "first", "list")
@@ -127,7 +127,9 @@ class Lookup(Operator, UsesModel):
         return self._schema
 
     def fingerprint(self) -> dict[str, Any]:
-        how_read = {key.name: value for key, value in counted(self._settings) if key.name not in ("path", *OF_PROMPTS)}
+        how_read = {
+            key.name: value for key, value in deciding_fields(self._settings) if key.name not in ("path", *OF_PROMPTS)
+        }
         return self._reader.fingerprint() | {f"op.table.{name}": value for name, value in how_read.items()}
 
     def memory_needs(self) -> Iterable[MemoryNeed]:

@@ -14,7 +14,7 @@ from pipeline.api.keys import (
     above_0,
     at_least,
     check_values,
-    counted,
+    deciding_fields,
     in_data,
     key,
     not_in_data,
@@ -218,7 +218,7 @@ class EngineSettings:
     @property
     def of_bits(self) -> str:
         """The values that can change a bit of a row, by key, as text."""
-        return str({key.name: value for key, value in counted(self)})
+        return str({key.name: value for key, value in deciding_fields(self)})
 
     def open_keys(self) -> list[str]:
         """Return the keys that are left to a calibration, which cannot choose what quantised values do not have."""

@@ -1,7 +1,8 @@
 """Makes the fields of settings, whose metadata say of each key, beside its default, what it is.
 
 Who reads a key goes by these facts, so that no other module lists names of keys. Whether a run goes on under another
-value is said by the function that makes the field; the fingerprint and content keys read it (`counted`). The others:
+value is said by the function that makes the field; the fingerprint and content keys read it (`deciding_fields`). The
+others:
 
     allowed, holds, secret  the values that can work, in words and as a function; whether messages leave the value out
     reads                   of `data`: how files are read; under `append` it may change, since columns are compared
@@ -56,7 +57,7 @@ def key(default: Any, allowed: str = "", holds: Callable[[Any], bool] | None = N
     return field(metadata=metadata, compare=facts.get("loads", True), **given)
 
 
-def counted(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
+def deciding_fields(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
     """Yield the fields of a config group that a result depends on, and their values."""
     for each in fields(settings):
         value, counts = getattr(settings, each.name), each.metadata.get("fingerprint", True)

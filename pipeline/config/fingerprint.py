@@ -2,7 +2,7 @@
 
 It has the settings that operators are given, and the source of user code. The content of a file counts and not its
 place: fields named `path` are left out, and an operator that reads a file adds its content in `fingerprint()`.
-Credentials are left out too, and keys that say so of themselves (`pipeline.api.keys.counted`).
+Credentials are left out too, and keys that say so of themselves (`pipeline.api.keys.deciding_fields`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import OURS
-from pipeline.api.keys import counted
+from pipeline.api.keys import deciding_fields
 from pipeline.api.user_code import planning
 from pipeline.config.annotations import allowed, hints_of, marked
 from pipeline.config.session_code import session_code
@@ -129,7 +129,7 @@ def flat(key: str, value: object, *, grows: bool = False) -> Iterator[tuple[str,
     """Yield the plain values inside `value`, with dotted keys below `key`, without those that are not fingerprinted.
     `grows`: the input may (`append`); keys that say how it is read do not count, since its columns are compared."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field, given in counted(value):
+        for field, given in deciding_fields(value):
             if field.name != "path" and not (grows and field.metadata.get("reads")):
                 yield from flat(f"{key}.{field.name}", given, grows=grows)
     elif isinstance(value, Mapping) and value:

@@ -53,7 +53,7 @@ class Stage:
         """Check that the row counts balance: of all rows if the node ran to its end, else of the `committed` chunks."""
         # The reject writer may have rejects of a chunk that never ended, from nodes that were released during it.
         m = self.meter if self.complete and self.name != REJECT_WRITER else committed
-        if self.outbox.counted and m.rows_in + m.expanded != m.rows_out + m.rejected:
+        if self.outbox.balances and m.rows_in + m.expanded != m.rows_out + m.rejected:
             raise AccountingError(
                 f"node '{self.name}': {m.rows_in} rows in + {m.expanded} expanded"
                 f" are not {m.rows_out} rows out + {m.rejected} rejected"

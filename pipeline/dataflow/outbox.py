@@ -67,7 +67,7 @@ class Outbox:
                 self._end(item)
 
     @property
-    def counted(self) -> bool:
+    def balances(self) -> bool:
         """True if the row counts of the node must balance; those of a sink without shards need not."""
         return bool(self.readers) or self.meter.rows_out > 0
 

@@ -19,7 +19,7 @@ from pipeline.results.figures import (
     STEP_PARTS,
     Figure,
     columns_named,
-    counted,
+    frequencies,
     quantile,
     run_figures,
     stage_times,
@@ -125,7 +125,7 @@ def _known(run: Results) -> dict[str, Figure]:
         figures_by_name[name] = Figure(spent, f"{group['steps']:,} in {seconds(spent)}")
     for rows, where in run.tables():
         for column in token_columns(rows):
-            counts = counted(rows, column)
+            counts = frequencies(rows, column)
             if len(counts):
                 text = f"{quantile(counts, column, 0.5):,} and {quantile(counts, column, 0.95):,}"
                 figures_by_name[f"{column}{where}, median and p95"] = Figure(None, text)

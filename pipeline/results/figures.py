@@ -197,13 +197,13 @@ def token_columns(rows: pl.LazyFrame) -> list[str]:
 
 
 def quantile(counts: pl.DataFrame, column: str, share: float) -> int:
-    """Return the smallest value of `column` that at least `share` of the rows do not exceed. `counts`: as `counted`
+    """Return the smallest value of `column` that at least `share` of the rows do not exceed. `counts`: as `frequencies`
     returns them, of one row at least."""
     reached = counts.filter(pl.col("rows").cum_sum() >= share * pl.col("rows").sum())
     return int(reached[column][0])
 
 
-def counted(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
+def frequencies(rows: pl.LazyFrame, column: str) -> pl.DataFrame:
     """Return the number of rows (`rows`) for each value of `column`, without nulls, in ascending order."""
     grouped = rows.select(column).drop_nulls().group_by(column).agg(pl.len().cast(pl.Int64).alias("rows"))
     return grouped.sort(column).collect(engine="streaming")

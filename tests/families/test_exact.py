@@ -33,7 +33,7 @@ from operators.settings.runtime import EngineSettings, OptimiseSettings
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
 from pipeline.results.reader import read_results
-from pipeline.results.report.time_spent import counted
+from pipeline.results.report.time_spent import numbers
 from tests.families.make import LOGITS_OF, PROMPTS
 from tests.families.test_families import FAMILIES, HERE, OFTEN, REFERENCES, differences, job
 from tests.operators.engine.speculative.drafters import Oracle, speculative
@@ -238,7 +238,7 @@ def test_a_common_prefix_is_computed_once(family, tmp_path):
     (totals,) = (json.loads(text) for text in pq.read_table(out / "metrics" / "run.parquet")["totals"].to_pylist())
     assert totals["snapshots_taken"] == sum(steps["snapshots_taken"].to_pylist()) >= 1
     assert totals["snapshots_used"] >= 39
-    (panel,) = counted(read_results(out))
+    (panel,) = numbers(read_results(out))
     assert "snapshots of prefixes taken" in [row[1] for table in panel.tables for row in table.rows]
 
 

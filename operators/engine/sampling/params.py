@@ -177,7 +177,8 @@ class SamplingParams:
 
     @cached_property
     def identity(self) -> str:
-        """Every value that can change a completion, except max_tokens. Values without effect are left out."""
+        """Every value that can change a completion, except max_tokens. Values without effect are left out, and a new
+        one is part only where it is given: this text is in the key of every stored completion."""
         edits = [("logit_bias", self.logit_bias), ("bad_words", self.bad_words)]
         least = (self.min_tokens, sorted(self.end_ids)) if self.min_tokens else None
         stops = (sorted(self.stop_ids), sorted(self.kept_stop_ids))

@@ -13,7 +13,9 @@
 | `victim`, `resumed` | which sequence gives up its slot where the KV cache is full, or gets one back | scheduler.py |
 | `engine_rank` | which engine makes the next step | operators/engine/loop/thread.py |
 
-How long a piece of a prompt is, is no choice: `Chunking` (step_batch.py) keeps to what llama.cpp computes alike.
+The order decides, too, where recurrent models keep a prefix (snapshots.py): with the first of its sequences that is
+admitted. How long a piece of a prompt is, is no choice: `Chunking` (step_batch.py) keeps to what llama.cpp computes
+alike.
 
 Nothing here moves a sequence. A text is made of the same tokens under any policy, to the bit as long as prompts do not
 share a call with decoding sequences in the per-sequence layout; what changes is how long a run takes.
@@ -52,12 +54,12 @@ def by_depth(nodes: Iterable[NodeQueue]) -> list[NodeQueue]:
 def order(seq: Sequence, number: int, *, longest_first: bool) -> Order:
     """Return the sort key of `seq` among the waiting sequences of its node; the lowest is admitted first.
 
-    By age (two neighbouring chunks before later ones, so that no priority keeps a chunk from its end), priority,
-    expected length (what starts last should end soon, or a few long ones decode alone at the end) and arrival, which is
+    By age (two neighbouring chunks before later ones, so that no priority keeps a chunk from its end), priority, the
+    most tokens (what starts last should end soon, or a few long ones decode alone at the end) and arrival, which is
     `number`.
     """
-    expected = seq.max_tokens if longest_first else 0
-    return (age(seq), -seq.priority, -expected, number)
+    most_tokens = seq.max_tokens if longest_first else 0
+    return (age(seq), -seq.priority, -most_tokens, number)
 
 
 def age(seq: Sequence) -> int:

@@ -18,11 +18,11 @@ from pipeline.results.report.drawing import draw
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.panel import Chart, Panel
 from pipeline.results.report.rows import rejects, samples, texts
-from pipeline.results.report.time_spent import counted, reuse, time_spent
+from pipeline.results.report.time_spent import numbers, reuse, time_spent
 from pipeline.results.report.totals import attempt_panel, made_with, status, totals, why
 
 PANELS: Sequence[Callable[[Results], list[Panel]]] = (
-    *(samples, calibrated, rejects, attempt_panel, over_time, time_spent, texts, reuse, counted, made_with),
+    *(samples, calibrated, rejects, attempt_panel, over_time, time_spent, texts, reuse, numbers, made_with),
 )
 """In the order of the page."""
 

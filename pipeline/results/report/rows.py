@@ -12,7 +12,7 @@ import polars as pl
 
 from pipeline.api.records import KEPT, record_json, value_as_text
 from pipeline.monitor.wording import share, shortened
-from pipeline.results.figures import columns_named, counted, quantile, token_columns
+from pipeline.results.figures import columns_named, frequencies, quantile, token_columns
 from pipeline.results.reader import Results
 from pipeline.results.reject_reasons import KEYS, with_reason
 from pipeline.results.report.panel import Card, Chart, Panel, ReportTable, Series
@@ -146,7 +146,7 @@ def texts(results: Results) -> list[Panel]:
 
 def _lengths(rows: pl.LazyFrame, columns: Sequence[str], where: str) -> Iterator[Chart]:
     for column in columns:
-        counts = counted(rows, column)
+        counts = frequencies(rows, column)
         if len(counts):
             yield _histogram(f"{column}{where}", column, counts, "c2" if "prompt_token" in column else "c1")
 
@@ -161,7 +161,7 @@ def _lengths_by_node(table: pl.LazyFrame) -> Iterator[Chart]:
 def _finish_reasons(rows: pl.LazyFrame, where: str) -> Iterator[ReportTable]:
     about = "stop: the model ended its text. length: cut off at max_tokens."
     for column in columns_named(rows, ["finish_reason"]):
-        counts = counted(rows, column).sort("rows", descending=True, maintain_order=True).rows()
+        counts = frequencies(rows, column).sort("rows", descending=True, maintain_order=True).rows()
         if counts:
             series = [Series("rows", "c1", [count for _, count in counts])]
             total = sum(count for _, count in counts)

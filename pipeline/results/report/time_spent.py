@@ -102,7 +102,7 @@ def reuse(results: Results) -> list[Panel]:
     return [panel] if any(use["hits"] for _, _, use in each) else []
 
 
-def counted(results: Results) -> list[Panel]:
+def numbers(results: Results) -> list[Panel]:
     """Return the panel of the numbers that operators have registered (`Runtime.number`), with a table per group."""
     groups: dict[str, list[list[Cell]]] = {}
     numbers = results.status.get("numbers")  # an earlier version did not say what they are

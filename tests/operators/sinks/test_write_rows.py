@@ -250,7 +250,7 @@ def test_a_column_of_any_type_is_refused_before_the_run_or_written_but_for_rows_
         out = [reject.row for item in op.process(batch) if isinstance(item, Rejects) for reject in item.rows]
         shard = finished(op)
         rename_shards([shard])
-        assert shard.rows == 4 - len(out)
+        assert shard.rows == 4 - len(out), name
         assert op.encoded_bytes([batch])
         assert (
             len([line for line in op.report(tmp_path / str(number), "write") if line.startswith("row")]) == shard.rows

@@ -23,7 +23,7 @@ from pipeline.api.errors import ExitCode
 from pipeline.cluster.segment_runner import SegmentRunner
 from pipeline.monitor.prometheus import exposition
 from pipeline.results.reader import read_results
-from pipeline.results.report.time_spent import counted
+from pipeline.results.report.time_spent import numbers
 from pipeline.run_dir.state import RunState
 from tests.pipeline.cluster.cluster_runs import ROUNDS, assert_a_line_for_each_row, bytes_of, run, stages
 from tests.pipeline.cluster.thread_pool import workers_in_threads
@@ -110,7 +110,7 @@ def test_the_metrics_name_workers_and_count_rows_once(local, by_two) -> None:
     assert pieces >= 8
     assert status["workers"]["workers"] == 2
     assert f'llama_batch_cluster_pieces{{job="quickstart"}} {pieces:g}\n' in exposition(status)
-    (panel,) = counted(read_results(out))
+    (panel,) = numbers(read_results(out))
     shown = [row for table in panel.tables for row in table.rows]
     assert ["cluster", "Pieces that were sent to workers.", f"{pieces:g}"] in shown
     steps = sum(json.loads(run["totals"])["steps"] for run in pq.read_table(out / "metrics/run.parquet").to_pylist())

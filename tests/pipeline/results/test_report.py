@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.api.errors import ExitCode
 from pipeline.cli.main import main
-from pipeline.results.figures import counted, quantile, slots_used, stage_times
+from pipeline.results.figures import frequencies, quantile, slots_used, stage_times
 from pipeline.results.reader import read_results
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.page import page
@@ -124,7 +124,7 @@ def test_the_bands_of_the_slots_fill_them(many):
 
 @pytest.mark.parametrize(("values", "share"), [([5], 0.5), ([1, 2, 3, 4], 0.5), ([7, 1, 1, 9, 30, 2], 0.95)])
 def test_a_quantile_is_the_smallest_value_that_this_share_does_not_exceed(values, share):
-    found = quantile(counted(pl.LazyFrame({"n": values}), "n"), "n", share)
+    found = quantile(frequencies(pl.LazyFrame({"n": values}), "n"), "n", share)
     assert found == next(v for v in sorted(values) if sum(w <= v for w in values) >= share * len(values))
 
 

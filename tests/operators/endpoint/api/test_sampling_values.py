@@ -103,6 +103,7 @@ SETTINGS = {f.name for f in fields(SamplingSettings)}
 @pytest.mark.parametrize("key", [name for name in (*DIALECTS, "structured") if name in SETTINGS])
 def test_no_value_is_dropped_in_silence(key):
     """Each key, set to something that acts, changes the body or is refused, in each dialect."""
+    assert key in ACTING, f"add a value of {key} that acts to ACTING"
     given = ACTING[key] if isinstance(ACTING[key], dict) else {key: ACTING[key]}
     before = {name: value for name, value in given.items() if name != key}
     row = {"tools": TOOLS} if key == "tools" else {}

@@ -132,9 +132,10 @@ def seq(length: int = 10, max_tokens: int = 30, priority: float = 0.0, chunk: in
 
 def test_rows_wait_by_age_then_priority_then_length_then_arrival():
     waiting = [seq(), seq(max_tokens=90), seq(priority=1), seq(chunk=1, priority=0.5), seq(chunk=2, priority=9)]
-    for longest_first, wanted in ((True, [2, 3, 1, 0, 4]), (False, [2, 3, 0, 1, 4])):
+    waiting += [seq(length=9), seq(length=99)]
+    for longest_first, wanted in ((True, [2, 3, 1, 0, 5, 6, 4]), (False, [2, 3, 0, 1, 5, 6, 4])):
         places = [order(one, n, longest_first=longest_first) for n, one in enumerate(waiting)]
-        assert sorted(range(5), key=places.__getitem__) == wanted
+        assert sorted(range(len(waiting)), key=places.__getitem__) == wanted
 
 
 @pytest.mark.parametrize(
