@@ -49,7 +49,7 @@ WRONG = [
         "node 'square': has no inputs; write inputs: NODE (a graph has one source, and there",
     ),
     ("decode.block_length=4", "'decode.block_length' is a key of another option of decode; choose that one (decode="),
-    ("data.nothing_known=1", "the keys of data are path, storage_options"),
+    ("data.nothing_known=1", "; the keys of data are "),
     ("nodes.square.op.ad=1", "unknown key 'nodes.square.op.ad' in the graph; to add it write +nodes"),
     ("nodes.sqare.inputs=numbers", "unknown key 'nodes.sqare': there is no such node"),
     ("+nodes.more={inputs: square}", "unknown key 'nodes.more': there is no such node"),

@@ -143,8 +143,8 @@ def test_saved_settings_are_the_job_again(name, tmp_path, monkeypatch):
     compose.register()
     found = find_job(name, [])
     compose.register_job(found)
-    # The fake model has no head, and no URL.
-    is_special = name in ("classify_head", "judge_by_endpoint", "openai_rerank", "rerank")
+    # The fake model has no head, no URL, and reads no images.
+    is_special = name in ("caption", "classify_head", "judge_by_endpoint", "ocr", "openai_rerank", "rerank")
     overrides = [f"job={found.key}", "cluster=processes", *([] if is_special else ["model=fake"])]
     if (yaml.safe_load(found.path.read_text(encoding="utf-8")).get("data") or {}).get("path") is None:
         overrides.append(f"data.path={JOBS / 'data/quickstart.jsonl'}")
