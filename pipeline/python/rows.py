@@ -131,7 +131,7 @@ def _of_pandas(rows: Any) -> pa.Table:
             columns[name] = _column(name, list(values), None, 0)
         else:
             columns[name] = pa.Table.from_pandas(column.to_frame(name), preserve_index=False)[name]
-            if isinstance(columns[name].type, pa.ExtensionType):
+            if isinstance(columns[name].type, pa.BaseExtensionType):
                 raise ConfigError(
                     f"rows: column '{name}' has type {column.dtype}, which Arrow has not; make numbers or texts of it:"
                     f" rows['{name}'].astype(str)"
@@ -226,6 +226,7 @@ def _write(tables: Iterator[pa.Table], path: Path, aside: Path) -> None:
     schema, writer = pa.schema([]), None
     try:
         for table in tables:
+            _check_extensions(table)
             wider = _united(schema, table.schema)
             if writer is None or wider != schema:
                 if writer is not None:
@@ -243,6 +244,19 @@ def _write(tables: Iterator[pa.Table], path: Path, aside: Path) -> None:
         aside.unlink(missing_ok=True)
     if writer is None:
         pq.write_table(pa.table({}), path)  # `data.empty` says what an input without rows is
+
+
+def _check_extensions(table: pa.Table) -> None:
+    """Raise ConfigError for a column of an extension type whose values files would have otherwise: a UUID as bytes."""
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        kind = column.type
+        if not isinstance(kind, pa.BaseExtensionType):
+            continue
+        some = column.drop_null().slice(0, 1)
+        if some.to_pylist() != some.cast(kind.storage_type).to_pylist():
+            raise ConfigError(
+                f"rows: column '{name}' has type {kind}, which files have as {kind.storage_type}; make texts of it"
+            )
 
 
 def _united(schema: pa.Schema, other: pa.Schema) -> pa.Schema:

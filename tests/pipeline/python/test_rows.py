@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -124,6 +125,7 @@ def test_columns_that_differ_by_nature_are_json_text(tmp_path: Path) -> None:
             pd.DataFrame({"x": pd.period_range("2024-01", periods=1, freq="M")}),
             r"'x' has type period.*rows\['x'\].astype",
         ),
+        ([{"p": "a", "x": uuid.uuid4()}], r"'x' has type extension<arrow.uuid>, .*make texts of it"),
         (pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), "'x' has type Object"),
         (pl.DataFrame({"x": pl.Series([1 << 100], dtype=pl.Int128)}), "'x' has type Int128"),
         (pl.DataFrame({"x": pl.Series([[1]], dtype=pl.List(pl.Int128))}), r"'x' has type List\(Int128\)"),
