@@ -137,6 +137,8 @@ class Majority(WholeChunks):
 
 def _value(value: Any) -> float:
     """Return the number to rank a row by: the value, or the mean of a list; -inf if there is none."""
+    if isinstance(value, int):
+        return value  # a double may be another number
     numbers = [n for n in value if n is not None] if isinstance(value, list) else [value]
     if not numbers or numbers[0] is None:
         return -math.inf

@@ -170,11 +170,15 @@ class SamplingSettings:
 _HINTS = get_type_hints(SamplingSettings)
 _WHOLE = {name: kind for name, kind in _HINTS.items() if kind in (int, int | None)}
 _DEFAULTS = {key.name: default_of(key) for key in fields(SamplingSettings)}
-_NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.null())
+_NUMBERS = (
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float32(), pa.float64(), pa.null()),
+)
 _STRINGS = (pa.list_(pa.string()), pa.null())
 _IDS = (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.null())
 _COLUMNS: Mapping[Any, Sequence[pa.DataType] | None] = {
     str | None: (pa.string(), pa.null()),
+    bool: (pa.bool_(), *_NUMBERS),
     list[str]: _STRINGS,
     list[int]: _IDS,
     list[Any]: (*_STRINGS, *_IDS, pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.int64()))),

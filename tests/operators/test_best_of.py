@@ -57,6 +57,11 @@ def test_the_highest_stays_and_of_equal_ones_the_earlier(tmp_path):
         assert (run.tally.errors, run.tally.filtered) == (0, 5)
 
 
+def test_whole_numbers_that_a_double_does_not_tell_apart_are(tmp_path):
+    rows = samples({(0, i): (1 << 53) + i for i in range(2)})
+    assert best(tmp_path, rows, pa.field("score", pa.int64()))[0] == [(0, [1])]
+
+
 def test_several_can_stay(tmp_path):
     kept, run = best(tmp_path, samples(SCORES), NUMBER, keep=2)
     assert kept == [(0, [1]), (0, [2]), (1, [0]), (1, [1]), (2, [0]), (2, [1]), (3, [0]), (3, [1]), (5, [0])]
