@@ -127,7 +127,7 @@ def _rejected_row(record: str) -> list[tuple[str, str]]:
     """Return the columns of a rejected row without token ids, or the whole record if it is not a JSON object."""
     try:
         row = json.loads(record)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON; thousands of brackets
         row = record
     if not isinstance(row, dict):
         return [("the row", shown(row))] if row else []

@@ -17,7 +17,7 @@ from pipeline.results.figures import frequencies, quantile, slots_used, stage_ti
 from pipeline.results.reader import read_results
 from pipeline.results.report.over_time import over_time
 from pipeline.results.report.page import page
-from pipeline.results.report.rows import texts
+from pipeline.results.report.rows import _rejected_row, texts
 from tests.pipeline.pages import Page, headings
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)"> & \x07'
@@ -132,3 +132,9 @@ def test_lengths_that_data_does_not_have_come_from_the_metrics(many):
     results = read_results(many)
     (panel,) = texts(replace(results, manifest={**results.manifest, "shards": []}))
     assert [chart.title for chart in panel.charts] == ["prompt_tokens at generate", "completion_tokens at generate"]
+
+
+def test_a_reject_of_thousands_of_brackets_is_shown_as_text():
+    ((name, text),) = _rejected_row("[" * 100_000)
+    assert name == "the row"
+    assert text.startswith("[[[")
