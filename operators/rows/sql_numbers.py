@@ -8,7 +8,9 @@ computed with them, and a fraction in a quotient is a double.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
@@ -31,6 +33,7 @@ _DECIMAL_TYPES = {"decimal", "numeric", "dec"}
 _WIDTHS = {"HUGEINT": pl.Int128(), "BIGINT": pl.Int64()}
 """Types to compute with whole numbers in. The first that an expression takes is used: some functions take no number of
 128 bits."""
+_BYTES = {"HUGEINT": 16, "BIGINT": 8}
 
 _Token = tuple[str, str]
 
@@ -47,7 +50,7 @@ class Numbers:
     """
 
     def __init__(self, rows: pl.DataFrame, text: str) -> None:
-        tokens = _tokens(text)
+        self._tokens = tokens = _tokens(text)
         named = any(kind == "word" and token.lower() in _DECIMAL_TYPES for kind, token in tokens)
         self.keeps_decimals = named or any(kind.is_decimal() for kind in rows.dtypes)
         self._text, self._width = text, ""
@@ -64,11 +67,25 @@ class Numbers:
 
     def values(self, rows: pl.DataFrame) -> pl.Series:
         """Evaluate the expression for each of `rows`. Raises PolarsError, or PanicException, if it fails for one."""
+        if self._width and self._bound(rows) >= 1 << (8 * _BYTES[self._width] - 1):
+            raise InvalidOperationError("whole numbers too large to compute with in 128 bits; CAST one AS DOUBLE")
         computed = evaluate(_in_width(rows, self._width), self._text)
         try:
             return computed.cast(self.kind)
         except InvalidOperationError as error:
             raise InvalidOperationError(f"a whole number beyond {self.kind}: {error}") from error
+
+    def _bound(self, rows: pl.DataFrame) -> int:
+        """Return what no sum or product in the expression is beyond. (POW counts as none.)"""
+        names, sizes = {*rows.columns, *(f'"{name}"' for name in rows.columns)}, []
+        casts = any(token.lower() in ("::", "cast", "try_cast") for _, token in self._tokens)
+        for kind, token in self._tokens:
+            if kind == "number":
+                sizes.append(int(token) if token.isdigit() else 1)  # doubles do not wrap around
+            elif token in names:
+                sizes.append(_largest(rows[token if token in rows.columns else token[1:-1]], casts=casts))
+        signs = Counter(token for kind, token in self._tokens if kind == "sign")
+        return math.prod(sorted(sizes)[-1 - signs["*"] :]) * (1 + signs["+"] + signs["-"])
 
     def _widen(self, rows: pl.DataFrame, tokens: Sequence[_Token]) -> None:
         one = pl.DataFrame({name: pl.Series([_ordinary(kind)], dtype=kind) for name, kind in rows.schema.items()})
@@ -156,6 +173,23 @@ def _with_whole(kind: pl.DataType, made: Callable[[pl.DataType], pl.DataType]) -
             [pl.Field(each.name, _with_whole(cast(pl.DataType, each.dtype), made)) for each in kind.fields]
         )
     return kind
+
+
+def _largest(values: pl.Series, *, casts: bool) -> int:
+    """Return the largest whole number, without its sign, that these values have, or a function or cast makes of one."""
+    kind = values.dtype
+    if isinstance(kind, pl.Struct):
+        return max((_largest(values.struct.field(name), casts=casts) for name in values.struct.fields), default=0)
+    if kind.is_nested():
+        items = values.explode()
+        return max(len(items), _largest(items, casts=casts))
+    if kind.is_integer():
+        return max(abs(cast(int, each)) for each in (values.min() or 0, values.max() or 0))
+    if not (kind.is_numeric() or kind == pl.String):
+        return 1 << 63 if casts else 1 << 44  # of a time: its microseconds
+    length = cast(int, values.str.len_bytes().max() or 0) if kind == pl.String else 1
+    number = values.cast(pl.Float64, strict=False).fill_nan(0).abs().max() if casts else 0
+    return max(length, int(min(cast(float, number or 0), 2.0**64)))
 
 
 def _ordinary(kind: pl.DataType) -> object:
