@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from operators.rows.batches import set_apart
 from operators.rows.json_schema import Validate, validator
-from operators.rows.json_values import Misfit, declared_fields, schema_fields, unique_keys
+from operators.rows.json_values import Misfit, declared_fields, no_lost_number, schema_fields, unique_keys
 from operators.rows.sql import Where
 from operators.settings.checks import check_one_of
 from operators.settings.structured import read_schema
@@ -124,7 +124,9 @@ class ParseJson(Operator):
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        return json.loads(
+            text, object_pairs_hook=unique_keys, parse_float=no_lost_number, parse_constant=_refuse_constant
+        )
     except json.JSONDecodeError as error:
         raise Misfit(f"no JSON: {error.msg}, at line {error.lineno}, column {error.colno}") from error
     except KeyError as error:

@@ -156,9 +156,10 @@ class CsvReader(TextReader):
             return texts
         found = _cast(texts, kind)
         if field.name in self.types:
-            infinite = pc.is_inf(found) if pa.types.is_floating(kind) else False
-            if pc.any(pc.and_(infinite, pc.match_substring_regex(texts, "[0-9]"))).as_py():
-                raise ValueError  # 1e400
+            if pa.types.is_floating(kind):
+                lost = pc.or_(pc.is_inf(found), pc.equal(found, 0))
+                if pc.any(pc.and_(lost, pc.match_substring_regex(texts, "^[^eE]*[1-9]"))).as_py():
+                    raise ValueError  # 1e400, 1e-400
             return found
         if kind == pa.int64():  # as `_come_back` does, and faster
             same = pc.all(pc.equal(found.cast(pa.string()), texts), min_count=0).as_py()

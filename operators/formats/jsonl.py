@@ -27,7 +27,7 @@ from operators.formats.result_jsonl import scan, write
 from operators.formats.text_file import Row, Unread
 from operators.formats.unpack import NO_COMPRESSION
 from operators.rows.arrow_types import JSON_TEXT, MAX_NESTING, depth, infer_schema, is_exact, parse_schema
-from operators.rows.json_values import noun, unique_keys
+from operators.rows.json_values import no_lost_number, noun, unique_keys
 from operators.rows.times import times_of_polars
 from pipeline.api.errors import HALF_A_CHARACTER
 
@@ -202,8 +202,8 @@ def parse_object(line: bytes, encoding: str = UTF_8, unit: str = "line") -> dict
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value) or (value == 0 and re.search("[1-9]", re.split("[eE]", text)[0])):
+    value = no_lost_number(text)
+    if math.isinf(value):
         raise ValueError
     return value
 

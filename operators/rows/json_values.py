@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,6 +167,14 @@ def _written(value: Any, path: str) -> str:
 def noun(value: object) -> str:
     """Return the kind of a JSON value for messages: an object, a number ..."""
     return _NOUNS.get(type(value), "a number")
+
+
+def no_lost_number(text: str) -> float:
+    """Return a number of JSON (`parse_float`); raise ValueError for one so near to 0 that it would be 0."""
+    value = float(text)
+    if value == 0 and re.match("[^eE]*[1-9]", text):
+        raise ValueError(f"{text} is too near to 0 for a double")
+    return value
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

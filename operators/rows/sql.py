@@ -13,7 +13,7 @@ from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError, 
 
 from operators.rows.batches import set_apart
 from operators.rows.polars_frames import known_to_polars
-from operators.rows.sql_numbers import Numbers, evaluate
+from operators.rows.sql_numbers import ExactExpression, evaluate
 from operators.rows.times import rows_beyond, times_of_polars
 from pipeline.api.errors import ConfigError, SchemaError
 from pipeline.api.forecast import Forecast, Task, share
@@ -84,15 +84,15 @@ class RowExpression:
         if not self._columns and not constants:
             names = ", ".join(schema.names)
             raise SchemaError(f"{self._name} names no column and is the same for all rows; the columns are {names}")
-        self._numbers = Numbers(_frame(_no_rows(schema.empty_table().select(self._columns).schema)), self._text)
-        if not fits(kind := self._numbers.kind):
+        self._exact = ExactExpression(_frame(_no_rows(schema)).select(self._columns), self._text)
+        if not fits(kind := self._exact.kind):
             raise SchemaError(f"{self._name} gives {kind}, not {wanted}")
         return pl.Series(dtype=kind).to_arrow().type
 
     @property
     def keeps_decimals(self) -> bool:
         """Whether decimals are meant: a column has them, or the expression names them."""
-        return self._numbers.keeps_decimals
+        return self._exact.keeps_decimals
 
     def beyond(self, data: pa.RecordBatch) -> dict[int, str]:
         """Return the indices of rows with a time that SQL cannot hold, each with the reason."""
@@ -107,7 +107,7 @@ class RowExpression:
         """Evaluate the expression for each row, none of them `beyond`; raise ValueError if one fails."""
         try:
             used = data.select(self._columns) if self._columns else pa.record_batch({"row": pa.nulls(data.num_rows)})
-            computed = self._numbers.values(_frame(used))
+            computed = self._exact.values(_frame(used))
         except (PolarsError, PanicException) as error:
             raise ValueError(f"{self._name}: {_without_plan(error)}") from error
         if len(computed) != data.num_rows:

@@ -131,11 +131,6 @@ def _of_pandas(rows: Any) -> pa.Table:
             columns[name] = _column(name, list(values), None, 0)
         else:
             columns[name] = pa.Table.from_pandas(column.to_frame(name), preserve_index=False)[name]
-            if isinstance(columns[name].type, pa.BaseExtensionType):
-                raise ConfigError(
-                    f"rows: column '{name}' has type {column.dtype}, which Arrow has not; make numbers or texts of it:"
-                    f" rows['{name}'].astype(str)"
-                )
     return pa.table(columns)
 
 
@@ -253,7 +248,8 @@ def _check_extensions(table: pa.Table) -> None:
         if not isinstance(kind, pa.BaseExtensionType):
             continue
         some = column.drop_null().slice(0, 1)
-        if some.to_pylist() != some.cast(kind.storage_type).to_pylist():
+        is_pandas = kind.extension_name.startswith("pandas.")  # it gives a period as the number that is stored
+        if is_pandas or some.to_pylist() != some.cast(kind.storage_type).to_pylist():
             raise ConfigError(
                 f"rows: column '{name}' has type {kind}, which files have as {kind.storage_type}; make texts of it"
             )

@@ -68,6 +68,7 @@ def test_keys_become_columns_of_their_types():
         ('{"name": NaN}', "text: no JSON: NaN is not a number of JSON"),
         ('{"age": ' + "9" * 5000 + "}", "text: no JSON: Exceeds the limit"),
         ("[" * 100_000, "text: no JSON: "),
+        ('{"name": "x", "rest": [1e-400]}', "text: no JSON: 1e-400 is too near to 0 for a double"),
         ('{"name": "x", "age": 1, "age": 2}', "text: it has the key 'age' twice"),
         ('{"name": "x", "rest": [1e999]}', "text: $.rest has a number beyond what a double holds"),
     ],

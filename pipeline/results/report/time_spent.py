@@ -105,11 +105,11 @@ def reuse(results: Results) -> list[Panel]:
 def numbers(results: Results) -> list[Panel]:
     """Return the panel of the numbers that operators have registered (`Runtime.number`), with a table per group."""
     groups: dict[str, list[list[Cell]]] = {}
-    numbers = results.status.get("numbers")  # an earlier version did not say what they are
+    described = results.status.get("numbers")  # an earlier version did not say what they are
     for key, value in run_totals(results).items():
         node, _, name = key.rpartition("/")
         label = number_of(results.status, name)
-        if value and label.group and (numbers is None or name in numbers):
+        if value and label.group and (described is None or name in described):
             groups.setdefault(label.group, []).append([node, label.about, f"{number(value)} {label.unit}".strip()])
     tables = [ReportTable(["of", group, ""], rows) for group, rows in groups.items()]
     return [Panel("What was counted", "Sums over all attempts; of memory the most.", tables=tables)] if tables else []

@@ -142,3 +142,11 @@ def test_quotes_and_commas_are_text_in_tabs_unless_they_are_said_to_be_quotes(tm
     assert read(tmp_path / "c.csv", quote="'").values == [{"p": "a,b", "q": 1}]
     (tmp_path / "d.csv").write_text('p,q\n"a",1\n')
     assert read(tmp_path / "d.csv", quote=None).values == [{"p": '"a"', "q": 1}]
+
+
+def test_a_number_that_no_double_has_is_not_one_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x\n1e400\n-1e400\n1e-400\n0.0\n0e5\n-0\ninf\n1e-300\n")
+    found = read(path, types={"x": "double"})
+    assert sorted(found.rejects) == [0, 1, 2]
+    assert [row["x"] for row in found.values] == [0.0, 0.0, 0.0, float("inf"), 1e-300]

@@ -124,3 +124,11 @@ def test_decimals_of_a_column_or_by_name_stay_decimals():
     assert out.data.to_pylist()[0] | {"row": 0} == {
         "row": 0, "price": price, "n": 3, "same": price, "cast": Decimal("3.0"), "half": 1.5
     }  # fmt: skip
+
+
+def test_large_numbers_of_some_rows_do_not_stop_others():
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64())])
+    rows = [{key: 1 if key == small else 1 << 62 for key in "abc"} for small in "abc"]
+    expression = RowExpression("columns.d", "a * b * c > 0")
+    expression.plan(schema, lambda kind: kind == pl.Boolean, "true or false")
+    assert expression.values(pa.RecordBatch.from_pylist(rows, schema)).to_list() == [True] * 3
